@@ -1,1 +1,1 @@
-"""One owner for each thing that changes: topics, and those who look after them."""
+"""Actors: the one writer of each topic and of the transaction service, and the tasks around them."""

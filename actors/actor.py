@@ -1,115 +1,360 @@
-"""Keeping the transaction service's actor running: it is started again from disk whatever made it fall.
+"""The actor: the one writer of some rows, which decides requests in turn and answers once they are durable.
 
-Whoever asks while it is loaded for the first time waits for that, as for a topic that is opened: it has only just come
-here. Once it has fallen, or could not be loaded, everybody is refused at once until it is there.
+    load ──► wait ──► step ──► commit ──► settle ──► wait …
+      ▲                          │
+      └────────── fall ◄─────────┘ the store failed, or another owner has come
+
+*wait* for requests or the nearest deadline; *step*: the core decides, without waiting; *commit*: make its rows durable;
+*settle*: only then give the answers. While a commit is written requests gather, and the next one carries them all:
+that is the group commit. Where other instances may claim the rows, a turn that answers without writing asks the store
+whether the claim still holds: one check for all that gathered.
+
+An actor that falls tells every request under way what is known of its outcome, and ends. ``Supervision`` starts it
+again from disk: recovery and the first start are the same code. After another owner has come it stays down.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import trio
 
-from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown, TransactionsUnavailable
-from storage.base import Deposed
+from plainsong.protocol.backoff import Backoff
+from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown
+from storage.base import Deposed, NothingWritten
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
-    from actors.mailbox import Mailbox
-    from actors.observe import TransactionObserver
+    from actors.mailbox import Mailbox, Ticket
+    from plainsong.protocol.effects import Ask, Operation
+    from storage.base import Claim, Store
+
+    Answers = list[tuple[Hashable, object | PlainsongError]]
+    #: An actor's ``run``.
+    Run = Callable[[Callable[[], None]], Awaitable[None]]
+
 
 log = logging.getLogger(__name__)
-#: Pauses before the second, third … attempt to load; the last one repeats.
-RESTART_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
-#: How long its first load is waited for: less than instances wait for each other's answers.
-PATIENCE_S = 3.0
+#: Pauses after a fall: it is loaded again at once, then with growing pauses; the last one repeats.
+RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class Supervision:
-    """Runs the actor behind a mailbox until that is closed; nothing is taken while the actor is not there."""
+class Core(Protocol):
+    """The rules and their state; each actor knows the rest of its core's interface."""
 
-    def __init__(self, mailbox: Mailbox, observer: TransactionObserver) -> None:
+    def next_deadline_s(self) -> float | None:
+        """When a step is due although no request has arrived."""
+        ...
+
+
+class Step(Protocol):
+    """What one step of a core decided."""
+
+    @property
+    def answers(self) -> Answers:
+        """Each ticket and its answer."""
+        ...
+
+
+CoreT = TypeVar("CoreT", bound=Core)
+StepT = TypeVar("StepT", bound=Step)
+
+
+class Actor(ABC, Generic[CoreT, StepT]):
+    """Owns a core; other tasks use the mailbox, or read the core between two turns."""
+
+    #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
+    reads: ClassVar[tuple[type[Ask[Any]], ...]]
+
+    def __init__(self, store: Store, mailbox: Mailbox, *, commit_requests: int, commit_bytes: int) -> None:
+        """``commit_requests``, ``commit_bytes``: a commit takes no more beyond either."""
+        self._store = store
+        self._shared = store.traits.shared
         self._mailbox = mailbox
-        self._observer = observer
-        self._closing = trio.Event()
-        self._failures = 0
-        self._begun_s = 0.0
-        #: Another instance has, or is to have, the service.
-        self.elsewhere = False
-        self._tried = trio.Event()
-        mailbox.closed_for = service_not_loaded
+        self._commit_requests = commit_requests
+        self._commit_bytes = commit_bytes
+        self._in_turn = False
+        #: None while loading, and after the end.
+        self.core: CoreT | None = None
+        self.claim: Claim | None = None
 
-    async def tried(self) -> None:
-        """Waits, for a while, until the first load has come to its end, or nobody is to load it any more."""
-        if not self._tried.is_set():
-            with trio.move_on_after(PATIENCE_S):
-                await self._tried.wait()
+    async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
+        """Claim, load, then serve the mailbox until it is closed and empty; call ``on_loaded`` before the first turn.
 
-    async def run(self, actor: Callable[[Callable[[], None]], Awaitable[None]], on_loaded: Callable[[], None]) -> None:
-        """Run ``actor``, which calls what it is given once it is loaded, again and again until it returns."""
-
-        def loaded() -> None:
-            self._failures = 0
-            if not self._closing.is_set():
-                self._mailbox.closed_for = None
-            self._tried.set()
-            self._observer.loaded(trio.current_time() - self._begun_s)
-            on_loaded()
-
+        Raises what the store raises, after every request under way has been told. Deposed: another owner has come.
+        """
+        core, claim = await self._load()
+        self.core, self.claim = core, claim
+        error: Callable[[], PlainsongError] = self._fallen
         try:
+            self._begin(core, claim)
+            on_loaded()
             while True:
-                self._begun_s = trio.current_time()
                 try:
-                    await actor(loaded)
+                    tickets = await self._wait(core)
+                except trio.EndOfChannel:
+                    await self._close(core, claim)
                     return
-                except Deposed as error:
-                    self.elsewhere = True
-                    log.warning("transaction service taken over", extra={"why": str(error)})
-                    return
-                except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
-                    self._fell(error)
-                if self._failures > 1:
-                    with trio.move_on_after(RESTART_PAUSES_S[min(self._failures, len(RESTART_PAUSES_S)) - 1]):
-                        await self._closing.wait()
-                if self._closing.is_set():
-                    return
+                await self._turn(core, claim, self._ready(core, tickets))
+        except Deposed:
+            error = self._moved
+            raise
         finally:
-            self._mailbox.closed_for = self._gone
-            self._tried.set()
-            self._mailbox.close()
-            self._mailbox.drain(self._gone)
+            self.core = self.claim = None
+            self._end(core, error)
 
-    def close(self, *, elsewhere: bool = False) -> None:
-        """Take no more; the actor serves what is in, and ends. ``elsewhere``: another instance is to have the service."""
-        self.elsewhere |= elsewhere
+    async def _wait(self, core: CoreT) -> Sequence[Ticket[Any]]:
+        """The requests that have arrived; none when a deadline has come."""
+        return await self._mailbox.receive_batch(self._commit_requests, self._commit_bytes, core.next_deadline_s())
+
+    async def _turn(self, core: CoreT, claim: Claim, tickets: Sequence[Ticket[Any]]) -> None:
+        """One step and, if it has rows to write, one commit; then, and only then, the answers."""
+        self._in_turn = True
+        step: StepT | None = None
+        operations: Sequence[Operation] = ()
+        answers: Answers = []
+        try:
+            step = self._step(core, tickets)
+            operations = self._operations(core, step)
+            if operations:
+                await self._commit(core, claim, step, operations)
+            answers = self._settled(core, step)
+            if self._shared and answers and not operations:
+                await self._store.check(claim)
+        except BaseException as error:
+            self._fail([*tickets, *(as_ticket(ticket) for ticket, _ in answers)], step, operations, error)
+            raise
+        finally:
+            self._in_turn = False
+        self._settle(core, step, answers)
+
+    def _fail(
+        self,
+        tickets: Iterable[Ticket[Any]],
+        step: StepT | None,
+        operations: Sequence[Operation],
+        error: BaseException,
+    ) -> None:
+        """Tell each request of a turn that failed whether it is certain that nothing happened.
+
+        What the core refused was refused; but where other instances may own the rows by now, a refusal may rest on
+        rows that are not current, and is not given.
+        """
+        refusals = [
+            (as_ticket(ticket), answer)
+            for ticket, answer in (step.answers if step is not None else ())
+            if isinstance(answer, PlainsongError)
+        ]
+        if not self._shared:
+            for ticket, refusal in refusals:
+                ticket.settle(refusal)
+        refused = {ticket for ticket, _ in refusals}
+        nothing_written = (
+            not operations
+            or isinstance(error, NothingWritten)
+            or (isinstance(error, Deposed) and error.happened is False)
+        )
+        why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
+        for ticket in tickets:
+            if not (nothing_written or isinstance(ticket.ask, self.reads) or ticket in refused):
+                ticket.settle(self._outcome_unknown(why))
+            elif isinstance(error, Deposed):
+                ticket.settle(self._moved())
+            else:
+                ticket.settle(self._unavailable(why))
+
+    # --- each actor's own -------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _load(self) -> tuple[CoreT, Claim]:
+        """Claim the rows, then load the core from them."""
+
+    @abstractmethod
+    def _begin(self, core: CoreT, claim: Claim) -> None:
+        """Prepare what the turns need."""
+
+    @abstractmethod
+    def _ready(self, core: CoreT, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
+        """The tickets for the step that follows; nothing runs in between."""
+
+    @abstractmethod
+    def _step(self, core: CoreT, tickets: Sequence[Ticket[Any]]) -> StepT:
+        """Let the core decide."""
+
+    @abstractmethod
+    def _operations(self, core: CoreT, step: StepT) -> Sequence[Operation]:
+        """The rows to write; empty if the step changes nothing on disk."""
+
+    @abstractmethod
+    async def _commit(self, core: CoreT, claim: Claim, step: StepT, operations: Sequence[Operation]) -> None:
+        """Make the operations durable."""
+
+    @abstractmethod
+    def _settled(self, core: CoreT, step: StepT) -> Answers:
+        """Let the core know that the step is durable; returns the answers that are true now."""
+
+    @abstractmethod
+    def _settle(self, core: CoreT, step: StepT, answers: Answers) -> None:
+        """Give the answers, and report the step."""
+
+    @abstractmethod
+    async def _close(self, core: CoreT, claim: Claim) -> None:
+        """The mailbox is closed and empty: answer what waits inside, and write what makes the next load shorter."""
+
+    @abstractmethod
+    def _end(self, core: CoreT, error: Callable[[], PlainsongError]) -> None:
+        """Settle what still waits inside, with ``error`` where nothing happened, and undo what ``_begin`` did."""
+
+    @abstractmethod
+    def _moved(self) -> NoOwner:
+        """Another instance is the owner now; nothing happened."""
+
+    @abstractmethod
+    def _fallen(self) -> PlainsongError:
+        """The actor fell or ends while the request waits inside it; nothing happened."""
+
+    @abstractmethod
+    def _unavailable(self, why: str) -> PlainsongError:
+        """The store failed; nothing happened."""
+
+    @abstractmethod
+    def _outcome_unknown(self, why: str) -> PlainsongError:
+        """The commit failed, and may have happened."""
+
+
+def as_ticket(ticket: Hashable) -> Ticket[Any]:
+    """The ticket that a core was given, and gives back with its answer."""
+    return ticket  # type: ignore[return-value]  # a core knows it as a Hashable
+
+
+def settle_all(answers: Answers) -> None:
+    """Give each ticket its answer."""
+    for ticket, answer in answers:
+        as_ticket(ticket).settle(answer)
+
+
+class Supervision(ABC):
+    """Keeps an actor running until its mailbox is closed or another owner has come.
+
+    An actor that falls is started again from disk, at once and then with growing pauses.
+    """
+
+    def __init__(self, mailbox: Mailbox, what: str, extra: Mapping[str, str] | None = None) -> None:
+        """``what``, ``extra``: how the log names the actor."""
+        self.mailbox = mailbox
+        #: Set once the actor was loaded, could not be, or is not going to be.
+        self.first_load_ended = trio.Event()
+        #: The store has said that another instance has claimed the rows.
+        self.deposed = False
+        #: Another instance is to own the rows.
+        self.given_away = False
+        self._what = what
+        self._extra = dict(extra or {})
+        self._closing = trio.Event()
+        self._backoff = Backoff(RESTART_PAUSES_S)
+        self._begun_s = 0.0
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another instance owns the rows, or is to own them."""
+        return self.deposed or self.given_away
+
+    def close(self, *, given_away: bool = False) -> None:
+        """Refuse new requests; the actor serves those that wait, then ends.
+
+        Args:
+          given_away: another instance is to own the rows. An actor that has fallen does not claim them again: requests
+            that wait are told that it moved.
+        """
+        self.given_away |= given_away
         self._closing.set()
-        self._mailbox.closed_for = self._gone
-        self._tried.set()
-        self._mailbox.close()
+        self.mailbox.closed_for = self._gone
+        self.mailbox.close()
 
-    def _gone(self) -> PlainsongError:
-        return service_moved() if self.elsewhere else ShuttingDown("the daemon is shutting down")
+    async def _supervise(self, run: Run, after: trio.Event | None = None) -> None:
+        """Run the actor until it returns; when this ends, nothing waits in the mailbox.
 
-    def _fell(self, error: Exception) -> None:
-        self._failures += 1
-        self._mailbox.closed_for = service_not_loaded
-        self._tried.set()
-        self._mailbox.drain(service_not_loaded)
+        Args:
+          after: set once the previous actor of the same rows has ended: never two at once.
+        """
+        try:
+            if after is not None:
+                await after.wait()
+            await self._keep_running(run)
+        finally:
+            self.mailbox.closed_for = self._gone
+            self.mailbox.close()
+            self.mailbox.drain(self._gone)
+            self.first_load_ended.set()
+
+    async def _keep_running(self, run: Run) -> None:
+        while not self.given_away:
+            self._begun_s = trio.current_time()
+            try:
+                await run(self._loaded)
+                return
+            except Deposed as error:
+                self.deposed = True
+                self.mailbox.closed_for = self._gone
+                self._report_deposed(error)
+                return
+            except NoOwner:
+                self.given_away = True
+                return
+            except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
+                pause_s = self._fell(error)
+            if self._closing.is_set() and (pause_s or not len(self.mailbox)):
+                return  # no caller waits; what could not be written at the end costs the next load time, no more
+            if pause_s:
+                with trio.move_on_after(pause_s):
+                    await self._closing.wait()
+
+    def _loaded(self) -> None:
+        self._backoff.reset()
+        if not self._closing.is_set():
+            self.mailbox.closed_for = None
+        self.first_load_ended.set()
+        self._report_loaded(trio.current_time() - self._begun_s)
+
+    def _fell(self, error: Exception) -> float:
+        """Report a fall, and refuse requests if they would have to wait; returns the pause before the next load."""
+        pause_s = self._backoff.failed()
         log.error(
-            "transaction service fell, loading it again",
-            extra={"why": str(error), "failures": self._failures},
+            "%s fell, loading it again",
+            self._what,
+            extra={**self._extra, "why": str(error), "failures": self._backoff.failures},
             exc_info=None if isinstance(error, PlainsongError) else error,
         )
-        self._observer.fell(error)
+        self._report_fall(error)
+        self._refuse(error)
+        self.first_load_ended.set()
+        return pause_s
 
+    def _gone(self) -> PlainsongError:
+        """Why requests are refused once the actor has ended, or is about to."""
+        return self._moved() if self.is_elsewhere else ShuttingDown("the daemon is shutting down")
 
-def service_moved() -> NoOwner:
-    """What everybody hears once another instance has it."""
-    return NoOwner("another instance owns the transaction service", hint="nothing happened; ask again")
+    # --- each kind of actor's own -----------------------------------------------------------------
 
+    @abstractmethod
+    def _refuse(self, error: Exception) -> None:
+        """The actor fell, ``_backoff.failures`` times since the last load: refuse requests until it is loaded."""
 
-def service_not_loaded() -> TransactionsUnavailable:
-    """What everybody hears while the actor is not there."""
-    return TransactionsUnavailable("the transaction service is being loaded", hint="plain work goes on meanwhile")
+    @abstractmethod
+    def _moved(self) -> NoOwner:
+        """Another instance is the owner now; nothing happened."""
+
+    @abstractmethod
+    def _report_loaded(self, load_s: float) -> None:
+        """The actor was loaded, in ``load_s`` seconds."""
+
+    @abstractmethod
+    def _report_fall(self, error: Exception) -> None:
+        """The actor fell."""
+
+    @abstractmethod
+    def _report_deposed(self, error: Deposed) -> None:
+        """The store said that another instance has claimed the rows."""

@@ -1,6 +1,6 @@
-"""A store has one authority about transactions: which one is kept in it, and a change is refused while it matters.
+"""A store has one authority on transactions, and names it; a change is refused while it has undecided pointers.
 
-A pointer that one service left undecided means nothing to another, which would take it for committed and show its
+A pointer that one service left undecided means nothing to another one, which would take it for committed and show its
 messages.
 """
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 #: The row of the metadata table: ``a``, the name of the authority.
 AUTHORITY_KEY = service_key(AUTHORITY)
-#: What is claimed to write it: no topic has an empty namespace.
+#: The name to claim before writing it; no topic has an empty namespace.
 _NAME = TopicName("", "authority")
-#: How often it is tried while other instances start at the same time.
+#: Attempts, while other instances start at the same time.
 ATTEMPTS = 10
-#: Topics that are named in a refusal.
+#: Topics named in an error.
 MAX_NAMED_TOPICS = 5
 
 
 class AuthorityChanged(StoreUnusable):
-    """Another authority decided about messages that are in the store, and has not decided about all of them."""
+    """The store has messages of transactions that another authority has not decided."""
 
 
 async def keep_authority(store: Store, chosen: str) -> None:
-    """Make ``chosen`` (``transactions.service``) the store's authority, as it most often is already.
+    """Make ``chosen`` (``transactions.service``) the store's authority; usually it already is.
 
     Raises:
-      AuthorityChanged: another one was, and undecided pointers have messages here; nothing was changed.
+      AuthorityChanged: it was another one, and undecided pointers have messages here; nothing was changed.
       StoreError: the store cannot be read or written.
     """
     for _ in range(ATTEMPTS - 1):
@@ -45,12 +45,12 @@ async def keep_authority(store: Store, chosen: str) -> None:
             await _keep(store, chosen)
             return
         except (Deposed, StoreConflict):
-            continue  # another instance starts at the same time: look what it has written
+            continue  # another instance starts at the same time: read what it has written
     await _keep(store, chosen)
 
 
 async def _keep(store: Store, chosen: str) -> None:
-    """One attempt. Raises also Deposed, StoreConflict: nothing was changed by it."""
+    """One attempt. Also raises Deposed, StoreConflict: this attempt changed nothing."""
     if await _kept(store) == chosen:
         return
     claim = await store.claim(_NAME)
@@ -82,7 +82,7 @@ async def _kept(store: Store) -> str | None:
 
 
 async def _undecided(store: Store) -> list[str]:
-    """Topics with rows of pointers that are not rolled back; at most one more than are named."""
+    """Topics with rows of pointers that are not rolled back; at most one more than an error names."""
     start = SYSTEM + POINTER
     found: dict[str, None] = {}
 

@@ -1,15 +1,12 @@
 """The scan cache: recent messages of each topic in wire form, under one memory budget over all topics.
 
-The scan cache: each topic's recent messages in wire form, under one memory budget over all topics.
+The topic actor appends a commit's items once it is durable, and before it answers. Small commits gather in an open
+chunk; at 64 KiB it is sealed into one ``bytes`` and the offsets of its items, so that a page of thousands is a few
+slices. The oldest chunk is dropped first, whichever topic it belongs to. A topic's chunks have everything from the
+first of them to its watermark, without holes, or there are none: a reader that starts inside touches no disk.
 
-A commit is appended as its items, after it is durable and before anybody is told. Small commits gather in
-an open chunk; at 64 KiB it is sealed into one ``bytes`` and the offsets of its items, so that a page of
-thousands is a few slices. Chunks are dropped oldest first, whatever topic they are of. A topic's chunks
-hold everything from the first of them to its watermark, without holes, or nothing at all: a reader who
-starts inside touches no disk.
-
-Messages of transactions stand here like all others, with runs of write pointers beside them. A row that refers
-to stored messages does not: the topic clears its cache there, and starts anew behind it.
+Messages of transactions are cached like all others, with runs of write pointers beside them. A row that refers to
+stored messages is not: the topic clears its cache there, and starts anew behind it.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ SEAL_BYTES = 64 * 1024
 
 
 class CacheBudget:
-    """The memory all topics' chunks may take together, and who has to give some back."""
+    """The memory that the chunks of all topics may take together; drops the oldest chunks beyond it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -46,19 +43,19 @@ class CacheBudget:
         self._chunks: OrderedDict[int, tuple[TopicCache, Chunk]] = OrderedDict()
 
     def opened(self, cache: TopicCache, chunk: Chunk) -> None:
-        """A chunk is there."""
+        """Count a new chunk."""
         self._chunks[id(chunk)] = (cache, chunk)
         self.bytes += chunk.cost
 
     def changed(self, by: int) -> None:
-        """Chunks cost ``by`` more than before; drops the oldest until all is within the budget."""
+        """Add ``by`` bytes to the cost of chunks, then drop the oldest chunks beyond the budget."""
         self.bytes += by
         while self.bytes > self.max_bytes and self._chunks:
             cache, _ = next(iter(self._chunks.values()))
             cache.drop_oldest()
 
     def closed(self, chunk: Chunk) -> None:
-        """A chunk is gone."""
+        """Stop counting a dropped chunk."""
         del self._chunks[id(chunk)]
         self.bytes -= chunk.cost
 
@@ -69,7 +66,7 @@ class TopicCache:
     def __init__(self, budget: CacheBudget) -> None:
         self.budget = budget
         self.prefix = b""
-        #: The bound from which on everything is here; counts only while there are chunks.
+        #: The cache has everything from this bound on; valid only while there are chunks.
         self.since = FIRST_BOUND
         self.chunks: list[Chunk] = []
 
@@ -89,7 +86,7 @@ class TopicCache:
 
         Args:
           expiries: index of an item → when its own time to live ends (ms).
-          since: the bound from which on these items are all there is; used when nothing else is here.
+          since: these items are everything from this bound on; used if the cache is empty.
           pointer_runs: ``(start, stop, pointer)`` for items that have a write pointer, by index, ascending.
           attributes: index of an item → its attributes, for items that have some.
         """
@@ -109,9 +106,9 @@ class TopicCache:
         self.budget.changed(grown)
 
     def roll_back(self, prefix: bytes, pointer: int, first: bytes, last: bytes) -> None:
-        """Turn the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last`` (10 bytes each).
+        """Invert the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last``.
 
-        Both are included. Done again, or where nothing of it is here, it changes nothing.
+        Positions have 10 bytes; both are included. A second call, or one without such items here, changes nothing.
         """
         if prefix != self.prefix:
             return
@@ -124,11 +121,11 @@ class TopicCache:
         self.budget.changed(grown)
 
     def covers(self, prefix: bytes, bound: bytes) -> bool:
-        """Whether everything from ``bound`` on is here."""
+        """Whether the cache has everything from ``bound`` on."""
         return bool(self.chunks) and prefix == self.prefix and bound >= self.since
 
     def chunks_from(self, bound: bytes) -> list[Chunk]:
-        """The chunks in which messages from ``bound`` on stand."""
+        """The chunks with messages from ``bound`` on."""
         return self.chunks[max(0, bisect_right(self.chunks, bound, key=_first_of) - 1) :]
 
     def drop_oldest(self) -> None:
@@ -147,17 +144,15 @@ def _first_of(chunk: Chunk) -> bytes:
     return chunk.first
 
 
-# --- cache chunk -----------------------------------------------------------------------------------
-#
-# A chunk of the scan cache: consecutive messages of a topic in wire form, and what is known of each besides.
+# --- chunks: consecutive messages of a topic in wire form ------------------------------------------
 
 
-#: What a chunk and its bookkeeping cost beside its bytes, measured with tracemalloc.
+#: Memory of a chunk beside its bytes, measured with tracemalloc.
 CHUNK_OVERHEAD_BYTES = 900
-#: What an item's attributes cost beside their characters, and each of them: measured likewise.
+#: Memory of an item's attributes beside their characters, and of each attribute; measured likewise.
 ATTRIBUTES_OVERHEAD_BYTES = 350
 ATTRIBUTE_OVERHEAD_BYTES = 110
-#: What an item costs beside its bytes: in an open chunk, a ``bytes`` object and a list slot.
+#: Memory of an item beside its bytes in an open chunk: a ``bytes`` object and a list slot.
 ITEM_OVERHEAD_BYTES = 41
 
 
@@ -191,7 +186,7 @@ class Chunk:
         pointer_runs: Sequence[tuple[int, int, int]],
         attributes: Mapping[int, Mapping[str, str]],
     ) -> int:
-        """Add items to an open chunk; returns by how much it costs more."""
+        """Add items to an open chunk; returns the cost added."""
         assert self._items is not None  # only the last chunk of a topic, while open, is appended to
         base = len(self._items)
         for index, expiry in expiries.items():
@@ -212,7 +207,7 @@ class Chunk:
         return grown
 
     def seal(self) -> int:
-        """Make it one ``bytes``; returns by how much it costs less."""
+        """Join the items into one ``bytes``; returns the cost saved."""
         if self._items is None:
             return 0
         self._offsets = array("Q", accumulate(map(len, self._items), initial=0))
@@ -223,7 +218,7 @@ class Chunk:
         return saved
 
     def roll_back(self, pointer: int, start: int, stop: int) -> int:
-        """Turn the sign of ``pointer`` in the items ``start`` to ``stop``, exclusive; by how much it costs more."""
+        """Invert the sign of ``pointer`` in the items ``start`` to ``stop``, exclusive; returns the cost added."""
         had = len(self.runs)
         self.runs.roll_back(pointer, start, stop)
         grown = RUN_BYTES * (len(self.runs) - had)
@@ -231,7 +226,7 @@ class Chunk:
         return grown
 
     def find(self, bound: bytes) -> int:
-        """Index of the first item whose id is not before ``bound``."""
+        """The index of the first item whose id is not before ``bound``."""
         return bisect_left(range(len(self)), bound, key=self.id_at)
 
     def id_at(self, index: int) -> bytes:
@@ -248,7 +243,7 @@ class Chunk:
         return self._offsets[stop] - self._offsets[start]
 
     def attributes_to(self, start: int, stop: int) -> dict[int, Mapping[str, str]]:
-        """Those of the items ``start`` to ``stop``, exclusive; the first of these is number 0."""
+        """The attributes of the items ``start`` to ``stop``, exclusive; indexes begin at 0 with ``start``."""
         if stop - start < len(self.attributes):
             return {at - start: self.attributes[at] for at in range(start, stop) if at in self.attributes}
         return {at - start: strings for at, strings in self.attributes.items() if start <= at < stop}
@@ -263,7 +258,7 @@ class Chunk:
 
 
 def _cost(strings: Mapping[str, str]) -> int:
-    """What attributes take in memory; four bytes a character, since one may need as many."""
+    """Memory of attributes; four bytes for each character of non-ASCII text."""
     size = sum(
         4 * (len(name) + len(text)) if not (name + text).isascii() else len(name) + len(text)
         for name, text in strings.items()
@@ -271,20 +266,18 @@ def _cost(strings: Mapping[str, str]) -> int:
     return ATTRIBUTES_OVERHEAD_BYTES + ATTRIBUTE_OVERHEAD_BYTES * len(strings) + size
 
 
-# --- pointer runs ----------------------------------------------------------------------------------
+# --- runs of items under one write pointer ---------------------------------------------------------
 #
-# Which items of a chunk stand under which write pointer: runs of indexes, since transactions come in runs.
-#
-# Three columns of numbers, 16 bytes a run: a chunk of single-message transactions has a run for every item, and a
-# tuple of them would cost more than the message.
+# Three columns of numbers, 16 bytes a run: a chunk of single-message transactions has a run for every item, and a tuple
+# for each would cost more than the message.
 
 
-#: What one run costs in memory, arrays that grow ahead included.
+#: Memory of one run, with the room that growing arrays reserve.
 RUN_BYTES = 18
 
 
 class PointerRuns:
-    """Disjoint runs, ascending; items in none of them have no pointer."""
+    """Disjoint runs of item indexes, ascending; items outside all runs have no pointer."""
 
     __slots__ = ("_highest", "_lowest", "_pointers", "_starts", "_stops")
 
@@ -298,18 +291,18 @@ class PointerRuns:
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """``(start, stop, pointer)`` each; the pointer as its rows have it, negative when rolled back."""
+        """``(start, stop, pointer)`` of each run; the pointer is negative if rolled back, as in the rows."""
         return zip(self._starts, self._stops, self._pointers, strict=True)
 
     def add(self, start: int, stop: int, pointer: int) -> None:
-        """Items ``start`` to ``stop``, exclusive, which come after all runs so far."""
+        """Add the items ``start`` to ``stop``, exclusive, which come after all runs so far."""
         if self._stops and self._stops[-1] == start and self._pointers[-1] == pointer:
             self._stops[-1] = stop
             return
         self._insert(len(self), start, stop, pointer)
 
     def roll_back(self, pointer: int, start: int, stop: int) -> None:
-        """Turn the sign of ``pointer`` in the items ``start`` to ``stop``, exclusive, that carry it."""
+        """Invert the sign of ``pointer`` in the items ``start`` to ``stop``, exclusive, that carry it."""
         index = bisect_right(self._stops, start)
         while index < len(self) and self._starts[index] < stop:
             if self._pointers[index] == pointer:
@@ -317,7 +310,7 @@ class PointerRuns:
             index += 1
 
     def pieces(self, start: int, stop: int, view: View | None) -> list[tuple[int, int, Verdict, int]]:
-        """The items ``start`` to ``stop`` as ``(start, stop, verdict, pointer)``; what is delivered is one piece."""
+        """The items ``start`` to ``stop`` as ``(start, stop, verdict, pointer)``; those to deliver are joined."""
         if view is None or not self._starts or self._all_delivered(view):
             return [(start, stop, Verdict.DELIVER, 0)]
         out = []
@@ -339,7 +332,7 @@ class PointerRuns:
         return out
 
     def between(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The runs within ``start`` to ``stop``, cut to it."""
+        """The runs within ``start`` to ``stop``, cut to that range."""
         for index in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
             yield max(self._starts[index], start), min(self._stops[index], stop), self._pointers[index]
 
@@ -347,7 +340,7 @@ class PointerRuns:
         return self._lowest > 0 and view.delivers_all(self._lowest, self._highest, lambda: self._pointers)
 
     def _turn(self, index: int, start: int, stop: int) -> int:
-        """Split a run so that its part within the range can be turned; the index of that part."""
+        """Split a run, and invert the part within the range; returns the index of that part."""
         first, last, pointer = self._starts[index], self._stops[index], self._pointers[index]
         if first < start:
             self._stops[index] = start

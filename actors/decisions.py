@@ -1,11 +1,11 @@
-"""What topics do before a transaction is decided: close its pointers for a commit, roll back for an abort.
+"""What topics do before a transaction is decided: they close its pointers for a commit, or roll back for an abort.
 
-Commits that wait until every enlisted topic has closed their pointers, wherever it is.
+A commit waits until every enlisted topic, at whichever instance, has closed the transaction's pointers:
 
-frozen    nobody is enlisted any more
-closing   each topic answers in its turn, at the owner it has now: what it wrote is durable, and it writes no more
-closed    the commit goes on, if it has been frozen all the time
-missing   topics that did not answer in time: the commit did not happen, and the transaction is in progress
+    frozen    no further topic can be enlisted
+    closing   each topic answers at its present owner: its messages are durable, and it writes no more of them
+    closed    the commit goes on, if the transaction has been frozen all the time
+    missing   topics did not answer in time: the commit did not happen, and the transaction is in progress
 """
 
 from __future__ import annotations
@@ -38,34 +38,37 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.ledger import TransactionSettings
     from plainsong.protocol.transactions.manager import ManagerCore
 
+    #: Asks a topic at its owner.
+    AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
+
 log = logging.getLogger(__name__)
 #: Topics named when a commit could not reach them.
 MAX_NAMED_TOPICS = 5
 
 
 class PointerClosing:
-    """The commits of one service that wait, and those that have waited."""
+    """The commits of one service that wait for topics, and those on their way back to the actor."""
 
     def __init__(
         self,
         ask: AskTopic,
         settings: TransactionSettings,
-        back: Callable[[Ticket[Any]], None],
-        thawed: Callable[[], None],
+        resume: Callable[[Ticket[Any]], None],
+        on_thawed: Callable[[], None],
     ) -> None:
-        """``back``: takes a ticket whose topics are closed; ``thawed``: is told that time counts again for somebody."""
+        """``resume``: takes a ticket whose topics have closed; ``on_thawed``: called once a time-out counts again."""
         self._ask = ask
         self._settings = settings
-        self._back = back
-        self._thawed = thawed
-        #: By transaction and freezing; and which freezing those had that are on their way back.
+        self._resume = resume
+        self._on_thawed = on_thawed
+        #: Waiting tickets by transaction and freezing; and the freezing of each ticket on its way back.
         self._waiting: dict[tuple[int, int], list[Ticket[Any]]] = {}
         self._closed: dict[Ticket[Any], int] = {}
 
-    def sets_aside(
+    def defer(
         self, core: ManagerCore, ticket: Ticket[Any], topics: Collection[TopicName], nursery: trio.Nursery
     ) -> bool:
-        """Whether a commit has to wait for ``topics``; else nobody is enlisted between this and the step."""
+        """Whether a commit has to wait for ``topics``; if not, no topic is enlisted between this and the step."""
         transaction_id: int = ticket.ask.transaction_id  # type: ignore[attr-defined]  # it is a Commit
         freezing = self._closed.pop(ticket, 0)
         if freezing and core.is_frozen(transaction_id, freezing):
@@ -89,49 +92,43 @@ class PointerClosing:
         deadline_s = trio.current_time() + self._settings.commit_deadline_s
         missing = await close_pointers(self._ask, topics, core.pointers(frozen[0]), deadline_s)
         if self._waiting.get(frozen) is not waiting:
-            return  # the service fell: those who waited know
+            return  # the service fell, and has settled the waiting tickets
         del self._waiting[frozen]
         if not missing:
             for ticket in waiting:
                 self._closed[ticket] = frozen[1]
-                self._back(ticket)
+                self._resume(ticket)
             return
         core.thaw(*frozen)
-        self._thawed()
+        self._on_thawed()
         named = ", ".join(map(str, sorted(missing)[:MAX_NAMED_TOPICS]))
         log.warning("commit given up for now", extra={"transaction": frozen[0], "topics": len(missing), "first": named})
         down = f"{len(missing)} topics do not answer: {named}"
         for ticket in waiting:
             ticket.settle(TransactionsUnavailable(down, hint="nothing happened; commit again"))
 
-    def forsake(self) -> list[Ticket[Any]]:
-        """All that wait, or have waited; nothing becomes of them here."""
+    def abandon(self) -> list[Ticket[Any]]:
+        """Give up all tickets, and return them for the caller to settle."""
         gone = [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
         self._waiting.clear()
         self._closed.clear()
         return gone
 
 
-# --- settling --------------------------------------------------------------------------------------
-#
-# What topics do before a transaction is decided, each at its owner and all within a deadline: roll back, or close.
-
-
-if TYPE_CHECKING:
-    AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
+# --- requests to topics, each at its owner and all within a deadline -------------------------------
 
 
 #: Topics asked at the same time.
 _TOPICS_AT_ONCE = 16
-#: Pauses before a topic that could not do it is asked again; the last one repeats.
+#: Pauses before a topic that is unavailable is asked again; the last one repeats.
 _PAUSES_S = (0.02, 0.1, 0.5, 1.0)
 
 
 async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[int], deadline_s: float) -> set[int]:
-    """Roll these pointers back wherever they have rows; which of them have no row left that could be seen.
+    """Roll these pointers back wherever they have rows; returns those that have no visible row left.
 
-    The authority must refuse writes under them already. A topic that cannot do it now is asked again until
-    ``deadline_s``, on the monotonic clock; done twice, it changes nothing. Never raises.
+    The authority must already refuse writes under them. A topic that is unavailable is asked again until
+    ``deadline_s``, on the monotonic clock; a second rollback changes nothing. Never raises.
     """
     done: set[tuple[TopicName, int]] = set()
     wanted = tuple(pointers)
@@ -139,7 +136,7 @@ async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[i
 
     async def one(name: TopicName, pointer: int) -> None:
         async with limit:
-            if await _insist(ask, name, RollBackPointer(pointer, by_client=False)):
+            if await _ask_until_answered(ask, name, RollBackPointer(pointer, by_client=False)):
                 done.add((name, pointer))
 
     with trio.move_on_at(deadline_s):
@@ -147,23 +144,23 @@ async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[i
             for pointer in wanted:
                 for name in index.topics_of((pointer,)):
                     nursery.start_soon(one, name, pointer)
-    # A write that was under way when the first look was taken is in the index since before that look.
+    # The index lists a topic before it writes, so the topics found above include all writes that were under way.
     return {pointer for pointer in wanted if all((name, pointer) in done for name in index.topics_of((pointer,)))}
 
 
 async def close_pointers(
     ask: AskTopic, topics: Iterable[TopicName], pointers: Sequence[int], deadline_s: float
 ) -> set[TopicName]:
-    """Have these topics close pointers that nobody can enlist them for any more; which of them did not in time.
+    """Have these topics close pointers that they cannot be enlisted for any more; returns those that did not in time.
 
-    What the others have written under them is durable, and they write nothing more. Never raises.
+    The messages of the others under these pointers are durable, and they write no more of them. Never raises.
     """
     missing = set(topics)
     limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
 
     async def one(name: TopicName) -> None:
         async with limit:
-            if await _insist(ask, name, ClosePointers(pointers)):
+            if await _ask_until_answered(ask, name, ClosePointers(pointers)):
                 missing.discard(name)
 
     with trio.move_on_at(deadline_s):
@@ -173,14 +170,14 @@ async def close_pointers(
     return missing
 
 
-async def _insist(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
-    """Ask until there is an answer; False: it was refused, or the daemon is leaving."""
+async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
+    """Ask until there is an answer; False: the topic refused."""
     backoff = Backoff(_PAUSES_S)
     while True:
         try:
             await ask(name, wanted)
         except (Unavailable, ShuttingDown):
-            pass  # it recovers, or changes hands
+            pass  # the topic recovers, or moves to another owner
         except PlainsongError as error:
             what = "rollback refused" if isinstance(wanted, RollBackPointer) else "closing refused"
             log.warning(what, extra={"topic": str(name), "asked": repr(wanted), "why": error.detail})
@@ -190,17 +187,12 @@ async def _insist(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
         await trio.sleep(backoff.failed())
 
 
-# --- aborting --------------------------------------------------------------------------------------
-#
-# Aborting many transactions, as a reset does.
-
-
 #: Aborts that are under way at the same time.
 _ABORTS_AT_ONCE = 256
 
 
 async def abort_all(abort: Callable[[int], Awaitable[object]], transaction_ids: Iterable[int]) -> None:
-    """Abort these; one that was decided or forgotten meanwhile is no failure. Raises the first error of another kind."""
+    """Abort transactions; one that was decided or forgotten meanwhile is no failure. Raises the first other error."""
     failures: list[PlainsongError] = []
     limit = trio.CapacityLimiter(_ABORTS_AT_ONCE)
 
@@ -220,14 +212,12 @@ async def abort_all(abort: Callable[[int], Awaitable[object]], transaction_ids: 
         raise failures[0]
 
 
-# --- blame -----------------------------------------------------------------------------------------
-#
-# Where undecided transactions have rows, and how many messages they hide: asked of the topics themselves.
+# --- the topics of undecided transactions, and the messages that these hide ------------------------
 
 
-#: How long topics may take to say it.
+#: How long topics may take to answer.
 _STATUS_TIMEOUT_S = 2.0
-#: Topics asked for one answer; of others it is not known what is hidden in them.
+#: Topics asked for one answer; for others the number of hidden messages is unknown.
 _MAX_STATUS_TOPICS = 200
 _STATUS_REQUESTS_AT_ONCE = 16
 
@@ -235,7 +225,7 @@ _STATUS_REQUESTS_AT_ONCE = 16
 async def with_topics(
     statuses: Sequence[TransactionStatus], index: PointerLocations, ask: AskTopic
 ) -> list[TransactionStatus]:
-    """The same, with topics; and with what is hidden by those in progress."""
+    """Add the topics to each status, and to those in progress the number of messages that they hide."""
     topics = {status.transaction_id: sorted(index.topics_of(status.pointers)) for status in statuses}
     holding = {name for each in statuses if each.state == "in_progress" for name in topics[each.transaction_id]}
     hidden = await _hidden(sorted(holding)[:_MAX_STATUS_TOPICS], ask)
@@ -243,13 +233,15 @@ async def with_topics(
         replace(
             each,
             topics=tuple(topics[each.transaction_id]),
-            hidden_messages=_most(each, topics[each.transaction_id], hidden) if each.state == "in_progress" else 0,
+            hidden_messages=_most_hidden(each, topics[each.transaction_id], hidden)
+            if each.state == "in_progress"
+            else 0,
         )
         for each in statuses
     ]
 
 
-def _most(
+def _most_hidden(
     status: TransactionStatus, topics: Iterable[TopicName], hidden: dict[TopicName, dict[int, int]]
 ) -> int | None:
     most = 0
@@ -261,7 +253,7 @@ def _most(
 
 
 async def _hidden(topics: Sequence[TopicName], ask: AskTopic) -> dict[TopicName, dict[int, int]]:
-    """Per topic that answers in time: what each pointer hides in it."""
+    """For each topic that answers in time: the number of messages that each pointer hides in it."""
     found: dict[TopicName, dict[int, int]] = {}
     if not topics:
         return found
@@ -272,7 +264,7 @@ async def _hidden(topics: Sequence[TopicName], ask: AskTopic) -> dict[TopicName,
             try:
                 found[name] = {view.pointer: view.hidden for view in await ask(name, ListPointers())}
             except PlainsongError:
-                return  # gone, or not to be had now: it is not known
+                return  # deleted or unavailable: the number is unknown
 
     with trio.move_on_after(_STATUS_TIMEOUT_S):
         async with trio.open_nursery() as nursery:

@@ -1,14 +1,13 @@
 """The directory of open topics: opens them at first use, restarts their actors, and closes idle ones.
 
-The directory: finds a topic's mailbox, opening the topic at its first use and letting idle ones go.
+The first caller makes a topic's entry synchronously, so a hundred first callers cause one load. An entry supervises its
+actor: when it falls it is started again from disk, at once and then with growing pauses; while the store does not
+answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor ends, and its
+successor waits for that end: never two writers.
 
-One entry per name, made synchronously by whoever comes first, so a hundred first callers make one load.
-An entry supervises its actor: when it falls it is started again from disk, at once and then with growing
-pauses; while the store does not answer, callers are told so instead of waiting. An entry that is let go
-is out of the directory before it ends, and its successor waits for that end: never two owners.
-
-Only our own topics are opened. What another instance is to own is let go when the view of that changes, and that one
-is told to open it; what one has claimed already ends at once, and is not claimed back until a pause is over.
+The directory opens only topics that this instance owns. When the view of the owners changes it closes the topics that
+other instances own now, and has those open them. A topic that another instance has already claimed ends at once, and is
+not claimed back until a pause is over.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.actor import RESTART_PAUSES_S
+from actors.actor import Supervision
 from actors.cache import TopicCache
 from actors.mailbox import Mailbox, Ticket
 from actors.ownership import Alone, ClaimPauses
 from actors.topic import TopicActor, topic_moved
 from plainsong.protocol.errors import NoOwner, Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
-from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.state import TopicState
+    from storage.base import Deposed
 
 log = logging.getLogger(__name__)
 A = TypeVar("A")
@@ -46,7 +45,7 @@ class Directory:
     def __init__(
         self,
         nursery: trio.Nursery,
-        around: TopicEnvironment,
+        environment: TopicEnvironment,
         budget: CacheBudget,
         *,
         mailbox_requests: int,
@@ -54,7 +53,7 @@ class Directory:
         max_open: int,
         idle_s: float,
     ) -> None:
-        self.around = around
+        self.environment = environment
         self.budget = budget
         self.mailbox_requests = mailbox_requests
         self.mailbox_bytes = mailbox_bytes
@@ -62,14 +61,14 @@ class Directory:
         self._idle_s = idle_s
         self._nursery = nursery
         self._entries: OrderedDict[TopicName, DirectoryEntry] = OrderedDict()
-        self._leaving: dict[TopicName, DirectoryEntry] = {}
+        self._ending: dict[TopicName, DirectoryEntry] = {}
         self._pauses = ClaimPauses()
         self._closed = False
-        self._handing = 0
-        self._handed = trio.Event()
-        #: Has the next owners of topics that were let go open them; bounded in time, and must not raise.
-        self.pass_on: Callable[[Sequence[TopicName]], Awaitable[None]] | None = None
-        around.ownership.on_change(self._view_changed)
+        self._handovers = 0
+        self._handover_ended = trio.Event()
+        #: Has the next owners open topics that were handed over; it is bounded in time, and must not raise.
+        self.open_at_owners: Callable[[Sequence[TopicName]], Awaitable[None]] | None = None
+        environment.ownership.on_change(self._view_changed)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,11 +78,11 @@ class Directory:
 
     @property
     def closing(self) -> int:
-        """Topics that were let go and have not ended yet."""
-        return len(self._leaving)
+        """Closed topics whose actors have not ended yet."""
+        return len(self._ending)
 
     def peek(self, name: TopicName) -> TopicState | None:
-        """The state of a topic that is open and loaded, to look at; does not count as use."""
+        """The state of a topic, for reading only; None unless it is loaded. Does not count as use."""
         entry = self._entries.get(name)
         core = None if entry is None else entry.actor.core
         return None if core is None else core.state
@@ -94,11 +93,11 @@ class Directory:
         return None if entry is None else entry.cache
 
     async def ask(self, name: TopicName, ask: Ask[A]) -> A:
-        """Ask the topic's actor, opening the topic if need be. Raises as ``Mailbox.ask`` does."""
+        """Ask the topic's actor; opens the topic if it is not open. Raises as ``Mailbox.ask`` does."""
         return await self.entry(name).mailbox.ask(ask)
 
     def put(self, name: TopicName, ask: Ask[A]) -> Ticket[A]:
-        """Ask without waiting: the ticket has the answer. Those put one after the other are taken in that order.
+        """Ask without waiting: the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Raises as ``Mailbox.put`` does.
         """
@@ -107,12 +106,12 @@ class Directory:
         return ticket
 
     def entry(self, name: TopicName) -> DirectoryEntry:
-        """The topic's entry, new if need be.
+        """The topic's entry; makes one if there is none.
 
         Raises:
-          NoOwner: it is not ours, or another instance has claimed it a moment ago.
-          ShuttingDown: the daemon is leaving.
-          Overloaded: as many topics as may be are open, and none of them is idle.
+          NoOwner: this instance does not own the topic, or another one has just claimed it.
+          ShuttingDown: the daemon shuts down.
+          Overloaded: the maximum number of topics is open, and none of them is idle.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -125,11 +124,11 @@ class Directory:
     def _open(self, name: TopicName) -> DirectoryEntry:
         if self._closed:
             raise ShuttingDown("the daemon is shutting down")
-        if not self.around.ownership.is_mine(name) or self._pauses.holds(name, trio.current_time()):
+        if not self.environment.ownership.is_mine(name) or self._pauses.holds(name, trio.current_time()):
             raise topic_moved(name)
-        if len(self._entries) >= self._max_open and not self._let_go_one():
+        if len(self._entries) >= self._max_open and not self._close_idle_one():
             raise Overloaded(f"{len(self._entries)} topics are open", hint="raise topic.max_open, or use fewer at once")
-        previous = self._leaving.get(name)
+        previous = self._ending.get(name)
         entry = DirectoryEntry(name, self, None if previous is None else previous.done)
         self._entries[name] = entry
         self._nursery.start_soon(self._run, entry)
@@ -139,197 +138,131 @@ class Directory:
         try:
             await entry.run()
         finally:
-            if self._leaving.get(entry.name) is entry:
-                del self._leaving[entry.name]
+            if self._ending.get(entry.name) is entry:
+                del self._ending[entry.name]
             if self._entries.get(entry.name) is entry:
                 del self._entries[entry.name]
-            if entry.deposed and self.around.ownership.is_mine(entry.name):
-                self.around.ownership.deposed(entry.name)
+            if entry.deposed and self.environment.ownership.is_mine(entry.name):
+                self.environment.ownership.deposed(entry.name)
                 self._pauses.begin(entry.name, trio.current_time())
 
-    def _let_go(self, entry: DirectoryEntry, *, given_away: bool = False) -> None:
+    def _close_entry(self, entry: DirectoryEntry, *, given_away: bool = False) -> None:
         del self._entries[entry.name]
-        self._leaving[entry.name] = entry
+        self._ending[entry.name] = entry
         entry.close(given_away=given_away)
 
     def _view_changed(self) -> None:
-        """Let all topics go at once that are not ours any more: what is in is served, who comes later hears NoOwner."""
+        """Close all topics that this instance does not own any more: their actors serve the requests that wait."""
         self._pauses.end()
-        gone = [entry for entry in self if not self.around.ownership.is_mine(entry.name)]
-        # What is not there is not worth being opened by anybody.
-        there = [entry.name for entry in gone if (state := self.peek(entry.name)) is not None and state.metadata]
+        gone = [entry for entry in self if not self.environment.ownership.is_mine(entry.name)]
+        # No instance needs to open a topic that does not exist.
+        existing = [entry.name for entry in gone if (state := self.peek(entry.name)) is not None and state.metadata]
         for entry in gone:
-            self._let_go(entry, given_away=True)
+            self._close_entry(entry, given_away=True)
         if gone and not self._closed:
-            self._handing += 1
-            self._nursery.start_soon(self._hand_over, gone, there)
+            self._handovers += 1
+            self._nursery.start_soon(self._hand_over, gone, existing)
 
-    async def _hand_over(self, gone: list[DirectoryEntry], there: list[TopicName]) -> None:
+    async def _hand_over(self, gone: list[DirectoryEntry], existing: list[TopicName]) -> None:
         begun_s = trio.current_time()
         try:
             for entry in gone:
                 await entry.done.wait()
             took_s = trio.current_time() - begun_s
-            self.around.observer.handed_over(len(gone), took_s)
+            self.environment.observer.handed_over(len(gone), took_s)
             log.info("topics handed over", extra={"topics": len(gone), "seconds": round(took_s, 3)})
-            if self.pass_on is not None and there:
-                await self.pass_on(there)
+            if self.open_at_owners is not None and existing:
+                await self.open_at_owners(existing)
         finally:
-            self._handing -= 1
-            self._handed.set()
-            self._handed = trio.Event()
+            self._handovers -= 1
+            self._handover_ended.set()
+            self._handover_ended = trio.Event()
 
-    async def handed(self) -> None:
-        """Wait until the topics that are not ours any more were let go, and are with their next owners."""
-        while self._handing:
-            await self._handed.wait()
+    async def handed_over(self) -> None:
+        """Wait until the topics that this instance does not own any more are with their next owners."""
+        while self._handovers:
+            await self._handover_ended.wait()
 
-    def _let_go_one(self) -> bool:
-        """Let the longest unused idle topic go, if there is one."""
+    def _close_idle_one(self) -> bool:
+        """Close the least recently used idle topic; False if there is none."""
         for entry in self._entries.values():
-            if entry.actor.idle:
-                self._let_go(entry)
+            if entry.actor.is_idle:
+                self._close_entry(entry)
                 return True
         return False
 
     async def run_sweeper(self) -> None:
-        """Let topics go that nobody has used for ``topic.idle_s``; absent ones much sooner."""
+        """Close topics that were not used for ``topic.idle_s``; topics that do not exist much sooner."""
         while True:
             await trio.sleep(min(5.0, self._idle_s / 4))
             now_s = trio.current_time()
             for entry in self:
                 core = entry.actor.core
                 absent = core is not None and core.state.metadata is None
-                if entry.actor.idle and now_s - entry.used_s > (1.0 if absent else self._idle_s):
-                    self._let_go(entry)
+                if entry.actor.is_idle and now_s - entry.used_s > (1.0 if absent else self._idle_s):
+                    self._close_entry(entry)
 
     def close(self) -> None:
-        """Take no more: every parked poll is answered, empty; what has been asked is served."""
+        """Refuse new requests; the actors serve those that wait, and answer parked polls, empty."""
         self._closed = True
         for entry in self:
-            self._let_go(entry)
+            self._close_entry(entry)
 
     async def drained(self) -> None:
         """Wait until every actor has ended. Call ``close`` first."""
-        while self._leaving:
-            await next(iter(self._leaving.values())).done.wait()
+        while self._ending:
+            await next(iter(self._ending.values())).done.wait()
             await trio.lowlevel.checkpoint()
 
 
-# --- entry -----------------------------------------------------------------------------------------
-#
-# One open topic: its mailbox, its cache, and the supervision of its actor, which is started again whatever it met.
-#
-# opened ──► loaded ──► serves ──► let go: idle, changing hands, or the daemon leaves
-#    ▲                    │
-#    └── fallen: at once, then with growing pauses; deposed by another owner: the end
+class DirectoryEntry(Supervision):
+    """One open topic: its mailbox, its cache, and the supervision of its actor.
 
-
-class DirectoryEntry:
-    """One open topic."""
+    opened ──► loaded ──► serves ──► closed: idle, handed over, or the daemon shuts down
+       ▲                    │
+       └──── fallen ◄───────┘ deposed by another owner: the end
+    """
 
     def __init__(self, name: TopicName, directory: Directory, predecessor: trio.Event | None) -> None:
+        super().__init__(Mailbox(directory.mailbox_requests, directory.mailbox_bytes), "topic", {"topic": str(name)})
         self.name = name
-        self.mailbox = Mailbox(directory.mailbox_requests, directory.mailbox_bytes)
         self.cache = TopicCache(directory.budget)
-        self.actor = TopicActor(name, directory.around, self.mailbox, self.cache)
+        self.actor = TopicActor(name, directory.environment, self.mailbox, self.cache)
         self.done = trio.Event()
-        #: Set once it was loaded, or could not be.
-        self.tried = trio.Event()
         self.used_s = trio.current_time()
-        #: The store has said that another instance claimed it.
-        self.deposed = False
-        self._around = directory.around
+        self._environment = directory.environment
         self._predecessor = predecessor
-        self._closing = trio.Event()
-        self._given_away = False
-        self._failures = 0
-        self._begun_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Entry {self.name} waiting={len(self.mailbox)} {self.actor!r}>"
-
-    def close(self, *, given_away: bool = False) -> None:
-        """Take no more; what is in is served, then the actor ends.
-
-        Args:
-          given_away: another instance is to have it: what cannot be served any more hears that, and it is not claimed
-            for them.
-        """
-        self._closing.set()
-        self._given_away = given_away
-        if given_away:
-            self.mailbox.closed_for = self._gone
-        self.mailbox.close()
+        return f"<DirectoryEntry {self.name} waiting={len(self.mailbox)} {self.actor!r}>"
 
     async def run(self) -> None:
         """Keep the actor running until the mailbox is closed and empty. Never raises."""
         try:
-            if self._predecessor is not None:
-                await self._predecessor.wait()
-            await self._supervise()
+            await self._supervise(self.actor.run, self._predecessor)
         finally:
-            self.mailbox.close()
-            self.mailbox.drain(self._gone)
-            self.tried.set()
             self.done.set()
 
-    def _gone(self) -> PlainsongError:
-        if self.deposed or self._given_away:
-            return topic_moved(self.name)
-        return ShuttingDown("the daemon is shutting down")
+    def _moved(self) -> NoOwner:
+        return topic_moved(self.name)
 
-    async def _supervise(self) -> None:
-        while not self._given_away:
-            self._begun_s = trio.current_time()
-            try:
-                await self.actor.run(self._is_loaded)
-                return
-            except Deposed as error:
-                self._was_deposed(error)
-                return
-            except NoOwner:
-                self._given_away = True
-                return
-            except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
-                self._fell(error)
-            if self._closing.is_set() and (self._failures > 1 or not len(self.mailbox)):
-                return  # nobody waits: a mark that cannot be written costs the next load some time, no more
-            if self._failures > 1:
-                await self._pause(RESTART_PAUSES_S[min(self._failures - 1, len(RESTART_PAUSES_S)) - 1])
-
-    def _is_loaded(self) -> None:
-        self._failures = 0
-        self.tried.set()
-        if not self._given_away:
-            self.mailbox.closed_for = None
-        self._around.observer.loaded(self.name, trio.current_time() - self._begun_s)
-
-    def _was_deposed(self, error: Deposed) -> None:
-        """Its state may be old: it is neither used nor loaded again here, unless somebody asks and it is ours still."""
-        self.deposed = True
-        self.mailbox.closed_for = self._gone
-        if not self._given_away:
-            # Who knows of no others has topics taken from it for ever: that is said once, elsewhere, not for each.
-            level = logging.DEBUG if isinstance(self._around.ownership, Alone) else logging.WARNING
-            log.log(level, "topic taken over", extra={"topic": str(self.name), "why": str(error)})
-        self._around.observer.deposed(self.name)
-
-    def _fell(self, error: BaseException) -> None:
-        self._failures += 1
-        known = isinstance(error, PlainsongError)
-        log.error(
-            "topic fell, loading it again",
-            extra={"topic": str(self.name), "why": str(error), "failures": self._failures},
-            exc_info=None if known else error,
-        )
-        self._around.observer.fell(self.name, error)
-        self.tried.set()
-        if self._failures > 1:  # it could not even be loaded: nobody should wait for it
+    def _refuse(self, error: Exception) -> None:
+        """After the first fall requests wait for the load; after a second one they are refused: it may take long."""
+        if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")
             self.mailbox.drain(lambda: StorageFailed(detail, hint="the daemon keeps trying"))
 
-    async def _pause(self, pause_s: float) -> None:
-        with trio.move_on_after(pause_s):
-            await self._closing.wait()
+    def _report_loaded(self, load_s: float) -> None:
+        self._environment.observer.loaded(self.name, load_s)
+
+    def _report_fall(self, error: Exception) -> None:
+        self._environment.observer.fell(self.name, error)
+
+    def _report_deposed(self, error: Deposed) -> None:
+        if not self.given_away:
+            # Without ZooKeeper another daemon on the same store takes topics again and again: one warning says so, not
+            # one for each topic.
+            level = logging.DEBUG if isinstance(self._environment.ownership, Alone) else logging.WARNING
+            log.log(level, "topic taken over", extra={**self._extra, "why": str(error)})
+        self._environment.observer.deposed(self.name)

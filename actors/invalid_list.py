@@ -1,11 +1,11 @@
 """The pass over the invalid list: rolls back, in every topic, the rows of pointers that are on it.
 
-    begin     the list as it is now, and how far it could be pruned once the pass is complete
-    topics    each that has rows of such a pointer rolls them back, durably, before the next one is asked
-    complete  only if all of them did; then whoever keeps the list is told, and may prune it
+    begin     takes the list, and how far it can be pruned once the pass is complete
+    topics    each topic with rows of such a pointer rolls them back, durably, before the next topic is asked
+    complete  only if all topics did: the keeper of the list is notified, and may prune it
 
-A pointer that left the list while a row still carries it would become visible: so a topic that cannot be reached
-makes the whole pass an incomplete one, of which nobody is told, and the next round begins anew.
+If a pointer left the list while a row still carries it, the row would become visible. So one topic that cannot be
+reached makes the whole pass incomplete: the keeper is not notified, and the next round begins anew.
 """
 
 from __future__ import annotations
@@ -29,54 +29,54 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
 
 log = logging.getLogger(__name__)
-#: Pointers a topic is asked about at once: they share its commits.
+#: Pointers that a topic is asked about at once: they share its commits.
 MAX_AT_ONCE = 256
-#: Pointers looked up before others get their turn.
+#: Pointers looked up before other tasks get their turn.
 _AT_A_TIME = 1000
-#: Topics named when a pass is not complete.
+#: Topics named in the log if a pass is not complete.
 MAX_NAMED = 5
 
 
 class InvalidList(Protocol):
-    """Whoever keeps the invalid list: the daemon's own service, or what it knows of a Tephra."""
+    """The keeper of the invalid list: the daemon's own service, or its view of a Tephra."""
 
     def begin_pass(self) -> CompletePass:
-        """What a pass that begins now is about. Raises TransactionsUnavailable."""
+        """The list and the bound for a pass that begins now. Raises TransactionsUnavailable."""
         ...
 
-    async def where(self) -> PointerLocations:
-        """Where undecided transactions have rows, over the topics of all instances. Raises TransactionsUnavailable."""
+    async def pointer_locations(self) -> PointerLocations:
+        """Where undecided pointers have rows, over the topics of all instances. Raises TransactionsUnavailable."""
         ...
 
     async def complete(self, passed: CompletePass) -> int:
-        """That pass is complete: keep it, and prune what may go; how many went. Raises TransactionsUnavailable."""
+        """Record a complete pass, and prune the list; returns how many were pruned. Raises TransactionsUnavailable."""
         ...
 
     def pruning(self) -> PruningFigures:
-        """What an operator needs to know. Raises TransactionsUnavailable."""
+        """Figures for operators. Raises TransactionsUnavailable."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What became of one pass."""
+    """The result of one pass."""
 
     invalid: int
     """Pointers on the list when it began."""
     rolled_back: int
-    """Pointers rolled back in a topic that had not been before, counted once for each topic."""
+    """Pointers newly rolled back, counted once for each topic."""
     missed: tuple[TopicName, ...]
-    """Topics that could not be passed."""
+    """Topics that could not roll back everything."""
     pruned: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every topic was passed."""
+        """Whether every topic rolled back its pointers."""
         return not self.missed
 
 
 class InvalidPass:
-    """Passes all topics, again and again; remembers what it has done, so that nobody is asked twice."""
+    """Runs passes; remembers which topics have rolled back a pointer, so that none is asked twice."""
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ class InvalidPass:
     ) -> None:
         """
         Args:
-          invalids: who keeps the list, or what says who does just now: None while another instance does.
-          ask: asks a topic wherever its owner is; None: all topics are this instance's.
+          invalids: the keeper of the list, or a function that returns it: None while another instance keeps it.
+          ask: asks a topic at its owner; None: this instance owns all topics.
         """
         self._directory = directory
         self._keeper = invalids if callable(invalids) else lambda: invalids
         self._ask = directory.ask if ask is None else ask
-        #: Pointers of the list that topics have rolled back, for good: they refuse whatever would come after.
+        #: Pointers of the list that topics have rolled back; those topics refuse all later writes under them.
         self._done: dict[int, set[TopicName]] = {}
 
     async def run_once(self) -> PassReport | None:
-        """One pass; None when nobody keeps the list just now. Failures of topics are in the report, and logged."""
+        """One pass; None if the keeper is unavailable. Failures of topics are in the report, and logged."""
         begun_s = trio.current_time()
         keeper = self._keeper()
         if keeper is None:
@@ -104,7 +104,7 @@ class InvalidPass:
             return None
         try:
             passed = keeper.begin_pass()
-            where = await keeper.where()
+            where = await keeper.pointer_locations()
         except TransactionsUnavailable as error:
             log.info("invalid pass not begun", extra={"why": error.detail})
             return None
@@ -122,11 +122,11 @@ class InvalidPass:
             except PlainsongError as error:
                 log.warning("complete invalid pass not recorded", extra={"why": error.detail})
                 return None
-        self._tell(keeper, report, trio.current_time() - begun_s)
+        self._log_report(keeper, report, trio.current_time() - begun_s)
         return report
 
     async def _work(self, index: PointerLocations, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
-        """Topics with rows of invalid pointers, or about to have some, and which they have not rolled back yet."""
+        """Topics that have, or are about to have, rows of invalid pointers, with those not rolled back yet."""
         work: dict[TopicName, list[int]] = {}
         before, self._done = self._done, {}
         for at in range(0, len(invalids), _AT_A_TIME):
@@ -138,11 +138,11 @@ class InvalidPass:
                     topics -= done
                 for name in topics:
                     work.setdefault(name, []).append(pointer)
-            await trio.lowlevel.checkpoint()  # the list may be long, and others are waiting for the loop
+            await trio.lowlevel.checkpoint()  # the list may be long, and other tasks wait for the loop
         return work
 
     async def _roll_back(self, name: TopicName, pointers: list[int]) -> int:
-        """Have a topic roll these back; how many it did."""
+        """Have a topic roll pointers back; returns how many it did."""
         failures: list[PlainsongError] = []
 
         async def ask(pointer: int) -> None:
@@ -163,8 +163,8 @@ class InvalidPass:
                 return at + len(pointers[at : at + MAX_AT_ONCE]) - len(failures)
         return len(pointers)
 
-    def _tell(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
-        """Log the figures; a pass that found nothing to do is not worth a line a minute."""
+    def _log_report(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
+        """Log the figures; at INFO only if the pass did something, since a line a minute would say nothing."""
         if report.missed:
             named = ", ".join(map(str, report.missed[:MAX_NAMED]))
             log.warning(

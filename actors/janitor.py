@@ -1,8 +1,8 @@
-"""The janitor: removes what nobody can see any more, in bounded steps, and gives the disk space back.
+"""The janitor: removes rows that no reader can see any more, in bounded steps, and reclaims disk space.
 
-It looks at every topic of ours in turn, opens only those with something to remove, asks each for a plan (which makes
-sure that what is removed stays invisible after any restart), and removes rows beside the topic's own work. A
-crash in the middle leaves rows that are as invisible as before; the next round goes on.
+It checks every topic of this instance in turn, opens only those with something to remove, asks each for a plan (which
+makes sure that removed rows stay invisible after any restart), and removes rows beside the topic's own work. A crash in
+between leaves rows that are as invisible as before; the next round goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LIST_ROWS = 500
 
 @dataclass(frozen=True, slots=True)
 class JanitorSettings:
-    """How often, how much, how long after."""
+    """The interval of rounds, the grace of a deletion, and the rows of a step."""
 
     interval_s: float = 60.0
     delete_grace_s: float = 3600.0
@@ -67,7 +67,7 @@ class Janitor:
         settings: JanitorSettings,
         invalid_pass: InvalidPass | None = None,
     ) -> None:
-        """``invalid_pass``: what to do behind each round about invalid transactions; None: nobody decides them."""
+        """``invalid_pass``: the pass over the invalid list after each round; None: there are no transactions."""
         self._store = store
         self._directory = directory
         self._clock = clock
@@ -75,7 +75,7 @@ class Janitor:
         self._settings = settings
         self._invalid_pass = invalid_pass
         self._sweep = Sweep(store, settings.step_rows)
-        #: Where the first row of a topic was last found, so that a look need not pass what was removed.
+        #: The first row of each topic, so that a check need not pass the tombstones of removed rows.
         self._first_keys: dict[TopicName, bytes] = {}
         self.rounds = 0
 
@@ -108,7 +108,7 @@ class Janitor:
     async def _clean_row(self, row: Row) -> int:
         try:
             name, _ = topic_of(row[0])
-            if not self._directory.around.ownership.is_mine(name):
+            if not self._directory.environment.ownership.is_mine(name):
                 return 0  # its owner cleans it
             metadata = Metadata.decode(row[1])
             if not await self._is_due(name, metadata):
@@ -122,7 +122,7 @@ class Janitor:
     async def _is_due(self, name: TopicName, metadata: Metadata) -> bool:
         """Whether the topic has anything to remove: a few reads, without opening it."""
         now_ms = self._clock.now_ms()
-        if await self._has_left(name, metadata, now_ms):
+        if await self._has_remains(name, metadata, now_ms):
             return True
         start, stop = generations_range(name, 1, metadata.generation)
         start = max(start, self._first_keys.get(name, start))
@@ -132,7 +132,7 @@ class Janitor:
             try:
                 key = parse_message_key(rows[0][0])
             except DamagedRow:
-                return True  # it stays, but what stands behind it may be due
+                return True  # it stays, but rows behind it may be due
             if key.generation < metadata.generation:
                 return True
             if metadata.deleted_ms is not None:
@@ -143,9 +143,9 @@ class Janitor:
             return False
         return await self._own_expiry_is_due(name, metadata, now_ms)
 
-    async def _has_left(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
-        """Whether the topic has undecided write pointers, or rows besides messages of generations that are gone."""
-        if await self._any(
+    async def _has_remains(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+        """Whether the topic has undecided write pointers, or rows of purged generations other than messages."""
+        if await self._has_row(
             Table.METADATA, system_key(POINTER, name, 1), system_key(POINTER, name, metadata.generation)
         ):
             return True
@@ -156,24 +156,24 @@ class Janitor:
             last -= 1
         if last < 1:
             return False
-        if await self._any(Table.METADATA, system_key(READER, name, 1), system_key(READER, name, last)):
+        if await self._has_row(Table.METADATA, system_key(READER, name, 1), system_key(READER, name, last)):
             return True
         start, stop = generations_range(name, 1, last)
         return bool(await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, values=False))
 
     async def _has_old_producers(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
-        """Whether a generation that is gone still knows producers, and nobody may ask about them any more."""
+        """Whether a purged generation has rows about producers that no client may ask about any more."""
         last, grace_ms = metadata.generation, int(self._settings.delete_grace_s * 1000)
         if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + grace_ms:
             last -= 1
             if now_ms <= metadata.created_ms + grace_ms:
                 return False
-        return last > 0 and await self._any(
+        return last > 0 and await self._has_row(
             Table.METADATA, system_key(PRODUCERS, name, 1), system_key(PRODUCERS, name, last)
         )
 
-    async def _any(self, table: Table, first: bytes, last: bytes) -> bool:
-        """Whether there is a row from ``first`` to those that start with ``last``."""
+    async def _has_row(self, table: Table, first: bytes, last: bytes) -> bool:
+        """Whether there is a row from ``first`` up to those that start with ``last``."""
         return bool(await read_rows(self._store, table, first, stop_after(last), limit=1, values=False))
 
     async def _own_expiry_is_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
@@ -186,7 +186,7 @@ class Janitor:
         return 0 < Usage(HighWater.decode(value).buckets).own_expiry_ms() < now_ms
 
     async def clean(self, name: TopicName) -> int:
-        """Remove all that one topic has to remove; the number of rows."""
+        """Remove the removable rows of one topic; returns their number."""
         plan = await self._directory.ask(name, PlanCleaning(int(self._settings.delete_grace_s * 1000)))
         expired = purged = 0
         if plan.purge is not None:
@@ -206,7 +206,7 @@ class Janitor:
         return expired + purged
 
     async def _purge(self, name: TopicName, first: int, last: int) -> int:
-        """Remove all rows of generations that are gone: messages, payloads, readers, write pointers."""
+        """Remove all rows of purged generations: messages, payloads, readers, write pointers."""
         start, stop = generations_range(name, first, last)
         removed = await self._sweep.remove(Table.MESSAGE, start, stop, is_message)
         removed += await self._sweep.remove(Table.PAYLOAD, start, stop, is_payload)
@@ -214,13 +214,13 @@ class Janitor:
         pointers = await self._sweep.remove_pointers(name, first, last)
         state = self._directory.peek(name)
         if state is not None and pointers:
-            # The generation that lives may have rows of the same pointers.
+            # The living generation may have rows of the same pointers.
             gone = [pointer for pointer in pointers if pointer not in state.pending]
-            self._directory.around.pointers.drop(name, gone)
+            self._directory.environment.pointers.drop(name, gone)
         return removed
 
     async def _clean_parts(self, name: TopicName, plan: CleaningPlan) -> int:
-        """Remove from among living messages those whose own time has passed, and what was stored and is never shown."""
+        """Remove messages whose own time to live has passed, and stored payloads that will never be published."""
         done = [
             await self._sweep.remove_due(plan.prefix, first_ms, last_ms, plan.now_ms) for first_ms, last_ms in plan.due
         ]

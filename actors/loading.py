@@ -1,7 +1,4 @@
-"""Loads a topic from disk: the same at the first start, after a fall, and after a power cut.
-
-Loading a topic from disk: the same at the first start, after a fall, and after a power cut.
-"""
+"""Loads a topic from disk: the same at the first start, after a fall, and after a power cut."""
 
 from __future__ import annotations
 
@@ -49,13 +46,13 @@ async def load_topic(
     *,
     lacks: Collection[bytes] = (),
 ) -> TopicState:
-    """The topic as the store has it: metadata, mark, undecided pointers, producers, what was written since, readers.
+    """The topic's state: metadata, mark, undecided pointers, producers, messages since the mark, readers.
 
     Args:
-      lacks: kinds of system rows that it does not have: ``Claim.lacks``.
+      lacks: kinds of system rows that the topic does not have: ``Claim.lacks``.
     Raises:
       StoreError: the store cannot be read.
-      DamagedRow: the metadata row cannot be; nothing is guessed about a topic.
+      DamagedRow: the metadata row cannot be decoded; nothing is guessed about a topic.
     """
     state = TopicState(name, limits, authority=NoAuthority() if authority is None else authority)
     value = await store.get(Table.METADATA, metadata_key(name))
@@ -92,7 +89,7 @@ async def _load_high_water(name: TopicName, generation: int, store: Store) -> Hi
     try:
         return HighWater.decode(value)
     except DamagedRow as error:
-        # Everything in it but the topic's time can be had from the rows themselves, only slower.
+        # The rows themselves have everything that is in it but the topic's time; reading them only takes longer.
         log.warning(
             "high-water mark unreadable, replaying the whole topic", extra={"topic": str(name), "why": str(error)}
         )
@@ -112,7 +109,7 @@ async def _load_pointers(state: TopicState, generation: int, store: Store) -> No
             try:
                 state.pending[pointer] = Pending.decode(pointer, value)
             except DamagedRow as error:
-                # Who sees its messages is not decided here; it can still be rolled back, by looking everywhere.
+                # The authority decides who sees its messages; it can still be rolled back, by reading the whole topic.
                 log.warning(
                     "pointer row unreadable",
                     extra={"topic": str(state.name), "pointer": pointer, "why": str(error)},
@@ -140,22 +137,19 @@ async def _load_readers(state: TopicState, generation: int, store: Store) -> Non
             try:
                 state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
             except (DamagedRow, UnicodeDecodeError) as error:
-                # One reader's position is not worth a whole topic; the row stays for somebody to look at.
+                # One reader's position is not worth a whole topic; the row stays for an operator to look at.
                 log.warning("reader unreadable", extra={"topic": str(state.name), "key": key.hex(), "why": str(error)})
         return True
 
     await store.scan(Table.METADATA, start, stop_after(start), take)
 
 
-# --- load producers --------------------------------------------------------------------------------
-
-
 async def load_producers(state: TopicState, generation: int, store: Store) -> None:
-    """Fill the topic's book from its rows; what was stored since is replayed behind it.
+    """Load what the topic remembers of producers; the replay of messages since the mark comes after it.
 
     Raises:
       StoreError: the store cannot be read.
-      DamagedRow: the row that says what the others mean cannot be; nothing is accepted unchecked.
+      DamagedRow: the row that says how to read the others cannot be decoded; no message is accepted unchecked.
     """
     value = await store.get(Table.METADATA, system_key(PRODUCERS, state.name, generation))
     if value is None:
@@ -169,7 +163,7 @@ async def load_producers(state: TopicState, generation: int, store: Store) -> No
             try:
                 found[name] = Producer.decode(name, row)
             except DamagedRow as error:
-                # One producer's, so the others go on; its own requests are refused until somebody deletes it.
+                # The other producers go on; requests of this one are refused until it is deleted.
                 log.warning(
                     "producer row unreadable", extra={"topic": str(state.name), "producer": name, "why": str(error)}
                 )

@@ -1,16 +1,16 @@
-"""The mailbox of an actor: tickets, bounds, an answer for every caller; and calls that many callers share.
+"""The mailbox of an actor: requests wait in it as tickets, within bounds, and every ticket is settled in the end.
 
-The mailbox: how anybody asks an actor, and how everybody is answered in the end.
-
-``ask`` puts a ticket in without waiting (full: Overloaded, nothing happened) and waits for its answer. A
-caller may leave; what the actor has taken still happens. Whoever falls or closes settles every ticket it
-had taken, so nobody waits for ever.
+``ask`` queues a ticket without waiting (a full mailbox raises Overloaded, and nothing happened), then waits for the
+answer. A caller may leave: what the actor has received still happens. An actor that falls or ends settles every ticket
+it has received, so that no caller waits for ever.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import outcome
 import trio
 
 from actors.future import Future
@@ -25,7 +25,7 @@ A = TypeVar("A")
 
 
 class Ticket(Future[A]):
-    """One ask of an actor."""
+    """One request to an actor, and the future of its answer."""
 
     __slots__ = ("ask", "taken")
 
@@ -37,102 +37,130 @@ class Ticket(Future[A]):
 
 
 class Mailbox:
-    """A bounded queue of tickets with one receiver, which may fall and come back while it stays open."""
+    """A bounded queue of tickets with one receiver, which may fall and come back while the mailbox stays open."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
-        self._send, self._receive = trio.open_memory_channel[Ticket[Any]](max_requests)
+        self._queue: deque[Ticket[Any]] = deque()
+        self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._bytes = 0
-        self.on_leave: Callable[[Ticket[Any]], object] = _nobody_to_tell
-        #: Why nothing is taken just now; None while the receiver is well.
+        self._is_closed = False
+        self._receiver: trio.lowlevel.Task | None = None
+        #: Called with the ticket of a caller that leaves; the actor at work sets it.
+        self.on_leave: Callable[[Ticket[Any]], object] = _drop_abandoned
+        #: Makes the error for requests that are refused just now; None while the actor takes them.
         self.closed_for: Callable[[], PlainsongError] | None = None
 
     def __len__(self) -> int:
-        return self._receive.statistics().current_buffer_used
+        return len(self._queue)
 
     @property
     def bytes(self) -> int:
-        """What the waiting tickets hold in memory."""
+        """Memory that the waiting tickets hold."""
         return self._bytes
 
     async def ask(self, ask: Ask[A]) -> A:
-        """The answer to ``ask``.
+        """Queue ``ask``, and return its answer.
 
         Raises:
           Overloaded: the mailbox is full; nothing happened.
-          ShuttingDown, Recovering: not taken; nothing happened.
-          OutcomeUnknown: the actor fell while writing; it may have happened.
-          PlainsongError: whatever the rules refuse.
+          ShuttingDown, Recovering: refused; nothing happened.
+          OutcomeUnknown: the actor fell during the commit; it may have happened.
+          PlainsongError: the core refuses it.
         """
         ticket = Ticket(ask)
         self.put(ticket)
         return await ticket.wait(self._left)
 
     def put(self, ticket: Ticket[Any]) -> None:
-        """Queue a ticket, without waiting. Raises as ``ask`` does for what is not taken."""
+        """Queue a ticket, without waiting. Raises as ``ask`` does when the ticket is refused."""
         if self.closed_for is not None:
             raise self.closed_for()
         size = ticket.ask.size
         if self._bytes and self._bytes + size > self._max_bytes:
             raise Overloaded(f"{self._bytes} bytes wait for this topic already")
-        try:
-            self._send.send_nowait(ticket)
-        except trio.WouldBlock:
-            raise Overloaded(f"{len(self)} requests wait for this topic already") from None
-        except trio.ClosedResourceError:
-            raise ShuttingDown("the daemon is shutting down") from None
+        if self._is_closed:
+            raise ShuttingDown("the daemon is shutting down")
+        if len(self._queue) >= self._max_requests:
+            raise Overloaded(f"{len(self._queue)} requests wait for this topic already")
+        self._queue.append(ticket)
         self._bytes += size
+        if self._receiver is not None:
+            self.wake()
 
-    async def receive_batch(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
-        """At least one ticket, and whatever else has arrived, within the bounds.
+    async def receive_batch(
+        self, max_requests: int, max_bytes: int, deadline_s: float | None = None
+    ) -> list[Ticket[Any]]:
+        """Wait for a ticket, then return all that have arrived, within the bounds.
+
+        The list is empty when ``wake`` is called or the deadline passes before a ticket arrives.
 
         Raises:
-          trio.EndOfChannel: closed, and everything that was put in has been received.
+          trio.EndOfChannel: the mailbox is closed, and all its tickets have been received.
         """
-        tickets = [await self._receive.receive()]
-        size = tickets[0].ask.size
-        try:
-            while len(tickets) < max_requests and size < max_bytes:
-                ticket = self._receive.receive_nowait()
-                tickets.append(ticket)
-                size += ticket.ask.size
-        except (trio.WouldBlock, trio.EndOfChannel):
-            pass
-        self._bytes -= size
-        for ticket in tickets:
+        if self._queue:
+            await trio.lowlevel.checkpoint()  # callers that are ready to run put their tickets into this batch
+        elif self._is_closed:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise trio.EndOfChannel
+        elif deadline_s is None:
+            await self._park()
+        else:
+            with trio.move_on_at(deadline_s):
+                await self._park()
+        return self._take(max_requests, max_bytes)
+
+    async def _park(self) -> None:
+        self._receiver = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._receiver = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _take(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
+        tickets: list[Ticket[Any]] = []
+        size = 0
+        while self._queue and len(tickets) < max_requests and (size < max_bytes or not tickets):
+            ticket = self._queue.popleft()
             ticket.taken = True
+            size += ticket.ask.size
+            tickets.append(ticket)
+        self._bytes -= size
         return tickets
 
+    def wake(self) -> None:
+        """Let the receiver return from its wait, with an empty list if nothing has arrived."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            trio.lowlevel.reschedule(receiver)
+
     def _left(self, ticket: Ticket[Any]) -> None:
-        # Asked when the caller leaves: the receiver may be another one than when the ticket was put in.
+        # Looked up when the caller leaves: another actor may have come since the ticket was queued.
         self.on_leave(ticket)
 
     def drain(self, error: Callable[[], PlainsongError]) -> None:
-        """Settle everything that waits, unread."""
-        try:
-            while True:
-                ticket = self._receive.receive_nowait()
-                self._bytes -= ticket.ask.size
-                ticket.settle(error())
-        except (trio.WouldBlock, trio.EndOfChannel):
-            pass
+        """Settle everything that waits with an error: nothing happened."""
+        while self._queue:
+            ticket = self._queue.popleft()
+            self._bytes -= ticket.ask.size
+            ticket.settle(error())
 
     def close(self) -> None:
-        """Take no more; the receiver gets what is in, then EndOfChannel. Idempotent."""
-        self._send.close()
+        """Refuse new tickets; the receiver gets the waiting ones, then EndOfChannel. Idempotent."""
+        self._is_closed = True
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            trio.lowlevel.reschedule(receiver, outcome.Error(trio.EndOfChannel()))
 
 
-def _nobody_to_tell(ticket: Ticket[Any]) -> None:
-    """No actor is running: the ticket is dropped when it is received."""
-
-
-# --- together --------------------------------------------------------------------------------------
-#
-# One call for all who wanted it before it began: whoever comes later waits for the next one.
+def _drop_abandoned(ticket: Ticket[Any]) -> None:
+    """No actor is at work: nothing waits for this ticket but the queue."""
 
 
 class _Round:
-    """A call to come, or under way, and those who share it."""
+    """One call, waiting or under way, and the callers that share it."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
@@ -141,7 +169,10 @@ class _Round:
 
 
 class SingleFlight:
-    """Calls one after the other, each for all who gathered while the one before was under way."""
+    """Makes one call at a time; each call serves all callers that arrived before it began.
+
+    A caller that arrives during a call waits for the next one: the call under way may have read what is old by now.
+    """
 
     def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
         self._call = call
@@ -149,7 +180,7 @@ class SingleFlight:
         self._next: _Round | None = None
 
     async def __call__(self) -> None:
-        """Returns after a call that began later than this. Raises what that raised."""
+        """Returns after a call that began after this one. Raises what that call raised."""
         while True:
             mine = self._next
             if mine is None:
@@ -163,14 +194,14 @@ class SingleFlight:
                 return
 
     async def _lead(self, mine: _Round) -> None:
-        """Make the call; when whoever leads is cancelled, one of the others leads the next round."""
+        """Make the call. If the leader is cancelled, another caller leads the next round."""
         try:
             async with self._turn:
                 self._next = None
                 try:
                     await self._call()
                     mine.happened = True
-                except Exception as error:  # noqa: BLE001  # it is raised again, for each of them
+                except Exception as error:  # noqa: BLE001  # it is raised again, for each caller
                     mine.error = error
         finally:
             if self._next is mine:

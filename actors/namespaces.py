@@ -1,9 +1,10 @@
 """Properties of namespaces: read at the start, durable before they are in force, shared by all topics.
 
-enabled    producers are remembered      disabled    they are not      inherit    as the service's default says
+    enabled    producers are remembered      disabled    they are not      inherit    as the service's default says
 
-Where several instances share the store, whoever writes a row tells the others before it answers, and they read it
-again; who cannot be told reads all rows again within ``REFRESH_S``, and as soon as it is back among the others.
+Where several instances share the store, the instance that writes a row notifies the others before it answers, and they
+read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it is
+back in the cluster.
 """
 
 from __future__ import annotations
@@ -38,38 +39,38 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-#: What is claimed to write a namespace's row: no topic has an empty namespace.
-_CLAIMED = TopicName("", "namespaces")
-#: How often all rows are read again where other instances write them too.
+#: The name to claim before writing a namespace's row; no topic has an empty namespace.
+_CLAIM_NAME = TopicName("", "namespaces")
+#: The interval of reading all rows again where other instances write them too.
 REFRESH_S = 15.0
-#: How often a change is tried that another instance's change to a namespace came in between.
+#: Attempts at a change, if changes of other instances come in between.
 ATTEMPTS = 3
 CHOICES: tuple[Deduplication, ...] = ("inherit", "enabled", "disabled")
 
 
 class Namespaces:
-    """What every namespace says; ``load`` it before topics are opened."""
+    """The properties of every namespace; ``load`` them before topics are opened."""
 
     def __init__(
-        self, store: Store, *, default: bool = True, tell: Callable[[str], Awaitable[object]] | None = None
+        self, store: Store, *, default: bool = True, notify: Callable[[str], Awaitable[object]] | None = None
     ) -> None:
         """
         Args:
-          default: whether producers are remembered where nobody says (``deduplication.default``).
-          tell: has other instances read a namespace again, and waits for them within a bound; must not raise.
+          default: whether producers are remembered where a namespace says nothing (``deduplication.default``).
+          notify: has other instances read a namespace again, and waits for them within a bound; must not raise.
         """
-        self._tell = tell
+        self._notify = notify
         self._store = store
         self._default = default
         self._known: dict[str, NamespaceProperties] = {}
         self._writing = trio.Lock()
-        self._missed = trio.Event()
+        self._reload = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Namespaces {len(self._known)} with properties>"
 
     async def load(self) -> None:
-        """Read all rows; one that cannot be read is told of, and counts as saying nothing. Raises StoreError."""
+        """Read all rows; a damaged one is logged, and counts as absent. Raises StoreError."""
         start = SYSTEM + NAMESPACE
         found: list[Row] = []
 
@@ -85,30 +86,30 @@ class Namespaces:
                 log.warning("namespace row unreadable", extra={"key": key.hex(), "why": str(error)})
 
     async def read_again(self, namespace: str) -> None:
-        """Another instance has changed a namespace. Raises StoreError, DamagedRow: what was known stays in force."""
+        """Read a namespace that another instance has changed. Raises StoreError, DamagedRow: nothing changes."""
         value = await self._store.get(Table.METADATA, namespace_key(namespace))
         if value is None:
             self._known.pop(namespace, None)
         else:
             self._known[namespace] = NamespaceProperties.decode(value)
 
-    def look_again(self) -> None:
-        """A change may have been missed, as before this instance was among the others: ``run`` reads all rows again."""
-        self._missed.set()
+    def reload_soon(self) -> None:
+        """Make ``run`` read all rows now: this instance may have missed a change while it was not in the cluster."""
+        self._reload.set()
 
     async def run(self) -> None:
-        """Read all rows again and again, where other instances write them too; returns at once where none does."""
+        """Read all rows periodically, where other instances write them too; else return at once."""
         while self._store.traits.shared:
             with trio.move_on_after(REFRESH_S):
-                await self._missed.wait()
-            self._missed = trio.Event()
+                await self._reload.wait()
+            self._reload = trio.Event()
             try:
                 await self.load()
             except PlainsongError as error:
                 log.warning("namespaces not read again", extra={"why": error.detail})
 
     def policy(self, namespace: str) -> NamespacePolicy:
-        """What the namespace says about producers; asked for every step of every topic, never waits."""
+        """The namespace's policy for producers; called for every step of every topic, never waits."""
         known = self._known.get(namespace)
         if known is None:
             return INHERITED
@@ -116,18 +117,18 @@ class Namespaces:
         return NamespacePolicy(enabled, known.switched)
 
     def properties(self, namespace: str) -> dict[str, str]:
-        """As ``GET`` answers them: every property, every value a string."""
+        """All properties as ``GET`` answers them, every value a string."""
         known = self._known.get(namespace, NamespaceProperties())
         return {"deduplication": known.deduplication}
 
     async def put(self, namespace: str, given: object) -> dict[str, str]:
-        """Replace a namespace's properties by ``given`` (a decoded JSON object, or None); what they are now.
+        """Replace a namespace's properties by ``given`` (a decoded JSON object, or None); returns the new ones.
 
-        Durable when this returns, and in force for the next step of each of its topics.
+        They are durable when this returns, and in force for the next step of each of its topics.
 
         Raises:
           InvalidProperty: an unknown key, or a value that is not allowed; nothing happened.
-          StoreError: nobody knows whether it is written; it is not in force.
+          StoreError: the outcome is unknown; the change is not in force.
         """
         chosen = _parsed(given)
         async with self._writing:
@@ -138,15 +139,15 @@ class Namespaces:
                 except Deposed:
                     if attempt + 1 == ATTEMPTS:
                         raise
-            # Whoever wrote what is there already may have fallen before the others were told.
-            if (changed or self._store.traits.shared) and self._tell is not None:
-                await self._tell(namespace)
+            # An instance that wrote these properties before may have failed before it notified the others.
+            if (changed or self._store.traits.shared) and self._notify is not None:
+                await self._notify(namespace)
         return self.properties(namespace)
 
     async def _put(self, namespace: str, chosen: Deduplication) -> bool:
-        """Whether the row had to be written. Raises Deposed when another instance writes one at the same time."""
+        """Whether the row had to be written. Raises Deposed if another instance writes one at the same time."""
         shared = self._store.traits.shared
-        claim = await self._store.claim(_CLAIMED) if shared else None
+        claim = await self._store.claim(_CLAIM_NAME) if shared else None
         if shared:
             await self.read_again(namespace)
         old = self._known.get(namespace, NamespaceProperties())
@@ -157,7 +158,7 @@ class Namespaces:
         if new == old:
             return False
         row = put_one(Table.METADATA, namespace_key(namespace), new.encode())
-        await self._store.write([row], claim=claim or await self._store.claim(_CLAIMED))
+        await self._store.write([row], claim=claim or await self._store.claim(_CLAIM_NAME))
         self._known[namespace] = new
         return True
 
@@ -180,15 +181,15 @@ class Namespaces:
         return sorted(found)
 
     async def _is_alive(self, namespace: str) -> bool:
-        """Whether a topic lives in it."""
+        """Whether a namespace has a living topic."""
         alive = False
 
-        def look(rows: list[Row]) -> bool:
+        def any_lives(rows: list[Row]) -> bool:
             nonlocal alive
             alive = any(map(_lives, rows))
             return not alive
 
-        await self._store.scan(Table.METADATA, *namespace_range(namespace), look, first_chunk=8)
+        await self._store.scan(Table.METADATA, *namespace_range(namespace), any_lives, first_chunk=8)
         return alive
 
 

@@ -1,7 +1,4 @@
-"""What actors observe and report: events for metrics, the clock, and the free space of the disk.
-
-What actors tell whoever counts: plain calls that cost nothing when nobody does, and must never fail.
-"""
+"""What actors observe and report: events for metrics, the clock, and the free space of the disk."""
 
 from __future__ import annotations
 
@@ -19,109 +16,105 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 
+log = logging.getLogger(__name__)
+
+
 class Observer(Protocol):
-    """Told by the actors, on the event loop; must return at once and not raise."""
+    """Takes the events of topics, on the event loop; every call returns at once and does not raise."""
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
-        """A commit of so many publishes and messages was made durable in ``write_s`` seconds."""
+        """A commit of ``requests`` publishes with ``messages`` messages was made durable in ``write_s`` seconds."""
 
-    def told(self, told: Mapping[str, int]) -> None:
-        """What became of producers' requests and of producers, counted by the words of ``Step.producer_outcomes``."""
+    def producer_events(self, counts: Mapping[str, int]) -> None:
+        """Outcomes of producers' requests, and removals of producers, counted as in ``Step.producer_outcomes``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """An actor fell and will be loaded again."""
+        """A topic's actor fell, and will be loaded again."""
 
     def deposed(self, name: TopicName) -> None:
-        """The store said that another instance has claimed a topic that was open here."""
+        """The store said that another instance has claimed an open topic."""
 
     def handed_over(self, topics: int, seconds: float) -> None:
-        """So many topics that are other instances' now have been let go, ``seconds`` after that was known."""
+        """This instance has handed over ``topics`` topics, ``seconds`` after their owners changed."""
 
     def loaded(self, name: TopicName, load_s: float) -> None:
         """A topic was loaded from disk in ``load_s`` seconds."""
 
     def cleaned(self, expired: int, purged: int) -> None:
-        """The janitor removed rows: expired ones, and ones of gone generations."""
+        """The janitor removed rows: expired ones, and ones of purged generations."""
 
 
 class NoObserver:
-    """Nobody counts."""
+    """Ignores all events."""
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
-        """Nothing."""
+        """Ignored."""
 
-    def told(self, told: Mapping[str, int]) -> None:
-        """Nothing."""
+    def producer_events(self, counts: Mapping[str, int]) -> None:
+        """Ignored."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def deposed(self, name: TopicName) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def handed_over(self, topics: int, seconds: float) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def loaded(self, name: TopicName, load_s: float) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def cleaned(self, expired: int, purged: int) -> None:
-        """Nothing."""
-
-
-# --- transaction observer --------------------------------------------------------------------------
-#
-# What the transaction service tells whoever counts: plain calls that cost nothing when nobody does.
+        """Ignored."""
 
 
 class TransactionObserver(Protocol):
-    """Told by the service, on the event loop; must return at once and not raise."""
+    """Takes the events of the transaction service, on the event loop; every call returns at once and does not raise."""
 
     def decided(self, state: State, count: int) -> None:
-        """So many transactions became committed, aborted or invalid, durably."""
+        """``count`` transactions became committed, aborted or invalid, durably."""
 
     def conflicted(self) -> None:
-        """A change set met a committed one."""
+        """A change set conflicts with a committed one."""
 
     def timed_out(self, count: int) -> None:
-        """So many of the invalid ones are so because their time was over."""
+        """``count`` transactions became invalid because they timed out."""
 
     def fell(self, error: BaseException) -> None:
-        """The service fell and is loaded again."""
+        """The service's actor fell, and will be loaded again."""
 
     def loaded(self, load_s: float) -> None:
-        """It was loaded from disk in ``load_s`` seconds."""
+        """The service was loaded from disk in ``load_s`` seconds."""
 
 
 class NoTransactionObserver:
-    """Nobody counts."""
+    """Ignores all events."""
 
     def decided(self, state: State, count: int) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def conflicted(self) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def timed_out(self, count: int) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def fell(self, error: BaseException) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def loaded(self, load_s: float) -> None:
-        """Nothing."""
+        """Ignored."""
 
 
-# --- clock -----------------------------------------------------------------------------------------
-#
-# The machine's clock, watched: the only place of the daemon that asks what time it is.
+# --- clock: the only place of the daemon that reads the time ---------------------------------------
 
 
 class Clock(Protocol):
     """Tells the time in milliseconds since 1970; may jump either way."""
 
     regressions: int
-    """How often it was seen to go back."""
+    """How often it was observed to go back."""
 
     def now_ms(self) -> int:
         """The time now."""
@@ -129,7 +122,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The operating system's clock; counts how often it was seen to go back."""
+    """The operating system's clock; counts how often it goes back."""
 
     def __init__(self) -> None:
         self.regressions = 0
@@ -144,18 +137,15 @@ class SystemClock:
         return now_ms
 
 
-# --- space -----------------------------------------------------------------------------------------
-#
-# Watching the disk: LevelDB needs room to delete, so publishes stop while there still is some.
+# --- disk space: LevelDB needs room to delete, so publishes stop while some is left ----------------
 
 
-log = logging.getLogger(__name__)
-#: Seconds between looks at the disk; a gigabyte a second would need a gibibyte of ``min_free_bytes``.
+#: Seconds between checks of the disk; a gigabyte a second would need a gibibyte of ``min_free_bytes``.
 DISK_CHECK_INTERVAL_S = 1.0
 
 
 class SpaceGuard:
-    """Whether the disk is nearly full; everybody may ask, one task looks."""
+    """Knows whether the disk is nearly full; one task checks it."""
 
     def __init__(self, store: Store, min_free_bytes: int) -> None:
         self._store = store
@@ -165,7 +155,7 @@ class SpaceGuard:
         self.look()
 
     def look(self) -> bool:
-        """Look now; says so in the log when it changes."""
+        """Check the disk now; whether it is nearly full. Logs a change."""
         self.free_bytes = self._store.statistics().free_bytes
         low = self.free_bytes is not None and self.free_bytes < self._min_free_bytes
         if low != self.low:
@@ -175,7 +165,7 @@ class SpaceGuard:
         return low
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Check the disk periodically."""
         while True:
             await trio.sleep(DISK_CHECK_INTERVAL_S)
             self.look()

@@ -1,9 +1,7 @@
-"""Which instance owns which topic, and how long this one leaves a topic that another has claimed.
+"""Which instance owns which topic, as far as this one knows, and pauses before it claims a lost topic back.
 
-Which instance owns which topic, as far as this one knows: what the directory and the router ask.
-
-It says where to send a request, and when to let a topic go. Safety does not rest on it: a store that several instances
-share refuses the commits of whoever was replaced.
+The router asks where to send a request, and the directory which topics to close. Safety does not rest on it: a store
+that several instances share refuses the commits of a replaced owner.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Instance:
 
 
 class Ownership(Protocol):
-    """The latest view of who owns what; asked on the event loop, never waits."""
+    """The latest view of the owners; for the event loop, never waits."""
 
     @property
     def me(self) -> Instance:
@@ -40,32 +38,32 @@ class Ownership(Protocol):
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """All that are there, this one included, those that have left all they had not; sorted by name."""
+        """All members, this one included, sorted by name; not those that have handed over everything to leave."""
         ...
 
     def owner(self, name: TopicName) -> Instance | None:
-        """Who owns a topic, whether it exists or not; None: nobody just now."""
+        """The owner of a topic, whether the topic exists or not; None: no instance just now."""
         ...
 
     def is_mine(self, name: TopicName) -> bool:
-        """Whether this instance owns it, and may claim it."""
+        """Whether this instance owns a topic, and may claim it."""
         ...
 
     def slices_of(self, instance: str) -> int:
-        """In how many slices an instance takes part (``plainsong/protocol/cluster.py``); 0: in none, or it is not there."""
+        """The number of an instance's slices (``plainsong/protocol/cluster.py``); 0 if it is no member."""
         ...
 
     def deposed(self, name: TopicName) -> None:
-        """The store said that another instance has claimed a topic: where the view is old, it is not ours any more."""
+        """The store said that another instance has claimed a topic: a view that says otherwise is out of date."""
         ...
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        """Have ``told`` called, on the event loop, after every change of the view."""
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener``, on the event loop, after every change of the view."""
         ...
 
 
 class Alone:
-    """The ownership of a daemon without others: everything is its own, always."""
+    """The ownership of a daemon without other instances: it owns everything."""
 
     def __init__(self, address: str = "") -> None:
         self._me = Instance("alone", address)
@@ -96,30 +94,28 @@ class Alone:
         return SLICES
 
     def deposed(self, name: TopicName) -> None:
-        """Somebody else uses the same store without ZooKeeper: the next request claims the topic again."""
+        """Another daemon uses the same store without ZooKeeper: the next request claims the topic again."""
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        """Nothing ever changes."""
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Never called: nothing changes."""
 
 
-# --- pausing ---------------------------------------------------------------------------------------
+# --- pauses before a topic is claimed back ---------------------------------------------------------
 #
-# How long a topic that another instance has claimed is left to it: a little at first, then longer and longer.
-#
-# Two instances whose views of who owns a topic disagree would otherwise take it from each other with every request.
+# Two instances whose views of a topic's owner disagree would otherwise take it from each other with every request.
 
 
 #: The first pause, and the longest; each is twice the one before.
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
-#: Time without being deposed after which the first pause is the next one again.
+#: Time without being deposed after which pauses begin anew.
 FORGET_PAUSES_S = 60.0
-#: Topics remembered; beyond them the one deposed longest ago is forgotten.
+#: Topics remembered; beyond, the one deposed longest ago is forgotten.
 MAX_TOPICS = 10_000
 
 
 class _Pause(NamedTuple):
-    """How often in a row, and when last; both clocks are trio's, in seconds."""
+    """How often in a row, and when last; times are trio's, in seconds."""
 
     times: int
     since_s: float
@@ -127,7 +123,7 @@ class _Pause(NamedTuple):
 
 
 class ClaimPauses:
-    """The topics that were taken from this instance lately."""
+    """The topics that other instances have claimed from this one lately."""
 
     def __init__(self) -> None:
         self._pauses: OrderedDict[TopicName, _Pause] = OrderedDict()
@@ -136,7 +132,7 @@ class ClaimPauses:
         return len(self._pauses)
 
     def begin(self, name: TopicName, now_s: float) -> float:
-        """The topic was taken just now; for how many seconds it is not to be claimed again."""
+        """Begin a pause: another instance has claimed the topic. Returns its length in seconds."""
         before = self._pauses.pop(name, None)
         times = 1 if before is None or now_s - before.since_s > FORGET_PAUSES_S else before.times + 1
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 20), LONGEST_PAUSE_S)
@@ -146,11 +142,11 @@ class ClaimPauses:
         return pause_s
 
     def holds(self, name: TopicName, now_s: float) -> bool:
-        """Whether the topic is not to be claimed yet."""
+        """Whether the topic must not be claimed yet."""
         pause = self._pauses.get(name)
         return pause is not None and now_s < pause.until_s
 
     def end(self) -> None:
-        """The view has changed: whoever owns a topic now may claim it at once. How often is not forgotten."""
+        """End all pauses: the view has changed, so an owner may claim at once. The counts stay."""
         for name, pause in self._pauses.items():
             self._pauses[name] = pause._replace(until_s=pause.since_s)

@@ -1,11 +1,9 @@
 """Undecided write pointers: the topics with rows of each, waiting readers, and enlistments.
 
-Which topics have rows of which undecided write pointer, what is being written, and who waits for a decision.
-
-Shared by all topic actors and the transaction service, on one event loop. It is an index of the pointer rows of
-the metadata table, made from them at the start: a topic writes such a row in the very commit that first uses a
-pointer, so nothing can be missing here. Where a store may cut a commit off before that row, topics are looked
-through for what was left, as their own load does it.
+All topic actors and the transaction service share the index, on one event loop. It is built from the pointer rows of
+the metadata table at the start: a topic writes such a row in the commit that first uses a pointer, so the index misses
+nothing. Where a store may cut a commit off before that row, the start reads the topics for pointers that were left
+behind, as their own load does.
 """
 
 from __future__ import annotations
@@ -31,8 +29,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.manager import ManagerCore
     from storage.base import Row, Store
 
+    #: ``TransactionService.enlist``, at its owner.
+    AskService = Callable[[int, TopicName], Awaitable[bool]]
+
+A = TypeVar("A")
 _LIST_ROWS = 500
-#: Pointers of which is remembered when those who waited were let go; of older ones "lately" is assumed.
+#: Pointers whose last wake-up is remembered; for older ones a reader assumes a recent wake-up, and looks again.
 REMEMBERED_WAKES = 4096
 
 
@@ -60,7 +62,7 @@ class PointerIndex:
 
     @property
     def mark(self) -> int:
-        """A point in the order of all that becomes of pointers; taken before reading, and given to ``wait``."""
+        """The number of the latest decision; a reader takes it before it reads, and passes it to ``wait``."""
         return self._mark
 
     @property
@@ -69,7 +71,7 @@ class PointerIndex:
         return self._waiters
 
     async def load(self, store: Store) -> None:
-        """Learn every pointer row of the store; of one that others write too, each topic's when it is opened.
+        """Read every pointer row; on a store that other instances share, each topic adds its own when it is opened.
 
         Raises StoreError.
         """
@@ -88,7 +90,7 @@ class PointerIndex:
                 try:
                     state = await load_topic(topic_of(key)[0], store, TopicLimits())
                 except DamagedRow:
-                    continue  # nobody can use that topic, and its own load says so
+                    continue  # that topic cannot be used, and its own load says so
                 changed = transactional_pointers(state.changed)
                 self.begin(state.name, changed)
                 self.end(changed)
@@ -99,13 +101,13 @@ class PointerIndex:
     # --- topics -----------------------------------------------------------------------------------
 
     def begin(self, name: TopicName, pointers: Iterable[int]) -> None:
-        """A topic is about to write rows of these pointers."""
+        """Note that a topic is about to write rows of these pointers."""
         for pointer in pointers:
             self._topics.setdefault(pointer, set()).add(name)
             self._writing[pointer] = self._writing.get(pointer, 0) + 1
 
     def end(self, pointers: Iterable[int]) -> None:
-        """That write is over, however it ended."""
+        """Note that the write has ended, however it ended."""
         for pointer in pointers:
             left = self._writing[pointer] - 1
             if left:
@@ -116,7 +118,7 @@ class PointerIndex:
         self._quiet = trio.Event()
 
     def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
-        """A topic has removed its rows about these pointers."""
+        """Note that a topic has removed its rows about these pointers."""
         for pointer in pointers:
             topics = self._topics.get(pointer)
             if topics is not None:
@@ -125,7 +127,7 @@ class PointerIndex:
                     del self._topics[pointer]
 
     def leave(self, name: TopicName) -> None:
-        """A topic is not open here any more: who owns it next knows what it has."""
+        """Drop a topic that is no longer open here: its next owner knows its pointers."""
         self._decided.pop(name, None)
         self.drop(name, [pointer for pointer, names in self._topics.items() if name in names])
 
@@ -143,15 +145,15 @@ class PointerIndex:
         return found
 
     def undecided(self) -> list[int]:
-        """Every pointer that some topic has rows of, as far as is known here."""
+        """Every pointer that an open topic has rows of."""
         return list(self._topics)
 
     def watched(self) -> list[int]:
-        """These, and those that somebody waits for."""
+        """The undecided pointers, and those that polls wait for."""
         return [*self._topics, *self._waiting]
 
     def oldest_by_topic(self) -> dict[TopicName, int]:
-        """The oldest such pointer of each topic that has one."""
+        """The oldest pointer of each topic that has any."""
         oldest: dict[TopicName, int] = {}
         for pointer, names in self._topics.items():
             for name in names:
@@ -159,7 +161,7 @@ class PointerIndex:
         return oldest
 
     def busy(self, pointers: Iterable[int]) -> bool:
-        """Whether some topic is writing rows of any of these right now."""
+        """Whether a topic is writing rows of any of these now."""
         return any(pointer in self._writing for pointer in pointers)
 
     async def quiet(self, pointers: Iterable[int]) -> None:
@@ -169,16 +171,16 @@ class PointerIndex:
             await self._quiet.wait()
 
     def decided(self, pointers: Iterable[int]) -> None:
-        """These are committed or aborted, durably: topics may forget them, and whoever waits goes on."""
+        """Note that these are committed or aborted, durably: topics may forget them, and waiting polls go on."""
         for pointer in pointers:
             for name in self._topics.pop(pointer, ()):
                 self._decided.setdefault(name, []).append(pointer)
             self.wake(pointer)
 
-    # --- polls that are held ----------------------------------------------------------------------
+    # --- polls that an undecided pointer blocks ---------------------------------------------------
 
     def wake(self, pointer: int) -> None:
-        """Let those go on who wait for this pointer: decided, invalid, or rolled back."""
+        """Let the polls go on that wait for this pointer: it was decided, became invalid, or was rolled back."""
         self._mark += 1
         self._woken[pointer] = self._mark
         self._woken.move_to_end(pointer)
@@ -189,12 +191,12 @@ class PointerIndex:
             waiting[0].set()
 
     async def wait(self, pointer: int, since: int | None = None) -> None:
-        """Wait until something has become of ``pointer``; the caller looks again, and may find it undecided still.
+        """Wait until ``pointer`` is woken; the caller looks again, and may find it still undecided.
 
         Args:
-          since: the ``mark`` before the caller read that the pointer is undecided: nothing since then is missed.
+          since: the ``mark`` from before the caller read that the pointer is undecided: no later wake-up is missed.
         Raises:
-          Overloaded: too many wait already.
+          Overloaded: too many polls wait already.
         """
         if self._closed or (since is not None and max(self._woken.get(pointer, 0), self._forgotten) > since):
             await trio.lowlevel.checkpoint()
@@ -216,31 +218,28 @@ class PointerIndex:
                     self._waiting[pointer] = (event, current[1] - 1)
 
     def close(self) -> None:
-        """Let everybody go on, now and later: the daemon is leaving."""
+        """Let all polls go on, now and later: the daemon shuts down."""
         self._closed = True
         for pointer in list(self._waiting):
             self.wake(pointer)
 
 
-# --- whereabouts -----------------------------------------------------------------------------------
+# --- pointer locations: where undecided transactions have rows, over the topics of all instances ---
 #
-# Where undecided transactions have rows, over all topics of all instances: what the service needs to find them
-# again.
-#
-# Topics are enlisted before they write, and the service keeps that. What was written before topics were enlisted,
-# when this store was another kind of store or had one instance, stands in the topics' own rows about pointers,
-# which are read once by every new owner of the service.
+# Topics are enlisted before they write, and the service keeps the enlistments. Rows from before topics were enlisted,
+# when this was another kind of store or had a single instance, are found by the topics' own rows about pointers, which
+# every new owner of the service reads once.
 
 
 class PointerLocations(Protocol):
-    """Which topics have, or are about to have, rows of which pointers; ``PointerIndex`` is one, of its own topics."""
+    """The topics that have, or are about to have, rows of a pointer; ``PointerIndex`` knows those of its own topics."""
 
     def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
         """The topics that have, or may have, rows of any of these."""
         ...
 
     def oldest_by_topic(self) -> Mapping[TopicName, int]:
-        """The oldest such pointer of each topic that has one."""
+        """The oldest pointer of each topic that has any."""
         ...
 
 
@@ -254,7 +253,7 @@ async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
                 name, _, pointer = parse_pointer_key(key)
             except DamagedRow:
                 continue  # the topic's own load says so
-            if pointer > 0:  # below, somebody stages: no transaction is about it
+            if pointer > 0:  # below 0 it is a producer's staging, and belongs to no transaction
                 found.setdefault(pointer, set()).add(name)
         return True
 
@@ -263,7 +262,7 @@ async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
 
 
 class ClusterPointerLocations:
-    """Implements ``Whereabouts`` from what the service keeps and what the store says."""
+    """Implements ``PointerLocations`` from the service's enlistments and the topics' rows about pointers."""
 
     def __init__(self) -> None:
         self._found: dict[int, set[TopicName]] = {}
@@ -273,22 +272,22 @@ class ClusterPointerLocations:
         return len(self._found)
 
     async def load(self, store: Store, core: ManagerCore) -> None:
-        """Begin with what the service keeps, and rows of pointers that it has not settled. Raises StoreError."""
+        """Begin with the service's enlistments, and the rows about its undecided pointers. Raises StoreError."""
         found = await topics_by_pointer(store)
         self._core = core
         self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
 
     async def find(self, store: Store) -> None:
-        """Read all rows about pointers that the store has. Raises StoreError."""
+        """Read all rows about pointers. Raises StoreError."""
         self._found = await topics_by_pointer(store)
 
     def dropped(self, pointers: Iterable[int]) -> None:
-        """These are decided, or off the invalid list, and have no rows that anybody needs to find."""
+        """Drop pointers that are decided, or off the invalid list: their rows need not be found any more."""
         for pointer in pointers:
             self._found.pop(pointer, None)
 
     def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
-        """See ``Whereabouts.topics_of``."""
+        """See ``PointerLocations.topics_of``."""
         found: set[TopicName] = set()
         for pointer in pointers:
             found |= self._found.get(pointer, set())
@@ -297,7 +296,7 @@ class ClusterPointerLocations:
         return found
 
     def oldest_by_topic(self) -> dict[TopicName, int]:
-        """See ``Whereabouts.oldest_by_topic``."""
+        """See ``PointerLocations.oldest_by_topic``."""
         oldest: dict[TopicName, int] = {}
         for pointer in sorted({*self._found, *(() if self._core is None else self._core.unsettled())}):
             for name in self.topics_of((pointer,)):
@@ -307,23 +306,18 @@ class ClusterPointerLocations:
 
 # --- enlistments -----------------------------------------------------------------------------------
 #
-# What the topics of this instance are enlisted for with the transaction service, each as long as it has this owner.
+# The topics of this instance, enlisted with the transaction service, each as long as this instance owns it.
 #
-#     term      one owner of one topic, from its claim to its end: a later one begins with nothing
-#     enlist    asked of the service within a term; the answer counts for that term alone, and only if the topic has
+#     term      one owner of one topic, from its claim to its end; the next term begins without enlistments
+#     enlist    a request to the service within a term; the answer counts for that term alone, and only if the topic has
 #               not closed the pointer meanwhile
-#     close     what the service asks before it decides: nothing is held any more, and no answer under way counts
+#     close     the service asks for it before it decides: the topic drops the pointer, and no answer under way counts
 #
-# So of two things one is certain when a topic has answered: it is this owner's turn, and it will write nothing; or
-# the store has given the topic to somebody else, who holds nothing.
+# Once a topic has answered a close, one of two is certain: this owner is still in its term, and writes nothing more
+# under the pointer; or another instance has claimed the topic, and its term has no such enlistment.
 
 
-if TYPE_CHECKING:
-    AskService = Callable[[int, TopicName], Awaitable[bool]]
-
-
-A = TypeVar("A")
-#: Pointers one topic holds at most; the one used longest ago has to be enlisted again.
+#: Pointers that a topic is enlisted for at most; beyond, the least recently used one must be enlisted again.
 MAX_ENLISTMENTS = 65_536
 #: How often a request is tried whose pointer is closed again between its enlistment and its turn.
 ENLIST_ATTEMPTS = 5
@@ -332,47 +326,47 @@ ENLIST_ATTEMPTS = 5
 class Term:
     """Implements ``plainsong.protocol.topic.state.Enlistment`` for one owner of one topic."""
 
-    def __init__(self, max_held: int = MAX_ENLISTMENTS) -> None:
-        self._max_held = max_held
-        self._held: OrderedDict[int, None] = OrderedDict()
-        self._asking: dict[int, set[object]] = {}
+    def __init__(self, max_pointers: int = MAX_ENLISTMENTS) -> None:
+        self._max_pointers = max_pointers
+        self._pointers: OrderedDict[int, None] = OrderedDict()
+        self._requests: dict[int, set[object]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pointers)
 
     def holds(self, pointer: int) -> bool:
         """Whether the topic may write under a pointer."""
-        if pointer not in self._held:
+        if pointer not in self._pointers:
             return False
-        self._held.move_to_end(pointer)
+        self._pointers.move_to_end(pointer)
         return True
 
     def close(self, pointers: Iterable[int]) -> None:
-        """It may not any more; answers that are under way do not count."""
+        """Withdraw enlistments; answers that are under way do not count."""
         for pointer in pointers:
-            self._held.pop(pointer, None)
-            self._asking.pop(pointer, None)
+            self._pointers.pop(pointer, None)
+            self._requests.pop(pointer, None)
 
     async def enlist(self, pointer: int, name: TopicName, ask: AskService) -> None:
-        """Have the topic enlisted, unless it is closed meanwhile. Raises what ``ask`` does."""
-        question = object()
-        self._asking.setdefault(pointer, set()).add(question)
+        """Enlist the topic, unless the pointer is closed meanwhile. Raises what ``ask`` does."""
+        request = object()
+        self._requests.setdefault(pointer, set()).add(request)
         try:
             await ask(pointer, name)
-            if question in self._asking.get(pointer, ()):
-                self._held[pointer] = None
-                if len(self._held) > self._max_held:
-                    self._held.popitem(last=False)
+            if request in self._requests.get(pointer, ()):
+                self._pointers[pointer] = None
+                if len(self._pointers) > self._max_pointers:
+                    self._pointers.popitem(last=False)
         finally:
-            asking = self._asking.get(pointer)
-            if asking is not None:
-                asking.discard(question)
-                if not asking:
-                    del self._asking[pointer]
+            requests = self._requests.get(pointer)
+            if requests is not None:
+                requests.discard(request)
+                if not requests:
+                    del self._requests[pointer]
 
 
 class Enlistments:
-    """The terms of all topics that are open here."""
+    """The terms of all open topics."""
 
     def __init__(self, ask: AskService) -> None:
         self._ask = ask
@@ -382,21 +376,21 @@ class Enlistments:
         return sum(map(len, self._terms.values()))
 
     def begin(self, name: TopicName) -> Term:
-        """A topic has just been claimed: whatever it held before is void."""
+        """Begin a term: the topic has just been claimed, and earlier enlistments are void."""
         term = self._terms[name] = Term()
         return term
 
     def end(self, name: TopicName, term: Term) -> None:
-        """That owner is no more."""
+        """End a term."""
         if self._terms.get(name) is term:
             del self._terms[name]
 
     def is_open(self, name: TopicName) -> bool:
-        """Whether a topic is here, so that it can be enlisted."""
+        """Whether a topic is open here, so that it can be enlisted."""
         return name in self._terms
 
     async def enlist(self, name: TopicName, pointer: int) -> None:
-        """See that the topic may write under a pointer, if it is open; else its own answer says that it may not.
+        """Enlist an open topic for a pointer, unless it is; a topic that is not open refuses the write itself.
 
         Raises:
           TransactionNotInProgress, TransactionsUnavailable, Overloaded: nothing happened.
@@ -406,12 +400,12 @@ class Enlistments:
             await term.enlist(pointer, name, self._ask)
 
     async def enlisted(self, name: TopicName, pointer: int, ask: Callable[[], Awaitable[A]]) -> A:
-        """What the topic answers once it is enlisted for the pointer. Raises as ``enlist`` and ``ask`` do."""
+        """The topic's answer to ``ask``, once it is enlisted for the pointer. Raises as ``enlist`` and ``ask`` do."""
         for _ in range(ENLIST_ATTEMPTS - 1):
             await self.enlist(name, pointer)
             try:
                 return await ask()
             except NotEnlisted:
-                continue  # it was not open yet, or the pointer was closed, or another owner came: nothing happened
+                continue  # the topic was not open yet, its pointer was closed, or its owner changed: nothing happened
         await self.enlist(name, pointer)
         return await ask()

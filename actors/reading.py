@@ -1,6 +1,6 @@
-"""Reads outside the actor: pages below the read watermark, and producers of generations that are gone.
+"""Reads outside the actor: pages below the read watermark, and producers of purged generations.
 
-Reading pages, outside the actor: below the read watermark only the sign of a write pointer ever changes.
+Below the read watermark only the sign of a write pointer ever changes, so pages need no turn of the actor.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ async def read_page(
     view: View | None = None,
     with_pointers: bool = False,
 ) -> Page:
-    """The next messages of ``span``, from memory when all of them are there.
+    """The next messages of ``span``; from the cache if it has all of them.
 
     Args:
       limit: messages at most, at least 1.
-      max_bytes: wire bytes at most, but one message always.
-      view: what the reader may see; None: everything, undecided and rolled back.
+      max_bytes: wire bytes at most, but always one message.
+      view: what the reader may see; None: everything, undecided and rolled back too.
       with_pointers: whether ``Page.pointers`` is filled.
     Raises:
       StoreError: the store could not be read; nothing else is affected.
@@ -63,7 +63,7 @@ async def walk_rows(store: Store, walk: Walk) -> None:
 
 
 def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:
-    """Feed a page from memory; False when not all of it is there, and nothing was fed."""
+    """Feed a page from the cache; False if the cache does not have all of it, and nothing was fed."""
     if cache is None:
         return False
     if not cache.covers(span.prefix, span.start):
@@ -114,26 +114,23 @@ def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()],
 
 
 def _pointers(chunk: Chunk, start: int, stop: int) -> list[int]:
-    """The write pointer of each item, 0 for those that have none."""
+    """The write pointer of each item, 0 for items without one."""
     out = [0] * (stop - start)
     for first, last, pointer in chunk.runs.between(start, stop):
         out[first - start : last - start] = [pointer] * (last - first)
     return out
 
 
-# --- load producers --------------------------------------------------------------------------------
-
-
 async def producer_of(
     directory: Directory, store: Store, name: TopicName, producer: str, generation: int | None
 ) -> ProducerView:
-    """A producer of a topic's generation, also of one that is gone while its producers are still known.
+    """A producer of a topic's generation; of a purged generation as long as the rows about its producers remain.
 
     Raises:
       TopicNotFound, GenerationChanged (there was no such generation yet), DamagedRow, StoreError.
-      ProducerNotFound: the generation never knew it.
-      ProducerExpired: what the generation knew is gone, and with it the answer; or it never knew any producer, which
-        looks the same, and to say that it knew none of this name could have its messages sent twice.
+      ProducerNotFound: the generation never had this producer.
+      ProducerExpired: the generation's rows about producers are gone, or it never had any. The two look the same, and
+        to answer that there was no such producer could make it send its messages twice.
     """
     try:
         return await directory.ask(name, GetProducer(producer, generation))
@@ -145,7 +142,7 @@ async def producer_of(
     if value is None:
         raise ProducerExpired(
             f"nothing is known of producers of generation {generation} of topic {name}: it is gone, or never was",
-            hint="nobody can say any more what became of its last messages",
+            hint="what became of its last messages is not known any more",
         )
     row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))
     if row is None:

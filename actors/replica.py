@@ -1,10 +1,9 @@
 """The transaction service on every instance: a replica that follows the owner, and the route to the owner.
 
-The transaction service as an instance knows it that does not own it: its state, kept up to date by asking.
-
-One question is always waiting at the service for the next change, so that decisions reach topics and held polls here
-at once. Whoever is about to read what is committed asks once more: then every commit that was acknowledged before is
-seen. What was learnt stays true while the service cannot be reached; it only becomes less.
+An instance that does not own the service keeps a replica of its state. One request of the replica always waits at the
+service for the next change, so that decisions reach topics and held polls here at once. Before a read of committed
+messages the replica asks once more, so that the reader sees every commit that was acknowledged before. While the
+service cannot be reached the replica's state stays true; it only misses what came later.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from actors.actor import service_moved
 from actors.mailbox import SingleFlight
 from actors.ownership import ClaimPauses
-from actors.transactions import SERVICE_NAME
+from actors.transactions import SERVICE_NAME, service_moved
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
@@ -34,18 +32,18 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.view import View
 
 log = logging.getLogger(__name__)
-#: How long a question waits at the service for a change.
+#: How long a request waits at the service for a change.
 WAIT_MS = 20_000
-#: Pauses after a question that was not answered; the last one repeats.
+#: Pauses after a request that was not answered; the last one repeats.
 PAUSES_S = (0.02, 0.1, 0.3, 1.0)
-#: How long somebody who is about to read waits for a service that is moving.
+#: How long a reader waits for a service that is moving.
 PATIENCE_S = 2.0
 
 
 class Peer(Protocol):
-    """The transaction service where it is now; over a link, or the object itself.
+    """The transaction service at its owner; over a link, or the object itself.
 
-    Every call raises TransactionsUnavailable while it cannot be reached, and NoOwner while nobody owns it.
+    Every call raises TransactionsUnavailable while it cannot be reached, and NoOwner while no instance owns it.
     """
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
@@ -53,74 +51,74 @@ class Peer(Protocol):
         ...
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """See ``TransactionService.enlist``; asked again, it changes nothing."""
+        """See ``TransactionService.enlist``; a second call changes nothing."""
         ...
 
 
 class Replica:
-    """Implements ``Authority`` and ``Transactions`` from what the service said."""
+    """Implements ``Authority`` and ``Transactions`` from the updates of the service."""
 
     def __init__(self, peer: Peer, pointers: PointerIndex) -> None:
         self._peer = peer
         self._pointers = pointers
         self._state = ReplicaState()
-        self._asking = SingleFlight(self._ask_now)
+        self._syncing = SingleFlight(self._sync_until_answered)
         self._why = "it has not answered yet"
         self._backoff = Backoff(PAUSES_S)
-        self._questions: set[trio.CancelScope] = set()
+        self._requests: set[trio.CancelScope] = set()
 
     def __repr__(self) -> str:
-        return f"<Mirror {self._state!r}>"
+        return f"<Replica {self._state!r}>"
 
     @property
     def version(self) -> ReplicaVersion:
-        """How far the service is known."""
+        """The version of the service's state that the replica has."""
         return self._state.version
 
     @property
     def is_reached(self) -> bool:
-        """Whether the last question was answered."""
+        """Whether the last request was answered."""
         return self._backoff.failures == 0 and self._state.version != UNKNOWN_VERSION
 
     def forget(self) -> None:
-        """What is known will be old when it is asked for again."""
+        """Drop the state: it will be old when this replica is needed again."""
         self._state = ReplicaState()
 
-    def learn(self, known: ReplicaUpdate) -> None:
-        """Begin with what the service knew that was here a moment ago: it stays true, and only becomes less."""
+    def start_from(self, known: ReplicaUpdate) -> None:
+        """Begin with the state of the service that was here until now; it stays true, and only misses later changes."""
         self._state = ReplicaState()
         self._state.apply(known)
 
-    def ask_again(self) -> None:
-        """The service may be somewhere else now: nobody waits any longer for who had it, and may never answer."""
-        for question in self._questions:
-            question.cancel()
+    def restart_requests(self) -> None:
+        """Cancel the requests under way: the service may have moved, and its last owner may never answer."""
+        for request in self._requests:
+            request.cancel()
 
-    async def _asked(self, wait_ms: int = 0) -> bool:
-        """Whether there was an answer, and not another owner sooner. Raises as ``Peer.sync``."""
-        question = trio.CancelScope()
-        self._questions.add(question)
+    async def _sync_once(self, wait_ms: int = 0) -> bool:
+        """Ask once; False if ``restart_requests`` came before the answer. Raises as ``Peer.sync``."""
+        request = trio.CancelScope()
+        self._requests.add(request)
         try:
-            with question:
+            with request:
                 self._take(await self._peer.sync(self._state.version, wait_ms))
                 return True
         finally:
-            self._questions.discard(question)
+            self._requests.discard(request)
         return False
 
     async def run(self) -> None:
-        """Ask for ever. Never raises."""
+        """Follow the service for ever. Never raises."""
         while True:
             try:
-                await self._asked(WAIT_MS)
+                await self._sync_once(WAIT_MS)
             except PlainsongError as error:
                 await trio.sleep(self._failed(error))
 
     def _failed(self, error: PlainsongError) -> float:
-        """The pause before the next question, in seconds."""
+        """The pause before the next request, in seconds."""
         self._why = error.detail
         pause_s = self._backoff.failed()
-        if self._backoff.failures == len(PAUSES_S):  # else it is only moving
+        if self._backoff.failures == len(PAUSES_S):  # fewer failures are normal while it moves
             log.warning("transaction service not reached", extra={"why": error.detail})
         return pause_s
 
@@ -129,8 +127,8 @@ class Replica:
             log.info("transaction service reached again", extra={"term": given.version.term})
         self._backoff.reset()
         if self._state.apply(given):
-            told = (each for found in given.pointers.values() for each in found)
-            notify_topics(self._pointers, self._pointers.watched() if given.complete else told, self._state.standing)
+            named = (each for found in given.pointers.values() for each in found)
+            notify_topics(self._pointers, self._pointers.watched() if given.complete else named, self._state.standing)
 
     async def fresh(self) -> None:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
@@ -138,30 +136,30 @@ class Replica:
         Raises:
           TransactionsUnavailable: the service cannot be reached, or has no owner for a while.
         """
-        await self._asking()
+        await self._syncing()
 
-    async def _ask_now(self) -> None:
-        patience_s = trio.current_time() + PATIENCE_S
+    async def _sync_until_answered(self) -> None:
+        until_s = trio.current_time() + PATIENCE_S
         backoff = Backoff(PAUSES_S)
         while True:
             try:
-                if await self._asked():
+                if await self._sync_once():
                     return
-                patience_s = trio.current_time() + PATIENCE_S  # it has only just moved
+                until_s = trio.current_time() + PATIENCE_S  # it has only just moved
                 continue
             except (NoOwner, TransactionsUnavailable) as error:
                 self._why = error.detail
             pause_s = backoff.failed()
-            if trio.current_time() + pause_s >= patience_s:
+            if trio.current_time() + pause_s >= until_s:
                 raise self._unreached()
             await trio.sleep(pause_s)
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, as far as is known here. Raises TransactionsUnavailable before the first answer."""
+        """The standing of a pointer, as far as is known. Raises TransactionsUnavailable before the first answer."""
         return self._known().standing(pointer)
 
     def view(self) -> View:
-        """What readers of committed messages see; ``fresh`` first. Raises TransactionsUnavailable."""
+        """What readers of committed messages see; call ``fresh`` first. Raises TransactionsUnavailable."""
         return self._known().view()
 
     def _known(self) -> ReplicaState:
@@ -176,7 +174,7 @@ class Replica:
 
 
 def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callable[[int], Standing]) -> None:
-    """Tell topics and held readers of this instance what has become of pointers."""
+    """Tell topics and held readers of this instance which of the pointers were decided, or became invalid."""
     decided = []
     for pointer in pointers:
         found = standing(pointer)
@@ -187,20 +185,17 @@ def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callab
     index.decided(decided)
 
 
-# --- transactions anywhere -------------------------------------------------------------------------
+# --- routing: the service itself while this instance owns it, else the replica --------------------
 #
-# The transaction service, wherever it is: here while this instance owns it, and a mirror of it while another does.
+#     owned           loaded from the store, under a claim of its own; serves until another instance is to own it
+#     not owned       requests get NoOwner, and the replica says what is committed; it also does while the service loads
+#     deposed         ends at once; claimed back after a pause, if the view still names this instance
 #
-#     ours            loaded from the store, under a claim of its own; serves until it is not ours
-#     not ours        whoever asks it something hears NoOwner, and the mirror says what is committed, as it does while the
-#                     service is loaded: it has only just moved
-#     deposed         ends at once; claimed back only if the view still says that it is ours, after a pause
-#
-# Topics and readers of this instance hold this, and do not notice which it is.
+# Topics and readers of this instance use ``RoutedTransactions`` in all three cases.
 
 
 class NoPeer:
-    """There is no other instance; implements ``Peer``."""
+    """Implements ``Peer`` where there is no other instance."""
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
         """Raises NoOwner."""
@@ -216,7 +211,7 @@ class NoPeer:
 
 
 class RoutedTransactions:
-    """Implements ``Authority`` and ``Transactions``; ``home`` is the service while it is here."""
+    """Implements ``Authority`` and ``Transactions``; ``home`` is the service while this instance owns it."""
 
     def __init__(
         self,
@@ -225,15 +220,15 @@ class RoutedTransactions:
         pointers: PointerIndex,
         peer: Peer | None = None,
     ) -> None:
-        """``build``: makes the service, not started; called for each time in which it is ours."""
+        """``build``: makes the service, not started; called each time this instance becomes its owner."""
         self._build = build
         self._ownership = ownership
         self._pointers = pointers
         self._peer = NoPeer() if peer is None else peer
-        self.mirror = Replica(self, pointers)
+        self.replica = Replica(self, pointers)
         self.home: TransactionService | None = None
         self._service: TransactionService | None = None
-        #: Whether the one at home has been loaded, and knows more than the mirror.
+        #: Whether the service at home has been loaded, and knows more than the replica.
         self._is_loaded = False
         self._changed = trio.Event()
         self._pauses = ClaimPauses()
@@ -241,29 +236,29 @@ class RoutedTransactions:
         ownership.on_change(self._view_changed)
 
     def __repr__(self) -> str:
-        return f"<TransactionsAnywhere {self.home or self.mirror!r}>"
+        return f"<RoutedTransactions {self.home or self.replica!r}>"
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other instance that could own it."""
+        """Whether no other instance could own the service."""
         return isinstance(self._peer, NoPeer)
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_known: Callable[[], None] = lambda: None) -> None:
-        """Serve, or mirror, until closed. ``on_known``: called whenever it can be said what is committed."""
+        """Serve or follow until closed. ``on_known``: called whenever the committed state becomes known."""
         while not self._closing:
             if self._is_ours():
                 await self._serve(on_known)
             else:
-                await self._mirror(on_known)
+                await self._follow(on_known)
 
     def close(self) -> None:
-        """Take no more; what was asked is served, then ``run`` returns."""
+        """Refuse new requests; the service serves those that wait, then ``run`` returns."""
         self._closing = True
         if self._service is not None:
             self._service.close()
-        self._look_again()
+        self._wake()
 
     def _is_ours(self) -> bool:
         return self._ownership.is_mine(SERVICE_NAME) and not self._pauses.holds(SERVICE_NAME, trio.current_time())
@@ -272,25 +267,25 @@ class RoutedTransactions:
         self._pauses.end()
         if self._service is not None and not self._ownership.is_mine(SERVICE_NAME):
             self._give_away(self._service)
-        self.mirror.ask_again()
-        self._look_again()
+        self.replica.restart_requests()
+        self._wake()
 
     def _give_away(self, service: TransactionService) -> None:
-        """It serves what it has taken; whoever reads goes on with what it knew, until the next owner has said more."""
+        """Close the service; readers go on with its last state until the next owner has sent an update."""
         known = service.known
         if self.home is not None and known is not None:
-            self.mirror.learn(known)
+            self.replica.start_from(known)
         self.home, self._is_loaded = None, False
-        service.close(elsewhere=True)
+        service.close(given_away=True)
 
-    def _look_again(self) -> None:
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _mirror(self, on_known: Callable[[], None]) -> None:
-        """Follow the service until it is ours."""
+    async def _follow(self, on_known: Callable[[], None]) -> None:
+        """Follow the service until this instance owns it."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.mirror.run)
+            nursery.start_soon(self.replica.run)
             nursery.start_soon(self._announce, on_known)
             while not (self._is_ours() or self._closing):
                 with trio.move_on_after(PAUSES_S[-1]):  # a pause may be over without a change of the view
@@ -299,19 +294,19 @@ class RoutedTransactions:
 
     async def _announce(self, on_known: Callable[[], None]) -> None:
         try:
-            await self.mirror.fresh()
+            await self.replica.fresh()
         except PlainsongError:
-            return  # whoever started waits for a while, and goes on without
+            return  # the start of the daemon waits only for a while
         on_known()
 
     async def _serve(self, on_known: Callable[[], None]) -> None:
-        """One time in which the service is ours."""
+        """Run the service for as long as this instance owns it."""
         service = self.home = self._service = self._build()
 
         def loaded() -> None:
             if self.home is service:
                 self._is_loaded = True
-                self.mirror.forget()
+                self.replica.forget()
             notify_topics(self._pointers, self._pointers.watched(), service.standing)
             on_known()
 
@@ -323,18 +318,18 @@ class RoutedTransactions:
             self._ownership.deposed(SERVICE_NAME)
             self._pauses.begin(SERVICE_NAME, trio.current_time())
 
-    # --- what topics and readers ask --------------------------------------------------------------
+    # --- for topics and readers -------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, as far as is known here. Raises TransactionsUnavailable."""
+        """The standing of a pointer, as far as is known here. Raises TransactionsUnavailable."""
         return self._known().standing(pointer)
 
     def view(self) -> View:
-        """What readers of committed messages may see; ``fresh`` first. Raises TransactionsUnavailable."""
+        """What readers of committed messages may see; call ``fresh`` first. Raises TransactionsUnavailable."""
         return self._known().view()
 
     def _known(self) -> TransactionService | Replica:
-        return self.home if self.home is not None and self._is_loaded else self.mirror
+        return self.home if self.home is not None and self._is_loaded else self.replica
 
     async def fresh(self) -> None:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
@@ -347,30 +342,30 @@ class RoutedTransactions:
                 return
             except NoOwner:
                 pass  # it has moved just now
-        await self.mirror.fresh()
+        await self.replica.fresh()
         if self.home is not None:
             await self.home.fresh()
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """See ``Peer.sync``: where the service is, which may have become here while somebody asked for it."""
+        """See ``Peer.sync``; the service may have moved here since the request was sent."""
         return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """See ``TransactionService.enlist``: at home, or where it is, which is waited for while it moves.
+        """See ``TransactionService.enlist``: at the owner; waits for a while if the service is moving.
 
-        An answer that was lost is no doubt: to be enlisted is to be asked before the end, and nothing is written yet.
+        A lost answer does no harm: an enlisted topic is asked before the decision, and has written nothing yet.
 
         Raises:
           TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
         """
-        patience_s = trio.current_time() + PATIENCE_S
+        until_s = trio.current_time() + PATIENCE_S
         backoff = Backoff(PAUSES_S)
         while True:
             try:
                 return await (self._peer if self.home is None else self.home).enlist(pointer, name)
             except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
                 pause_s = backoff.failed()
-                if trio.current_time() + pause_s >= patience_s:
+                if trio.current_time() + pause_s >= until_s:
                     if isinstance(error, OutcomeUnknown):
                         raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
                     raise

@@ -1,14 +1,14 @@
-"""A foreign Tephra as the authority about transactions: its client, and the last state that it gave.
+"""A foreign Tephra as the authority on transactions: its client, and the last state that it gave.
 
-A Tephra as the authority: its state is asked for again and again, and topics and readers go by the last one.
+The daemon asks for its state periodically; topics and readers go by the last one.
 
     in progress there                     in_progress
     on its invalid list                   invalid
-    neither, up to its read pointer       committed, or aborted, which Tephra does not tell apart: visible
+    neither, up to its read pointer       committed, or aborted (its state does not tell these apart): visible
     anything above                        unknown
 
-An old state only knows less: what it calls decided stays decided. So publishing goes on without a Tephra that
-answers; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
+An old state only knows less: a decided transaction stays decided. So publishing goes on while the Tephra does not
+answer; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 STALE_AFTER = 6
 #: Seconds between two attempts at most, unless refreshes are further apart.
 MAX_BACK_OFF_S = 30.0
-#: How late an instance may be: what it began to write in time, and by how much its clock may be behind.
+#: How late a write of another instance may land, the difference between clocks included.
 LATE_MS = 600_000
-#: From here on a worker thread decodes, so that nobody else waits.
+#: A worker thread decodes larger states, so that other tasks need not wait.
 _INLINE_BYTES = 64 << 10
 
 
@@ -54,7 +54,7 @@ class _Known(NamedTuple):
 
 
 class ForeignTephra:
-    """Implements ``Authority`` from a Tephra's state; to begin and to decide is between it and its clients."""
+    """Implements ``Authority`` from a Tephra's state; clients begin and decide transactions at the Tephra itself."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ForeignTephra:
         max_lifetime_ms: int,
         call_timeout_s: float = 10.0,
     ) -> None:
-        """``store``: when others share it, they have topics too, of which ``pointers`` does not know."""
+        """``store``: if other instances share it, they have topics that ``pointers`` does not know."""
         self._client = TephraClient(host, port, timeout_s=call_timeout_s)
         self._clock = clock
         self._pointers = pointers
@@ -80,15 +80,15 @@ class ForeignTephra:
         self._loaded = trio.Event()
         self._last_pass: CompletePass | None = None
         self._store = store
-        self._everywhere = ClusterPointerLocations() if store.traits.shared else None
+        self._cluster_locations = ClusterPointerLocations() if store.traits.shared else None
 
     @property
     def address(self) -> str:
-        """Where it is, as ``host:port``."""
+        """The Tephra's ``host:port``."""
         return self._client.address
 
     async def run(self) -> None:
-        """Asks for ever, less often while there is no answer. Never raises."""
+        """Ask for the state for ever, less often while there is no answer. Never raises."""
         failures = 0
         self._begun_s = trio.current_time()
         try:
@@ -111,22 +111,22 @@ class ForeignTephra:
             await self._client.aclose()
 
     async def refresh(self) -> None:
-        """Ask now. Raises TransactionsUnavailable, MalformedTransaction: the last state stays."""
+        """Ask for the state now. Raises TransactionsUnavailable, MalformedTransaction: the last state stays."""
         asked_s = trio.current_time()
         data: bytes = await self._client.call("getSnapshot")
         if len(data) < _INLINE_BYTES:
-            known = _learn(data, asked_s)
+            known = _decode_state(data, asked_s)
         else:
-            known = await trio.to_thread.run_sync(_learn, data, asked_s)
+            known = await trio.to_thread.run_sync(_decode_state, data, asked_s)
         before, self._known = self._known, known
         self._loaded.set()
-        self._pass_on(before, known)
+        self._notify_topics(before, known)
 
     async def loaded(self) -> None:
-        """Waits for the first state."""
+        """Wait for the first state."""
         await self._loaded.wait()
 
-    # --- at once ----------------------------------------------------------------------------------
+    # --- without waiting ---------------------------------------------------------------------------
 
     @property
     def age_s(self) -> float | None:
@@ -135,12 +135,12 @@ class ForeignTephra:
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the last state, or since the first attempt to get one; None: nothing was tried yet."""
+        """Seconds since the last state, or since the first attempt to get one; None: before the first attempt."""
         since_s = self._begun_s if self._known is None else self._known.asked_s
         return None if since_s is None else trio.current_time() - since_s
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, as far as the last state says."""
+        """The standing of a pointer by the last state."""
         return "unknown" if self._known is None else _standing(self._known, pointer)
 
     def view(self) -> View:
@@ -148,7 +148,7 @@ class ForeignTephra:
         return self._fresh().view
 
     async def fresh(self) -> None:
-        """Nothing: the state is as old as its last refresh, which is what was promised."""
+        """Return at once: readers go by the last refresh, as documented."""
         await trio.lowlevel.checkpoint()
 
     def invalids(self) -> tuple[int, ...]:
@@ -156,50 +156,50 @@ class ForeignTephra:
         return self._fresh().reader.invalids
 
     def prune_bound(self) -> int:
-        """How far its invalid list may be pruned once every topic has rolled back what the list says.
+        """How far its invalid list may be pruned once every topic has rolled back the pointers on it.
 
-        Where several instances may write, one whose state is older may still let somebody write under a pointer that
-        is invalid by now, until that has outlived every transaction.
+        Where several instances write, one with an older state may still accept a write under a pointer that is invalid
+        by now, until the pointer is older than any transaction can be.
 
         Raises:
           TransactionsUnavailable: the state is too old.
         """
         bound = prune_upper_bound(self._fresh().reader)
-        if self._everywhere is None:
+        if self._cluster_locations is None:
             return bound
         if not self._max_lifetime_ms:
             return 0
         return max(min(bound, inactive_bound(self._clock.now_ms() - LATE_MS, self._max_lifetime_ms)), 0)
 
     def begin_pass(self) -> CompletePass:
-        """What the janitor's next pass is about. Raises TransactionsUnavailable when the state is too old."""
+        """The list and bound for the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
-    async def where(self) -> PointerLocations:
-        """Where there are rows of pointers: a Tephra does not know, the topics do.
+    async def pointer_locations(self) -> PointerLocations:
+        """Where pointers have rows; topics know that, a Tephra does not.
 
         Raises:
-          TransactionsUnavailable: the store, where topics of other instances have them, cannot be read.
+          TransactionsUnavailable: the store, which has the rows of other instances' topics, cannot be read.
         """
-        if self._everywhere is None:
+        if self._cluster_locations is None:
             await trio.lowlevel.checkpoint()
             return self._pointers
         try:
-            await self._everywhere.find(self._store)
+            await self._cluster_locations.find(self._store)
         except StoreError as error:
             raise TransactionsUnavailable(error.detail, hint="the next pass tries again") from error
-        return self._everywhere
+        return self._cluster_locations
 
     async def complete(self, passed: CompletePass) -> int:
-        """The janitor has passed every topic: what ``pruning`` says goes by that. Nothing is pruned: 0."""
+        """Keep a complete pass for ``pruning``; nothing is pruned here, so 0."""
         self._last_pass = passed
         return 0
 
     def pruning(self) -> PruningFigures:
-        """What an operator needs for pruning at the Tephra. Raises TransactionsUnavailable when the state is too old."""
+        """What an operator needs to prune the Tephra's list. Raises TransactionsUnavailable if the state is too old."""
         invalids = self.invalids()
         last = self._last_pass
-        where: PointerLocations = self._pointers if self._everywhere is None else self._everywhere
+        where: PointerLocations = self._pointers if self._cluster_locations is None else self._cluster_locations
         return PruningFigures(
             invalid=len(invalids),
             oldest_invalid=invalids[0] if invalids else None,
@@ -226,8 +226,8 @@ class ForeignTephra:
             )
         return known
 
-    def _pass_on(self, before: _Known | None, known: _Known) -> None:
-        """Tell topics and held readers what has become of the pointers they have rows of."""
+    def _notify_topics(self, before: _Known | None, known: _Known) -> None:
+        """Tell topics and held readers which of their pointers were decided, or became invalid."""
         decided = []
         for pointer in self._pointers.undecided():
             standing = _standing(known, pointer)
@@ -239,7 +239,7 @@ class ForeignTephra:
         self._pointers.decided(decided)
 
 
-def _learn(data: bytes, asked_s: float) -> _Known:
+def _decode_state(data: bytes, asked_s: float) -> _Known:
     reader = reader_of(decode_visibility_state(data))
     return _Known(asked_s, reader, View.of(reader), frozenset(reader.in_progress), frozenset(reader.invalids))
 
@@ -252,18 +252,16 @@ def _standing(known: _Known, pointer: int) -> Standing:
     return "committed" if pointer <= known.reader.read_pointer else "unknown"
 
 
-# --- tephra client ---------------------------------------------------------------------------------
-#
-# Calls to a Tephra over Thrift: one connection, one call at a time, a deadline for each.
+# --- client: one connection, one call at a time, a deadline for each call --------------------------
 
 
-#: A state of that size has some seven million invalid pointers.
+#: A state of this size has about seven million invalid pointers.
 MAX_REPLY_BYTES = 64 << 20
 _RECEIVE_BYTES = 256 << 10
 
 
 class TephraClient:
-    """Connects when it is called, and again after whatever went wrong."""
+    """Calls a Tephra over Thrift; connects at the first call, and again after any error."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self.address = f"{host}:{port}"
@@ -276,7 +274,7 @@ class TephraClient:
         self._sequence_id = 0
 
     async def call(self, method: str, *args: Any) -> Any:
-        """What a method answers.
+        """The answer of a method.
 
         Raises:
           TransactionsUnavailable: no connection, no answer in time, or none that can be read.
@@ -296,7 +294,7 @@ class TephraClient:
             raise self._unavailable(f"it answers {error.message!r}") from None
 
     async def aclose(self) -> None:
-        """Leave; the next call connects again."""
+        """Close the connection; the next call connects again."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await trio.aclose_forcefully(stream)
@@ -318,7 +316,7 @@ class TephraClient:
             whole = True
             return result
         finally:
-            # After anything else than an answer, nobody knows whose the next bytes are.
+            # Without a whole answer the next bytes could belong to any call.
             if not whole:
                 await self.aclose()
 

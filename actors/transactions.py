@@ -1,26 +1,24 @@
 """The transaction service: begins, decides and remembers transactions; its actor, and its answers to replicas.
 
-The transaction service: begins, decides and remembers transactions, for routes, Thrift, topics and readers.
-
-It is supervised like a topic: when its actor falls it is loaded again from disk, at once and then with growing
-pauses. Meanwhile every call raises TransactionsUnavailable, publishes under a pointer are refused with it, and
-plain publishes and polls go on.
+Routes, Thrift, topics and readers call ``TransactionService``. Its actor has the life of every actor
+(``actors/actor.py``): when it falls it is loaded again from disk, at once and then with growing pauses. Meanwhile every
+call raises TransactionsUnavailable, publishes under a pointer are refused with it, and plain publishes and polls go on.
 """
 
 from __future__ import annotations
 
-from math import inf
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from actors.actor import Supervision, service_moved, service_not_loaded
+from actors.actor import Actor, Supervision, as_ticket
 from actors.decisions import PointerClosing, abort_all, roll_back, with_topics
 from actors.mailbox import Mailbox, SingleFlight, Ticket
 from actors.observe import NoTransactionObserver, TransactionObserver
 from actors.pointers import ClusterPointerLocations
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
+from plainsong.protocol.errors import NoOwner, OutcomeUnknown, Overloaded, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.state import encode_snapshot, manager_state
 from plainsong.protocol.transactions import asks
@@ -36,20 +34,21 @@ from plainsong.protocol.transactions.asks import (
     Nothing,
     RollFirst,
 )
-from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.ledger import ManagerNow, ManagerStep, TransactionSettings
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
-from plainsong.protocol.transactions.manager import LedgerLoader, pruning_figures
+from plainsong.protocol.transactions.manager import LedgerLoader, ManagerCore, pruning_figures
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, PointerChanges, replica_update
 from plainsong.protocol.transactions.transaction import TransactionType
-from storage.base import Deposed, NothingWritten
+from storage.base import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from actors.actor import Answers
     from actors.decisions import AskTopic
     from actors.observe import Clock
     from actors.pointers import PointerIndex, PointerLocations
-    from plainsong.protocol.effects import Ask
+    from plainsong.protocol.effects import Ask, Operation
     from plainsong.protocol.transactions.asks import (
         Begun,
         Decision,
@@ -58,13 +57,12 @@ if TYPE_CHECKING:
         State,
         TransactionStatus,
     )
-    from plainsong.protocol.transactions.ledger import ManagerStep
-    from plainsong.protocol.transactions.manager import ManagerCore
     from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
     from plainsong.protocol.transactions.transaction import Standing, Transaction
     from plainsong.protocol.transactions.view import View
     from storage.base import Claim, Row, Store
 
+log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 
@@ -80,19 +78,19 @@ class TransactionService:
         settings: TransactionSettings | None = None,
         observer: TransactionObserver | None = None,
     ) -> None:
-        """``ask``: asks a topic wherever its owner is. On a store that others may claim, topics have to be enlisted."""
+        """``ask``: asks a topic at its owner. On a store that other instances share, topics must be enlisted."""
         self.settings = settings or TransactionSettings()
         self._clock = clock
-        everywhere = ClusterPointerLocations() if store.traits.shared else None
-        self._where: PointerLocations = pointers if everywhere is None else everywhere
+        cluster_locations = ClusterPointerLocations() if store.traits.shared else None
+        self._locations: PointerLocations = pointers if cluster_locations is None else cluster_locations
         self._ask_topic = ask
         self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
-        self._supervision = Supervision(self._mailbox, self._observer)
+        self._supervision = ServiceSupervision(self._mailbox, self._observer)
         self._actor = TransactionActor(
-            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, everywhere
+            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, cluster_locations
         )
-        self._mirrors = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(elsewhere=True))
+        self._replicas = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(given_away=True))
 
     def __repr__(self) -> str:
         return f"<TransactionService {self._actor.core!r} waiting={len(self._mailbox)}>"
@@ -100,34 +98,38 @@ class TransactionService:
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """Serve until closed; loads itself from disk, again after each failure. ``on_loaded``: after each load."""
+        """Serve until closed; loads from disk, and again after each fall. ``on_loaded``: called after each load."""
         async with trio.open_nursery() as nursery:
-            await self._supervision.run(lambda loaded: self._actor.run(loaded, nursery), on_loaded)
+            self._actor.nursery = nursery
+            await self._supervision.run(self._actor, on_loaded)
             nursery.cancel_scope.cancel()
 
-    def close(self, *, elsewhere: bool = False) -> None:
-        """Take no more; what was asked is served, then ``run`` returns. ``elsewhere``: another instance is to own it.
+    def close(self, *, given_away: bool = False) -> None:
+        """Refuse new requests, serve those that wait, then let ``run`` return.
 
-        An abort that is on its way through the topics goes on after the next start.
+        An abort that topics are rolling back goes on after the next load.
+
+        Args:
+          given_away: another instance is to own the service.
         """
-        self._supervision.close(elsewhere=elsewhere)
-        self._actor.wake_mirrors()
+        self._supervision.close(given_away=given_away)
+        self._actor.wake_replicas()
 
     @property
     def deposed(self) -> bool:
-        """Whether another instance has the service, or is to have it."""
-        return self._supervision.elsewhere
+        """Whether another instance owns the service, or is to own it."""
+        return self._supervision.is_elsewhere
 
     @property
     def known(self) -> ReplicaUpdate | None:
-        """All that it would tell an instance that knows nothing; None while it is not loaded."""
+        """The complete update for a replica without any state; None while the service is not loaded."""
         core = self._actor.core
         return None if core is None else replica_update(core, self._actor.changes, UNKNOWN_VERSION)
 
-    async def where(self) -> PointerLocations:
-        """Where undecided transactions have rows: never stale."""
+    async def pointer_locations(self) -> PointerLocations:
+        """Where undecided pointers have rows; never stale."""
         await trio.lowlevel.checkpoint()
-        return self._where
+        return self._locations
 
     def _settled(self, step: ManagerStep) -> None:
         for state in set(step.outcomes):
@@ -141,22 +143,22 @@ class TransactionService:
         """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
 
         Raises:
-          TransactionsUnavailable: nobody can say just now. NoOwner: another instance has the service.
+          TransactionsUnavailable: unknown just now. NoOwner: another instance owns the service.
         """
-        await self._mirrors.fresh()
+        await self._replicas.fresh()
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """What has changed since ``known``, as soon as something has, or after ``wait_ms``.
+        """The changes since ``known``, as soon as there are any, or after ``wait_ms``.
 
         Raises:
-          TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many wait.
+          TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many replicas wait.
         """
-        return await self._mirrors.sync(known, wait_ms)
+        return await self._replicas.sync(known, wait_ms)
 
-    # --- at once ----------------------------------------------------------------------------------
+    # --- without waiting --------------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer. Raises TransactionsUnavailable while that cannot be known."""
+        """The standing of a pointer. Raises TransactionsUnavailable while it is unknown."""
         return self._core().standing(pointer)
 
     def view(self) -> View:
@@ -172,20 +174,20 @@ class TransactionService:
         return self._core().visible.invalids()
 
     def begin_pass(self) -> CompletePass:
-        """What the janitor's next pass is about. Raises TransactionsUnavailable."""
+        """The list and the bound for the janitor's next pass. Raises TransactionsUnavailable."""
         visible = self._core().visible
         return CompletePass(self._clock.now_ms(), visible.invalids(), visible.upper_bound())
 
     def pruning(self) -> PruningFigures:
         """What an operator needs for pruning by hand. Raises TransactionsUnavailable."""
-        return pruning_figures(self._core(), self._where.oldest_by_topic())
+        return pruning_figures(self._core(), self._locations.oldest_by_topic())
 
     def snapshot(self) -> bytes:
         """All of the durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
         core = self._core()
         return encode_snapshot(manager_state(core.ledger, core.visible, self._clock.now_ms()))
 
-    # --- asked, and durable when answered ---------------------------------------------------------
+    # --- durable when answered --------------------------------------------------------------------
 
     async def begin(
         self,
@@ -202,7 +204,7 @@ class TransactionService:
         return await self._ask(asks.Begin(type, timeout_s, client_id))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
-        """Say what it changed, in place of what it said before, and learn whether that conflicts.
+        """Set a transaction's change set, in place of an earlier one, and check it for conflicts.
 
         Raises:
           ChangeConflict: with a transaction committed since it began.
@@ -212,29 +214,29 @@ class TransactionService:
         await self._ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
 
     async def commit(self, transaction_id: int) -> Decision:
-        """Make it visible, all of it in the same moment; again, as long as it is remembered, it says so again.
+        """Make a transaction visible, all of it at once; a repeated commit gets the same answer while it is remembered.
 
         Raises:
-          ChangeConflict: it stays in progress, and is to be prepared again or aborted.
-          TransactionNotFound: never heard of, or forgotten.
-          TransactionNotInProgress: aborted, invalid, or its time is over.
+          ChangeConflict: it stays in progress, to be prepared again or aborted.
+          TransactionNotFound: unknown, or forgotten.
+          TransactionNotInProgress: aborted, invalid, or timed out.
         """
         answer = await self._ask(asks.Commit(transaction_id))
-        assert not isinstance(answer, asks.CloseFirst)  # the actor has them closed
+        assert not isinstance(answer, asks.CloseFirst)  # the actor handles it
         return answer
 
     async def abort(self, transaction_id: int) -> Decision:
         """Roll back its rows in every topic, then forget its pointers.
 
-        The state says what it came to: ``aborted``, or ``invalid`` for a long one, and for one with a topic that
-        could not be reached in time. A late abort of an invalid one is the same. Whoever asks may leave.
+        The resulting state is ``aborted``, or ``invalid`` for a long transaction, and for one with a topic that could
+        not be reached in time. Aborting an invalid transaction does the same. The abort goes on if its caller leaves.
 
         Raises:
-          TransactionNotFound: never heard of, or forgotten; Thrift answers that as if it had worked.
+          TransactionNotFound: unknown, or forgotten; Thrift answers this as a success.
           TransactionNotInProgress: committed.
         """
         answer = await self._ask(asks.Abort(transaction_id))
-        assert not isinstance(answer, asks.RollFirst)  # the actor goes that way itself
+        assert not isinstance(answer, asks.RollFirst)  # the actor handles it
         return answer
 
     async def invalidate(self, transaction_id: int) -> Decision:
@@ -242,10 +244,10 @@ class TransactionService:
         return await self._ask(asks.Invalidate(transaction_id))
 
     async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
-        """A new write pointer; the snapshot stays the one it began with.
+        """A new write pointer; the snapshot stays the one that the transaction began with.
 
         Args:
-          transaction: as the client has it; without, the snapshot is worked out from what is remembered.
+          transaction: as the client has it; without it the snapshot is computed from the outcomes remembered.
         Raises:
           InvalidParameter: without ``transaction``, too much has been forgotten since it began.
           TransactionNotFound, TransactionNotInProgress, Overloaded.
@@ -253,29 +255,29 @@ class TransactionService:
         return await self._ask(asks.Checkpoint(transaction_id, transaction))
 
     async def truncate(self, pointers: Sequence[int]) -> int:
-        """Take pointers from the invalid list, after rolling back what rows they have; how many went.
+        """Roll back the rows of pointers, then take them from the invalid list; returns how many.
 
-        Those with a topic that could not be reached in time stay.
+        A pointer stays if one of its topics could not be reached in time.
         """
         invalid = set(self.invalids()).intersection(pointers)
         deadline_s = trio.current_time() + self.settings.abort_deadline_s
-        reached = await roll_back(self._where, self._ask_topic, invalid, deadline_s)
+        reached = await roll_back(self._locations, self._ask_topic, invalid, deadline_s)
         return await self._ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
-        """The same for all that were issued before a time. Raises InvalidParameter when one in progress was too."""
+        """Truncate all pointers issued before a time. Raises InvalidParameter if one of them is in progress."""
         pointers = await self._ask(asks.InvalidBefore(before_ms))
         return await self.truncate(pointers)
 
     async def reset(self) -> None:
-        """Roll back everything open and invalid, and forget it and all change sets; ids go on rising, outcomes stay known."""
+        """Roll back and forget open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""
         open_ = await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open))
         await abort_all(self.abort, [status.transaction_id for status in open_])
         await self.truncate(self.invalids())
         await self._ask(asks.ForgetChanges())
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """A topic is about to write under a pointer; False: it was not issued here, and is nobody's to decide.
+        """Enlist a topic that is about to write under a pointer; False: the pointer was not issued here.
 
         Raises:
           TransactionNotInProgress: it is decided, or being decided. Overloaded: too many topics.
@@ -283,23 +285,23 @@ class TransactionService:
         return await self._ask(asks.Enlist(pointer, name))
 
     async def complete(self, passed: CompletePass) -> int:
-        """The janitor has passed every topic without a failure: keep that, and prune what may go; how many went."""
+        """Record a complete pass of the janitor, and prune the invalid list; returns how many were pruned."""
         return await self._ask(asks.KeepPass(passed))
 
-    # --- asked, changes nothing -------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------
 
     async def look(self, transaction_id: int) -> TransactionStatus:
-        """What is known of one, by its id or a checkpoint's pointer; state ``unknown`` when nothing is."""
+        """The status of a transaction, by its id or a checkpoint's pointer; ``unknown`` if it is not remembered."""
         status = await self._ask(asks.LookAt(transaction_id))
-        return (await with_topics([status], self._where, self._ask_topic))[0]
+        return (await with_topics([status], self._locations, self._ask_topic))[0]
 
     async def listed(self, state: State | None = None, limit: int = 1_000) -> list[TransactionStatus]:
-        """Transactions, oldest first: of one state, or (None) those in progress and invalid."""
+        """Transactions, oldest first: of one state, or (None) all that are in progress or invalid."""
         statuses = await self._ask(asks.ListAll(state, limit))
-        return await with_topics(statuses, self._where, self._ask_topic)
+        return await with_topics(statuses, self._locations, self._ask_topic)
 
     async def _ask(self, ask: Ask[A]) -> A:
-        await self._supervision.tried()
+        await self._supervision.first_load()
         return await self._mailbox.ask(ask)
 
     def _core(self) -> ManagerCore:
@@ -308,26 +310,24 @@ class TransactionService:
         return self._actor.core
 
 
-# --- transaction actor -----------------------------------------------------------------------------
-#
-# The actor of the transaction service: the one writer of its rows, and its whole life on one screen.
-#
-#     load ──► wait ──► step ──► commit ──► wait …
-#       ▲                          │
-#       └──────── fall ◄───────────┘ the store failed: everybody learns that nobody knows
-#
-# Two kinds of request take a way round. A commit under whose pointers a topic is writing waits until it is not;
-# where topics may be other instances', each that is enlisted is asked to close them. An abort of what has rows goes
-# to the topics first, and comes back when they are rolled back, or could not be in time; one that a crash
-# interrupted goes on after the load.
-
-
-#: What the service's rows are claimed and written as: no topic has an empty namespace.
+#: The name under which the service's rows are claimed and written; no topic has an empty namespace.
 SERVICE_NAME = TopicName("", "transactions")
+#: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
+TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
+#: How long callers wait for the first load: less than instances wait for each other's answers.
+FIRST_LOAD_TIMEOUT_S = 3.0
 
 
-class TransactionActor:
-    """Owns the ledger; everybody else holds its mailbox, or looks between two steps."""
+class TransactionActor(Actor[ManagerCore, ManagerStep]):
+    """Owns the ledger; readers look at it between two turns.
+
+    Two kinds of request take a detour before they are answered. A commit waits while a topic writes under its pointers;
+    where topics may have other instances as owners, each enlisted topic is asked to close the pointers. An abort of a
+    transaction with rows goes to the topics first, and comes back when they have rolled back or did not in time; an
+    abort that a crash interrupted goes on after the load.
+    """
+
+    reads = TRANSACTION_READS
 
     def __init__(
         self,
@@ -338,173 +338,171 @@ class TransactionActor:
         settings: TransactionSettings,
         mailbox: Mailbox,
         on_settled: Callable[[ManagerStep], object],
-        everywhere: ClusterPointerLocations | None = None,
+        cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
-        """``everywhere``: given where topics are enlisted, and others may claim the service; filled at each load."""
-        self._store = store
-        self._everywhere = everywhere
-        self._where = index if everywhere is None else everywhere
+        """``cluster_locations``: given where topics are enlisted and others may claim the service; loads fill it."""
+        super().__init__(store, mailbox, commit_requests=settings.commit_requests, commit_bytes=settings.mailbox_bytes)
+        self._cluster_locations = cluster_locations
+        self._locations = index if cluster_locations is None else cluster_locations
         self._clock = clock
         self._index = index
         self._ask = ask
         self._settings = settings
-        self._mailbox = mailbox
         self._on_settled = on_settled
-        self.core: ManagerCore | None = None
-        self.claim: Claim | None = None
-        #: What became of pointers since this owner began, and who waits for more.
+        #: Where detours run; set before ``run``.
+        self.nursery: trio.Nursery
+        #: What became of pointers under the present claim, and the event of the next change.
         self.changes = PointerChanges(-1)
         self.changed = trio.Event()
-        #: Tickets that come from inside, and jump the queue.
+        #: Tickets that come back from a detour, before all that wait in the mailbox.
         self._returning: list[Ticket[Any]] = []
-        self._pause = trio.CancelScope()
+        #: Commits that wait until no topic writes under their pointers.
         self._frozen: set[Ticket[Any]] = set()
-        self._closing = PointerClosing(ask, settings, self._return, self._look_at_time)
+        self._closing = PointerClosing(ask, settings, self._return, mailbox.wake)
+        #: Aborts that topics are rolling back, by transaction.
         self._aborting: dict[int, list[Ticket[Any]]] = {}
 
-    async def run(self, on_loaded: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Serve the mailbox until it is closed; what goes round to topics runs in ``nursery``.
+    # --- life -------------------------------------------------------------------------------------
 
-        Raises what the store raises, after everybody whose request was under way has been told.
-        """
+    async def _load(self) -> tuple[ManagerCore, Claim]:
         claim = await self._store.claim(SERVICE_NAME)
-        core = await self._load()
-        if self._everywhere is None:
-            core.drop_enlistments()
-        else:
-            await self._everywhere.load(self._store, core)
-        self.core, self.claim, self.changes = core, claim, PointerChanges(claim.epoch)
-        on_loaded()
-        try:
-            for unfinished in core.unfinished_aborts():
-                self._go_round(core, unfinished, (), nursery)
-            while True:
-                try:
-                    tickets = await self._wait(core)
-                except trio.EndOfChannel:
-                    return
-                await self._commit(core, claim, tickets, nursery)
-        except Deposed:
-            self._forsake(service_moved)
-            raise
-        finally:
-            self.core = None
-            self._forsake(self._mailbox.closed_for or _fell)  # closed: it is leaving, or moves
-            self.wake_mirrors()
-
-    async def _load(self) -> ManagerCore:
-        loading = LedgerLoader()
+        loader = LedgerLoader()
 
         def take(rows: list[Row]) -> bool:
-            loading.feed(rows)
+            loader.feed(rows)
             return True
 
         await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
-        return loading.core(self._settings, self._now())
+        core = loader.core(self._settings, self._now())
+        if self._cluster_locations is None:
+            core.drop_enlistments()
+        else:
+            await self._cluster_locations.load(self._store, core)
+        return core, claim
+
+    def _begin(self, core: ManagerCore, claim: Claim) -> None:
+        self.changes = PointerChanges(claim.epoch)
+        for unfinished in core.unfinished_aborts():
+            self._roll_back_first(core, unfinished, ())
 
     async def _wait(self, core: ManagerCore) -> Sequence[Ticket[Any]]:
-        """What has arrived or come back, or nothing once a time-out is due."""
         if self._returning:
             await trio.lowlevel.checkpoint()
         else:
-            deadline_s = core.next_deadline_s()
-            with trio.CancelScope(deadline=inf if deadline_s is None else deadline_s) as self._pause:
-                return await self._mailbox.receive_batch(self._settings.commit_requests, self._settings.mailbox_bytes)
-        tickets, self._returning = self._returning, []
-        return tickets
-
-    def _look_at_time(self) -> None:
-        """Somebody's time may be over that was not counted before."""
-        self._pause.cancel()
+            tickets = await super()._wait(core)
+            if tickets:
+                return tickets
+        returned, self._returning = self._returning, []
+        return returned
 
     def _return(self, ticket: Ticket[Any]) -> None:
-        """A ticket comes from inside."""
+        """A ticket comes back from its detour."""
         self._returning.append(ticket)
-        self._pause.cancel()
+        self._mailbox.wake()
 
-    # --- one commit -------------------------------------------------------------------------------
+    async def _close(self, core: ManagerCore, claim: Claim) -> None:
+        """Nothing waits inside but detours, which end with the actor; every commit left the rows complete."""
+
+    def _end(self, core: ManagerCore, error: Callable[[], PlainsongError]) -> None:
+        """End the detours. An abort that has begun goes on after the next load, so its outcome is open."""
+        for ticket in (*self._frozen, *self._closing.abandon()):
+            ticket.settle(error())
+        self._frozen.clear()
+        rolling_back = [ticket for waiting in self._aborting.values() for ticket in waiting]
+        self._aborting.clear()
+        for ticket in (*rolling_back, *self._returning):
+            ticket.settle(self._outcome_unknown("the transaction service fell, or shuts down"))
+        self._returning.clear()
+        self.wake_replicas()
+
+    # --- one turn ---------------------------------------------------------------------------------
+
+    def _ready(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
+        """All but the commits that have to wait for topics first."""
+        return [ticket for ticket in tickets if not self._defer(core, ticket)]
+
+    def _step(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> ManagerStep:
+        return core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
+
+    def _operations(self, core: ManagerCore, step: ManagerStep) -> Sequence[Operation]:
+        return core.operations(step)
 
     async def _commit(
-        self, core: ManagerCore, claim: Claim, tickets: Sequence[Ticket[Any]], nursery: trio.Nursery
+        self, core: ManagerCore, claim: Claim, step: ManagerStep, operations: Sequence[Operation]
     ) -> None:
-        """One step and, if it has something to write, one commit; then, and only then, the answers."""
-        step: ManagerStep | None = None
-        ready = [ticket for ticket in tickets if not self._set_aside(core, ticket, nursery)]
-        try:
-            step = core.step([(ticket, ticket.ask) for ticket in ready], self._now())
-            operations = core.operations(step)
-            if operations:
-                await self._store.write(operations, claim=claim)
-            elif ready and self._everywhere is not None:
-                await self._store.check(claim)
-            answers = core.settled(step)
-        except BaseException as error:
-            fail_transaction_requests(ready, step, error, shared=self._everywhere is not None)
-            raise
-        if self._everywhere is not None:
-            self._everywhere.dropped(step.decided)
-        self._tell_mirrors([each for change in step.changes for part in change for each in part] + step.forgotten)
+        await self._store.write(operations, claim=claim)
+
+    def _settled(self, core: ManagerCore, step: ManagerStep) -> Answers:
+        return core.settled(step)
+
+    def _settle(self, core: ManagerCore, step: ManagerStep, answers: Answers) -> None:
+        if self._cluster_locations is not None:
+            self._cluster_locations.dropped(step.decided)
+        self._tell_replicas([each for change in step.changes for part in change for each in part] + step.forgotten)
         self._index.decided(step.decided)
         for pointer in step.invalidated:
             self._index.wake(pointer)
         self._on_settled(step)
         for ticket, answer in answers:
             if isinstance(answer, RollFirst):
-                self._go_round(core, answer, (_as_ticket(ticket),), nursery)
+                self._roll_back_first(core, answer, (as_ticket(ticket),))
             elif isinstance(answer, CloseFirst):
-                self._return(_as_ticket(ticket))
+                self._return(as_ticket(ticket))
             else:
-                _as_ticket(ticket).settle(answer)
+                as_ticket(ticket).settle(answer)
 
-    def _set_aside(self, core: ManagerCore, ticket: Ticket[Any], nursery: trio.Nursery) -> bool:
-        """Whether a commit has to wait. Nothing is awaited between this and the step, so nothing comes in between."""
-        ask = ticket.ask
-        if isinstance(ask, Abort):
-            ask.has_rows = bool(self._where.topics_of(core.pointers(ask.transaction_id)))
-        elif isinstance(ask, Commit):
-            pointers = core.pointers(ask.transaction_id)
-            if self._everywhere is not None:
-                return self._closing.sets_aside(core, ticket, self._where.topics_of(pointers), nursery)
-            if self._index.busy(pointers) and core.freeze(ask.transaction_id):
-                self._frozen.add(ticket)
-                nursery.start_soon(self._wait_for_quiet, ticket, pointers)
-                return True
-        return False
-
-    def wake_mirrors(self) -> None:
-        """Whoever waits for changes looks."""
+    def wake_replicas(self) -> None:
+        """Let replicas that wait for a change look again."""
         self.changed.set()
         self.changed = trio.Event()
 
-    def _tell_mirrors(self, pointers: Sequence[int]) -> None:
+    def _tell_replicas(self, pointers: Sequence[int]) -> None:
         if pointers:
             self.changes.record(pointers)
-            self.wake_mirrors()
+            self.wake_replicas()
 
-    async def _wait_for_quiet(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
+    def _now(self) -> ManagerNow:
+        return ManagerNow(self._clock.now_ms(), trio.current_time())
+
+    # --- commits that wait for topics -------------------------------------------------------------
+
+    def _defer(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
+        """Whether a commit has to wait; no other task runs between this and the step."""
+        ask = ticket.ask
+        if isinstance(ask, Abort):
+            ask.has_rows = bool(self._locations.topics_of(core.pointers(ask.transaction_id)))
+        elif isinstance(ask, Commit):
+            pointers = core.pointers(ask.transaction_id)
+            if self._cluster_locations is not None:
+                return self._closing.defer(core, ticket, self._locations.topics_of(pointers), self.nursery)
+            if self._index.busy(pointers) and core.freeze(ask.transaction_id):
+                self._frozen.add(ticket)
+                self.nursery.start_soon(self._wait_for_writes, ticket, pointers)
+                return True
+        return False
+
+    async def _wait_for_writes(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
-        if ticket in self._frozen:  # else the actor fell meanwhile, and has said so
+        if ticket in self._frozen:  # else the actor fell meanwhile, and has settled it
             self._frozen.discard(ticket)
             self._return(ticket)
 
-    # --- aborts that go round ---------------------------------------------------------------------
+    # --- aborts that topics roll back first -------------------------------------------------------
 
-    def _go_round(
-        self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]], nursery: trio.Nursery
-    ) -> None:
-        """Roll back everywhere, then finish the abort; whoever asks meanwhile gets the same answer."""
+    def _roll_back_first(self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]]) -> None:
+        """Roll back cluster_locations, then finish the abort; later requests for the same abort share its answer."""
         waiting = self._aborting.get(first.transaction_id)
         if waiting is not None:
             waiting.extend(tickets)
             return
         self._aborting[first.transaction_id] = list(tickets)
-        nursery.start_soon(self._round, core, first)
+        self.nursery.start_soon(self._roll_back, core, first)
 
-    async def _round(self, core: ManagerCore, first: RollFirst) -> None:
+    async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
         deadline_s = trio.current_time() + self._settings.abort_deadline_s
-        reached = await roll_back(self._where, self._ask, first.pointers, deadline_s)
+        reached = await roll_back(self._locations, self._ask, first.pointers, deadline_s)
         if self.core is not core:
-            return  # it fell: those who waited know, and the next one goes round again
+            return  # it fell: the callers know, and the next actor starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
         self._return(ticket)
         answer: object
@@ -516,35 +514,78 @@ class TransactionActor:
             for each in self._aborting.pop(first.transaction_id, ()):
                 each.settle(answer)
 
-    # --- the end ----------------------------------------------------------------------------------
+    # --- what callers are told --------------------------------------------------------------------
 
-    def _forsake(self, nothing_happened: Callable[[], PlainsongError]) -> None:
-        """Tell those who went round that their way has ended; a begun abort goes on after the next load."""
-        for ticket in (*self._frozen, *self._closing.forsake()):
-            ticket.settle(nothing_happened())
-        self._frozen.clear()
-        rolling = [ticket for waiting in self._aborting.values() for ticket in waiting]
-        self._aborting.clear()
-        for ticket in (*rolling, *self._returning):
-            ticket.settle(outcome_unknown("the transaction service fell, or is leaving"))
-        self._returning.clear()
+    def _moved(self) -> NoOwner:
+        return service_moved()
 
-    def _now(self) -> ManagerNow:
-        return ManagerNow(self._clock.now_ms(), trio.current_time())
+    def _fallen(self) -> PlainsongError:
+        if self._mailbox.closed_for is not None:
+            return self._mailbox.closed_for()  # the daemon shuts down, or the service moves
+        return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
 
+    def _unavailable(self, why: str) -> PlainsongError:
+        return TransactionsUnavailable(why, hint="nothing happened; ask again")
 
-def _fell() -> TransactionsUnavailable:
-    return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
+    def _outcome_unknown(self, why: str) -> PlainsongError:
+        return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
 
 
-def _as_ticket(ticket: object) -> Ticket[Any]:
-    return ticket  # type: ignore[return-value]  # the core gives back what it was given
+def service_moved() -> NoOwner:
+    """Another instance owns the service; nothing happened."""
+    return NoOwner("another instance owns the transaction service", hint="nothing happened; ask again")
 
 
-# --- serving mirrors -------------------------------------------------------------------------------
-#
-# What the transaction service says to those who read, here and at other instances: how far it is, and that it is
-# so.
+def service_not_loaded() -> TransactionsUnavailable:
+    """The actor has not been loaded yet, or has fallen; nothing happened."""
+    return TransactionsUnavailable("the transaction service is being loaded", hint="plain work goes on meanwhile")
+
+
+class ServiceSupervision(Supervision):
+    """Keeps the service's actor running.
+
+    Callers wait for its first load, as for a topic that is opened. Once it has fallen, or could not be loaded, they
+    are refused at once until it is loaded again: every request on a transaction would wait else.
+    """
+
+    def __init__(self, mailbox: Mailbox, observer: TransactionObserver) -> None:
+        super().__init__(mailbox, "transaction service")
+        self._observer = observer
+        self._on_loaded: Callable[[], None] = lambda: None
+        mailbox.closed_for = service_not_loaded
+
+    async def run(self, actor: TransactionActor, on_loaded: Callable[[], None]) -> None:
+        """Run the actor until it is closed or deposed. ``on_loaded``: called after each load."""
+        self._on_loaded = on_loaded
+        await self._supervise(actor.run)
+
+    async def first_load(self) -> None:
+        """Wait, for a while, until the first load has ended, or is not going to happen."""
+        if not self.first_load_ended.is_set():
+            with trio.move_on_after(FIRST_LOAD_TIMEOUT_S):
+                await self.first_load_ended.wait()
+
+    def close(self, *, given_away: bool = False) -> None:
+        """See ``Supervision.close``; callers that wait for the first load are refused at once."""
+        super().close(given_away=given_away)
+        self.first_load_ended.set()
+
+    def _moved(self) -> NoOwner:
+        return service_moved()
+
+    def _refuse(self, error: Exception) -> None:
+        self.mailbox.closed_for = service_not_loaded
+        self.mailbox.drain(service_not_loaded)
+
+    def _report_loaded(self, load_s: float) -> None:
+        self._observer.loaded(load_s)
+        self._on_loaded()
+
+    def _report_fall(self, error: Exception) -> None:
+        self._observer.fell(error)
+
+    def _report_deposed(self, error: Deposed) -> None:
+        log.warning("transaction service taken over", extra={"why": str(error)})
 
 
 #: Instances that wait for changes at the same time.
@@ -552,12 +593,12 @@ MAX_REPLICAS = 1_000
 
 
 class ReplicaServer:
-    """Answers for one service; where others may claim it, never without having seen that it is still the one."""
+    """Answers replicas for one service; where others may claim it, only after checking that its claim holds."""
 
     def __init__(
-        self, store: Store, actor: TransactionActor, supervision: Supervision, deposed: Callable[[], object]
+        self, store: Store, actor: TransactionActor, supervision: ServiceSupervision, deposed: Callable[[], object]
     ) -> None:
-        """``deposed``: called when the store says that another instance has claimed the service."""
+        """``deposed``: called if the store says that another instance has claimed the service."""
         self._store = store
         self._actor = actor
         self._supervision = supervision
@@ -567,7 +608,7 @@ class ReplicaServer:
 
     async def fresh(self) -> None:
         """See ``TransactionService.fresh``."""
-        await self._supervision.tried()
+        await self._supervision.first_load()
         self._here()
         if self._store.traits.shared:
             await self._checking()
@@ -589,7 +630,7 @@ class ReplicaServer:
 
     async def sync(self, known: ReplicaVersion, wait_ms: int) -> ReplicaUpdate:
         """See ``TransactionService.sync``."""
-        await self._supervision.tried()
+        await self._supervision.first_load()
         self._here()
         if wait_ms and known == self._actor.changes.version:
             await self._change(wait_ms)
@@ -607,45 +648,8 @@ class ReplicaServer:
             self._waiting -= 1
 
     def _here(self) -> ManagerCore:
-        if self._supervision.elsewhere:
+        if self._supervision.is_elsewhere:
             raise service_moved()
         if self._actor.core is None:
             raise service_not_loaded()
         return self._actor.core
-
-
-# --- unanswered ------------------------------------------------------------------------------------
-#
-# What those hear whose request was under way when the transaction service fell, or another instance took it.
-
-
-#: Asks that change nothing, so that a failure cannot leave their outcome open.
-TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
-
-
-def outcome_unknown(why: str) -> OutcomeUnknown:
-    """Nobody knows."""
-    return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
-
-
-def fail_transaction_requests(
-    tickets: Iterable[Ticket[Any]], step: ManagerStep | None, error: BaseException, *, shared: bool
-) -> None:
-    """Tell everybody whose request was under way that nobody knows what became of it; what was refused, was.
-
-    ``shared``: unless another instance has the service, whose word may be another one.
-    """
-    refused = [ticket for ticket, answer in step.answers if isinstance(answer, PlainsongError)] if step else []
-    for ticket, answer in step.answers if step and not shared else ():
-        if isinstance(answer, PlainsongError):
-            ticket.settle(answer)  # type: ignore[attr-defined]  # the core gives back what it was given
-    why = error.detail if isinstance(error, PlainsongError) else "the daemon failed"
-    nothing_happened = step is None or not step.writes or isinstance(error, NothingWritten)
-    nothing_happened |= isinstance(error, Deposed) and error.happened is False
-    for ticket in tickets:
-        if not (nothing_happened or isinstance(ticket.ask, TRANSACTION_READS) or ticket in refused):
-            ticket.settle(outcome_unknown(why))
-        elif isinstance(error, Deposed):
-            ticket.settle(service_moved())
-        else:
-            ticket.settle(TransactionsUnavailable(why, hint="nothing happened; ask again"))

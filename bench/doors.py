@@ -20,8 +20,10 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 
+from broker.api.route import Endpoint
+from broker.api.routes import ROUTES
 from broker.http.budgets import BodyBudget, HttpSettings
-from broker.http.messages import HotRequest, HttpAnswer
+from broker.http.messages import Answer, Request
 from broker.http.server import serve_http
 
 if TYPE_CHECKING:
@@ -50,9 +52,9 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def empty(request: HotRequest) -> HttpAnswer:
+async def empty(request: Request) -> Answer:
     """The handler of the lane's empty answer."""
-    return HttpAnswer(200)
+    return Answer(200)
 
 
 def serve_lane(told: Connection) -> None:
@@ -66,7 +68,7 @@ def serve_lane(told: Connection) -> None:
             async def server(task_status: trio.TaskStatus[list[str]]) -> None:
                 await serve_http(
                     settings,
-                    {"publish": empty},
+                    [Endpoint(each, empty) for each in ROUTES if each.name == "publish"],
                     bare,
                     binds=["127.0.0.1:0"],
                     budget=budget,

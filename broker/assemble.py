@@ -1,14 +1,10 @@
-"""Assembles the daemon from its settings: actors, cluster, listeners.
-
-The actors and what stands in front of them, put together as the settings say.
-"""
+"""Assembles the daemon from its settings: actors, what handlers work with, the cluster, listeners."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -22,21 +18,32 @@ from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
-from broker.api.cluster import TOPICS_OPEN, topics_open
-from broker.api.routes import ROUTES, hot_handlers, local_handlers
-from broker.api.stream import LocalStream
+from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
+from broker.api.health import Health
+from broker.api.messages import Messages
+from broker.api.openapi import description
+from broker.api.poll import Pages, Polling
+from broker.api.poll_many import LocalTopics, PollingMany
+from broker.api.producers import Producers
+from broker.api.publish import Publishing
+from broker.api.readers import Readers
+from broker.api.route import Accounting, accounted, bind
+from broker.api.routes import ROUTES
+from broker.api.stream import Streams
+from broker.api.topic_stats import Counting
+from broker.api.topics import NamespaceRoutes, Policies, Topics
+from broker.api.transactions import TransactionRoutes
 from broker.authority import build_authority
 from broker.cluster.join import WHO, who_handler
-from broker.cluster.serve import Cluster
+from broker.cluster.serve import Cluster, Local
 from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, TransactionCalls, announce_namespace
 from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_link_gauges
-from broker.http.budgets import BodyBudget, http_settings
-from broker.http.quart_app import Application, build_application
+from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.quart_app import build_application
 from broker.http.server import serve_http
 from broker.logs import AccessLog
-from broker.metrics import Decisions
-from broker.service import Service
+from broker.metrics import Decisions, Rates
 from broker.stores import message_bound, place_of
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.topic.state import TopicLimits
@@ -44,11 +51,14 @@ from plainsong.protocol.topic.state import TopicLimits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from actors.observe import Clock
     from actors.ownership import Ownership
+    from broker.api.route import Endpoint
+    from broker.authority import Authority
+    from broker.cluster.membership import Membership
     from broker.cluster.owners import Owners
     from broker.config import Config
-    from broker.http.budgets import HttpSettings
-    from broker.http.messages import HotHandlers
+    from broker.http.messages import Begin
     from broker.metrics import Metrics
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
@@ -58,38 +68,112 @@ if TYPE_CHECKING:
 LAG_INTERVAL_S = 0.5
 
 
-async def build_service(
-    config: Config, store: Store, metrics: Metrics, actors: trio.Nursery, ownership: Ownership | None = None
-) -> Service:
-    """The actors and what serves them, started in ``actors``; with ``ownership``, as one of several. Raises StoreError."""
-    clock = SystemClock()
+@dataclass(slots=True)
+class Daemon:
+    """What lives as long as the daemon; ``main`` begins and ends it. Handlers are given what they use, never this."""
+
+    config: Config
+    version: str
+    store: Store
+    clock: Clock
+    space: SpaceGuard
+    metrics: Metrics
+    accounting: Accounting
+    directory: Directory
+    pointers: PointerIndex
+    namespaces: Namespaces
+    authority: Authority
+    answers: AnswerBudget
+    publishing: Publishing
+    endpoints: tuple[Endpoint, ...]
+    """Every route as a listener serves it: forwarded where others own things, hot ones counted."""
+    begin: Begin
+    """Begins a stream of publishes."""
+    cluster: Cluster | None
+    stopping: trio.Event
+    """Set once the daemon leaves: readyz says so, and polls that wait are answered."""
+    served: trio.Event
+    """Set once the server has stopped and its last answers have left."""
+
+    async def start(self, actors: trio.Nursery) -> None:
+        """Start what works by itself. Raises StoreError."""
+        await self.authority.start(actors)
+        authority = self.authority
+        invalid_pass = None
+        if authority.has_list:
+            ask_owner = self.directory.ask if self.cluster is None else self.cluster.asks.ask
+            invalid_pass = InvalidPass(self.directory, lambda: authority.invalids, ask_owner)
+        janitor = Janitor(
+            self.store, self.directory, self.clock, self.metrics, janitor_settings(self.config), invalid_pass
+        )
+        actors.start_soon(self.space.run)
+        actors.start_soon(self.namespaces.run)
+        actors.start_soon(self.directory.run_sweeper)
+        actors.start_soon(janitor.run)
+        actors.start_soon(_watch_loop, self.metrics)
+
+    def stop(self) -> None:
+        """Take nothing new; polls that wait are answered with what there is."""
+        self.stopping.set()
+        self.directory.close()
+        self.pointers.close()
+
+    async def drained(self) -> None:
+        """Wait until topics and then the transaction service, which may have asked them, have ended. Stop first."""
+        await self.directory.drained()
+        await self.authority.aclose()
+
+
+async def assemble(
+    config: Config,
+    store: Store,
+    metrics: Metrics,
+    actors: trio.Nursery,
+    *,
+    ownership: Ownership | None = None,
+    membership: Membership | None = None,
+    clock: Clock | None = None,
+) -> Daemon:
+    """The daemon, not started; its actors live in ``actors``.
+
+    Args:
+      ownership: who owns what among several instances; None: this one is alone.
+      membership: the same where it comes from ZooKeeper, for the routes that show the cluster or change it.
+    Raises:
+      StoreError: the store could not be read.
+    """
+    clock = SystemClock() if clock is None else clock
     space = SpaceGuard(store, config.storage.min_free_bytes)
     pointers = PointerIndex(config.transactions.max_held_polls)
     await pointers.load(store)
 
-    async def ask_topic(name: TopicName, ask: Ask[Any]) -> Any:
+    async def ask_owner(name: TopicName, ask: Ask[Any]) -> Any:
         return await (directory if cluster is None else cluster.asks).ask(name, ask)
 
-    async def tell(namespace: str) -> None:
+    async def announce(namespace: str) -> None:
         if cluster is not None:
             await announce_namespace(cluster.owners, namespace)
 
-    namespaces = Namespaces(store, default=config.deduplication.default, tell=tell)
-    await namespaces.load()
-
     def owners() -> Owners:
-        assert cluster is not None  # it is there before anybody asks a peer
+        assert cluster is not None  # it is there before anything asks a peer
         return cluster.owners
 
-    peer = None if ownership is None else LinkedPeer(owners)
-    told = Decisions(metrics)
-    take_over_s = config.cluster.take_over_s
-    decider = build_authority(
-        config.transactions, store, clock, pointers, ask_topic, told, ownership, peer, take_over_s
+    namespaces = Namespaces(store, default=config.deduplication.default, notify=announce)
+    await namespaces.load()
+    authority = build_authority(
+        config.transactions,
+        store,
+        clock,
+        pointers,
+        ask_owner,
+        Decisions(metrics),
+        ownership,
+        None if ownership is None else LinkedPeer(owners),
+        config.cluster.take_over_s,
     )
     if ownership is None:
         metrics.on_deposed = Contention(place_of(config))
-    around = TopicEnvironment(
+    environment = TopicEnvironment(
         store=store,
         clock=clock,
         space=space,
@@ -98,41 +182,111 @@ async def build_service(
         commit_bytes=config.commit.max_bytes,
         observer=metrics,
         pointers=pointers,
-        authority=decider.transactions,
+        authority=authority.transactions,
         policy=namespaces.policy,
         ownership=ownership or Alone(),
-        enlistments=decider.enlistments,
+        enlistments=authority.enlistments,
     )
     directory = Directory(
         actors,
-        around,
+        environment,
         CacheBudget(config.cache.max_bytes),
         mailbox_requests=config.topic.mailbox_requests,
         mailbox_bytes=config.topic.mailbox_bytes,
         max_open=config.topic.max_open,
         idle_s=config.topic.idle_s,
     )
-    around.ownership.on_change(namespaces.look_again)
+    environment.ownership.on_change(namespaces.reload_soon)
     cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors)
-    access = AccessLog(enabled=config.log.access)
-    service = Service(
-        config, store, directory, clock, space, metrics, access, version("plainsong"), decider, namespaces, pointers
+
+    # What handlers work with: each gets what it uses.
+    transactions, rates, stopping, release = authority.transactions, Rates(), trio.Event(), metrics.version
+    links = None if cluster is None else cluster.links
+    answers = AnswerBudget(config.http.max_answer_bytes)
+    accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
+    pages = Pages(store, directory)
+    policies = Policies(namespaces, config.deduplication.default)
+    topics = LocalTopics(directory, pages)
+    polling_many = PollingMany(topics, transactions, pointers, rates, config.poll, stopping)
+    publishing = Publishing(
+        directory,
+        environment.enlistments,
+        transactions,
+        rates,
+        metrics.producer_refused,
+        config.deduplication.answer_timeout_s,
     )
+    streams = Streams(publishing, accounting)
+    endpoints = bind(
+        ROUTES,
+        (
+            publishing,
+            streams,
+            polling_many,
+            Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping),
+            Messages(directory, store, transactions, config.poll.max_bytes),
+            Counting(
+                directory=directory,
+                store=store,
+                pages=pages,
+                transactions=transactions,
+                pointers=pointers,
+                rates=rates,
+                stopping=stopping,
+                max_wait_ms=config.poll.max_wait_ms,
+                delete_grace_ms=config.retention.delete_grace_s * 1000,
+                ownership=ownership,
+            ),
+            Topics(directory, store, policies, config.topic.default_ttl_s, config.http.flat_topic_properties),
+            NamespaceRoutes(namespaces, policies),
+            Readers(directory, config.readers.retention_s * 1000),
+            Producers(directory, store, clock, policies, metrics.producer_refused),
+            TransactionRoutes(authority, config.transactions),
+            ClusterRoutes(directory, environment.ownership, membership, links),
+            Health(
+                version=release,
+                store_kind=store.traits.kind,
+                decides=config.transactions.service,
+                min_free_bytes=config.storage.min_free_bytes,
+                directory=directory,
+                space=space,
+                transactions=transactions,
+                metrics=metrics,
+                stopping=stopping,
+                membership=membership,
+                links=links,
+                description=partial(description, ROUTES, release),
+            ),
+        ),
+    )
+    begin: Begin = streams.begin
     if cluster is not None:
-        service.cluster = cluster
-        cluster.answer_with(service, local_handlers(service))
-        cluster.dispatcher.kinds[TOPICS_OPEN] = partial(topics_open, service)
+        local = Local(directory, topics, polling_many, streams, answers, accounting.access)
+        endpoints, begin = cluster.forward(endpoints, local), partial(cluster.begin, streams)
+        cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
         cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
-        cluster.dispatcher.kinds |= TransactionCalls(service).kinds()
+        cluster.dispatcher.kinds |= TransactionCalls(authority, namespaces).kinds()
         add_link_gauges(metrics, cluster.links)
-    await decider.start(actors)
-    invalid_pass = InvalidPass(directory, lambda: decider.invalids, ask_topic) if decider.has_list else None
-    actors.start_soon(space.run)
-    actors.start_soon(namespaces.run)
-    actors.start_soon(directory.run_sweeper)
-    actors.start_soon(Janitor(store, directory, clock, metrics, janitor_settings(config), invalid_pass).run)
-    actors.start_soon(_watch_loop, metrics)
-    return service
+    return Daemon(
+        config=config,
+        version=release,
+        store=store,
+        clock=clock,
+        space=space,
+        metrics=metrics,
+        accounting=accounting,
+        directory=directory,
+        pointers=pointers,
+        namespaces=namespaces,
+        authority=authority,
+        answers=answers,
+        publishing=publishing,
+        endpoints=tuple(accounted(each, accounting) if each.route.hot else each for each in endpoints),
+        begin=begin,
+        cluster=cluster,
+        stopping=stopping,
+        served=trio.Event(),
+    )
 
 
 def janitor_settings(config: Config) -> JanitorSettings:
@@ -163,7 +317,7 @@ def topic_limits(config: Config) -> TopicLimits:
 
 
 async def _watch_loop(metrics: Metrics) -> None:
-    """Measure how late the loop wakes those who sleep."""
+    """Measure how late the loop wakes a task that sleeps."""
     while True:
         due_s = trio.current_time() + LAG_INTERVAL_S
         await trio.sleep_until(due_s)
@@ -172,7 +326,7 @@ async def _watch_loop(metrics: Metrics) -> None:
 
 # --- contention ------------------------------------------------------------------------------------
 #
-# Another daemon on the store of one that believes itself alone: said once in a while, with what to do about it.
+# Another daemon on the store of one that believes itself alone is logged once in a while, with what to do about it.
 
 
 log = logging.getLogger(__name__)
@@ -208,68 +362,52 @@ class Contention:
         self._taken = 0
 
 
-# --- doors -----------------------------------------------------------------------------------------
-#
-# The doors: HTTP with the connections of other instances, and Thrift for Tephra's clients.
+# --- listeners -------------------------------------------------------------------------------------
 
 
 async def serve(
-    service: Service, budget: BodyBudget, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]]
+    daemon: Daemon, budget: BodyBudget, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]]
 ) -> None:
     """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
-    settings = http_settings(service.config)
-    handlers, cluster = hot_handlers(service), service.cluster
-    begin = partial(LocalStream if cluster is None else cluster.begin, service)
-    peers = None if cluster is None else cluster.peer_handler()
+    config = daemon.config
+    settings = http_settings(config)
+    peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
     try:
-        if service.config.http.processes > 1:
-            routes = ROUTES if cluster is None else cluster.routes()
-            answering = Answering(service, handlers, routes, begin, budget)
-            await serve_front_ends(service.config, answering, peers, stop=stop, task_status=task_status)
+        if config.http.processes > 1:
+            answering = Answering(
+                daemon.endpoints, daemon.begin, daemon.publishing, daemon.accounting, daemon.answers, budget
+            )
+            await serve_front_ends(config, answering, peers, stop=stop, task_status=task_status)
             return
         await serve_http(
             settings,
-            handlers,
-            create_app(service, settings, handlers),
-            binds=[service.config.http.bind],
+            daemon.endpoints,
+            build_application(daemon.endpoints, settings, daemon.accounting),
+            binds=[config.http.bind],
             budget=budget,
             stop=stop,
-            grace_s=service.config.shutdown.drain_s,
-            begin=begin,
+            grace_s=config.shutdown.drain_s,
+            begin=daemon.begin,
             peers=peers,
             task_status=task_status,
         )
     finally:
-        service.served.set()
+        daemon.served.set()
 
 
-async def start_thrift(service: Service, stop: trio.Event, servers: trio.Nursery) -> list[str]:
+async def start_thrift(daemon: Daemon, stop: trio.Event, servers: trio.Nursery) -> list[str]:
     """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
-    config = service.config
-    own, routed = service.decider.own, service.decider.routed
-    if not config.transactions.thrift or (own is None and routed is None):
+    config, authority = daemon.config, daemon.authority
+    if not config.transactions.thrift or (authority.own is None and authority.routed is None):
         return []
+    owners = None if daemon.cluster is None else daemon.cluster.owners
     serving = partial(
         serve_thrift,
         config.transactions.thrift,
-        RoutedTephraMethods(service) if own is None else TephraMethods(own),
+        RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own),
         budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,
     )
     addresses: list[str] = await servers.start(serving)
     return addresses
-
-
-# --- app -------------------------------------------------------------------------------------------
-#
-# The application: the route table, bound to what serves it.
-
-
-def create_app(service: Service, settings: HttpSettings, handlers: HotHandlers) -> Application:
-    """Every route of this version as an ASGI application.
-
-    The hot ones are those the lane serves itself; here they are for HTTP/2, and for ``http.lane = false``.
-    """
-    routes = ROUTES if service.cluster is None else service.cluster.routes()
-    return build_application(service, routes, handlers, settings)

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.observe import Clock, SpaceGuard
+    from actors.pointers import PointerIndex
+    from broker.authority import Authority, Transactions
     from broker.cluster.membership import Membership
     from broker.http.budgets import BodyBudget
     from broker.link.client import Links
     from broker.metrics import Metrics
-    from broker.service import Service
     from plainsong.protocol.topic.producer_state import ProducerTable
     from plainsong.protocol.topic.state import TopicState
     from plainsong.protocol.transactions.asks import ServiceFigures
@@ -145,18 +146,17 @@ def _oldest(directory: Directory, clock: Clock) -> float:
     return max(0, clock.now_ms() - min(firsts)) / 1000 if firsts else 0.0
 
 
-# --- decisions -------------------------------------------------------------------------------------
-
-
-def add_transaction_gauges(metrics: Metrics, service: Service) -> None:
-    """Register what is read off the service, the topics and the waiting polls at a scrape."""
+def add_transaction_gauges(
+    metrics: Metrics, authority: Authority, directory: Directory, pointers: PointerIndex, clock: Clock
+) -> None:
+    """Register what is read off the transaction service, the topics and the waiting polls at a scrape."""
 
     def figure(read: Callable[[ServiceFigures], float | None]) -> Callable[[], float | None]:
         def reading() -> float | None:
-            if service.embedded is None:
+            if authority.embedded is None:
                 return None
             try:
-                return read(service.embedded.figures())
+                return read(authority.embedded.figures())
             except TransactionsUnavailable:
                 return None
 
@@ -164,7 +164,7 @@ def add_transaction_gauges(metrics: Metrics, service: Service) -> None:
 
     def oldest_age_s(figures: ServiceFigures) -> float:
         since_ms = figures.oldest_open_ms
-        return 0.0 if since_ms is None else max(0, service.clock.now_ms() - since_ms) / 1000
+        return 0.0 if since_ms is None else max(0, clock.now_ms() - since_ms) / 1000
 
     for name, text, read in (
         ("plainsong_transactions_open", "Transactions in progress.", figure(lambda figures: figures.open)),
@@ -177,42 +177,42 @@ def add_transaction_gauges(metrics: Metrics, service: Service) -> None:
         (
             "plainsong_undecided_pointers",
             "Write pointers that topics have messages of and have not seen decided.",
-            lambda: len(service.pointers),
+            lambda: len(pointers),
         ),
         (
             "plainsong_hidden_messages",
             "Messages that undecided transactions keep from committed readers, over all open topics.",
-            lambda: _hidden(service),
+            lambda: _hidden(authority.transactions, directory),
         ),
         (
             "plainsong_held_polls",
             "Committed polls that wait for a transaction to be decided.",
-            lambda: service.pointers.waiters,
+            lambda: pointers.waiters,
         ),
         (
             "plainsong_tephra_state_age_seconds",
             "Age of the last state learnt from the Tephra that decides; without any, seconds since it was first asked.",
-            lambda: None if service.decider.foreign is None else service.decider.foreign.silent_s,
+            lambda: None if authority.foreign is None else authority.foreign.silent_s,
         ),
     ):
         metrics.reads(name, text, read)
 
 
-def _hidden(service: Service) -> int:
-    cores = [entry.actor.core for entry in service.directory if entry.actor.core is not None]
-    return sum(_hidden_in(service, core.state) for core in cores)
+def _hidden(transactions: Transactions, directory: Directory) -> int:
+    cores = [entry.actor.core for entry in directory if entry.actor.core is not None]
+    return sum(_hidden_in(transactions, core.state) for core in cores)
 
 
-def _hidden_in(service: Service, state: TopicState) -> int:
+def _hidden_in(transactions: Transactions, state: TopicState) -> int:
     """What the first undecided transaction of a topic hides: nothing that others do is behind it alone."""
     for pending in state.pending.values():
-        if pending.runs and not _is_over(service, pending.pointer):
+        if pending.runs and not _is_over(transactions, pending.pointer):
             return pending.hidden(state.appended)
     return 0
 
 
-def _is_over(service: Service, pointer: int) -> bool:
+def _is_over(transactions: Transactions, pointer: int) -> bool:
     try:
-        return service.transactions.standing(pointer) in ("committed", "aborted", "invalid")
+        return transactions.standing(pointer) in ("committed", "aborted", "invalid")
     except TransactionsUnavailable:
         return False

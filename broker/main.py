@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.authority import keep_authority
-from broker.assemble import build_service, serve, start_thrift
+from broker.assemble import assemble, serve, start_thrift
 from broker.authority import describe_authority
 from broker.cluster.join import (
     describe_membership,
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from broker.assemble import Daemon
+    from broker.cluster.membership import Membership
     from broker.config import Config
-    from broker.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -72,44 +73,44 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         await keep_authority(store, config.transactions.service)
         metrics = Metrics(version("plainsong"))
         membership = await find_others(config, actors)
-        service = await build_service(config, store, metrics, actors, membership)
-        budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
-        add_gauges(metrics, service.directory, store, service.clock, service.space, budget)
-        add_transaction_gauges(metrics, service)
-        portions = None
-        if membership is not None:
-            service.membership = membership
-            portions = start_rebalance(service, membership, actors)
+        daemon = await assemble(config, store, metrics, actors, ownership=membership, membership=membership)
+        await daemon.start(actors)
+        budget = BodyBudget(config.http.max_inflight_bytes, daemon.answers)
+        add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget)
+        add_transaction_gauges(metrics, daemon.authority, daemon.directory, daemon.pointers, daemon.clock)
+        rebalance = None
+        if membership is not None and daemon.cluster is not None:
+            rebalance = start_rebalance(daemon.cluster.handover, membership, actors)
             add_cluster_gauges(metrics, membership)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
-            addresses = await servers.start(partial(serve, service, budget, stop))
-            thrift = await start_thrift(service, stop, servers)
+            addresses = await servers.start(partial(serve, daemon, budget, stop))
+            thrift = await start_thrift(daemon, stop, servers)
             if membership is not None:
                 address = config.cluster.advertise or addresses[0]
                 await enter(membership, address, stop)
                 servers.start_soon(verify_advertised_address, membership.me.name, address)
-            announce(_running(service, addresses, thrift))
+            announce(_running(daemon, membership, addresses, thrift))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
             await stop.wait()
             notifier.stopping()
-            if portions is not None:
-                await hand_over(service, portions, config.shutdown.drain_s)
-            service.stop()
+            if rebalance is not None:
+                await hand_over(daemon.directory, daemon.stopping, rebalance, config.shutdown.drain_s)
+            daemon.stop()
             with trio.move_on_after(config.shutdown.drain_s):
-                await service.served.wait()
+                await daemon.served.wait()
             servers.cancel_scope.cancel()
         with trio.move_on_after(config.shutdown.drain_s):
-            await service.drained()
+            await daemon.drained()
         actors.cancel_scope.cancel()
     log.info("stopped")
 
 
-def _running(service: Service, addresses: list[str], thrift: list[str]) -> Running:
-    config, traits, membership = service.config, service.store.traits, service.membership
+def _running(daemon: Daemon, membership: Membership | None, addresses: list[str], thrift: list[str]) -> Running:
+    config, traits = daemon.config, daemon.store.traits
     return Running(
-        version=service.version,
+        version=daemon.version,
         addresses=[f"http://{address}" for address in addresses],
         data_dir=config.storage.data_dir if traits.kind == "leveldb" else None,
         place=place_of(config),

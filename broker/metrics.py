@@ -35,6 +35,7 @@ class Metrics:
     """All metrics of one daemon; implements ``actors.observe.Observer``."""
 
     def __init__(self, version: str) -> None:
+        self.version = version
         # The series with each counter's creation time is of no use in the text format.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
@@ -212,9 +213,9 @@ class Metrics:
         self._commit_messages.observe(messages)
         self._sync.observe(write_s)
 
-    def told(self, told: Mapping[str, int]) -> None:
+    def producer_events(self, counts: Mapping[str, int]) -> None:
         """Something became of producers' requests, or of producers."""
-        for event, count in told.items():
+        for event, count in counts.items():
             self._producer_events.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:

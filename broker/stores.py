@@ -1,7 +1,4 @@
-"""Opens the store that the settings or a URL name, and lowers settings that go beyond its bounds.
-
-Which store the settings ask for, opened; and settings that go beyond what it can hold, lowered.
-"""
+"""Opens the store that the settings or a URL name, and lowers settings that go beyond its bounds."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
 
 
 def look_at_hbase(config: HBaseConfig) -> RowSource:
-    """The rows of a store in HBase, for whoever only looks. Raises StoreUnusable."""
+    """The rows of a store in HBase, for commands that only look. Raises StoreUnusable."""
     from storage.hbase.store import HBaseRows
 
     return HBaseRows(_addresses(config), hbase_options(config))
@@ -101,7 +98,7 @@ def message_bound(config: Config, traits: StoreTraits) -> str:
 
 
 def fitted(config: Config, traits: StoreTraits) -> Config:
-    """The settings with those lowered, and told, that would allow a row larger than the store's."""
+    """The settings with those lowered, and logged, that would allow a row larger than the store's."""
     if traits.max_row_bytes is None:
         return config
     message_bytes = _lowered("topic.max_message_bytes", config, traits.max_row_bytes - MESSAGE_MARGIN_BYTES)
@@ -116,7 +113,7 @@ def fitted(config: Config, traits: StoreTraits) -> Config:
 def _lowered(name: str, config: Config, most: int) -> int:
     wanted: int = config.value(name)
     if wanted > most:
-        # Where nobody has asked for more, nobody needs to be warned.
+        # A default is no request for more, so there is nothing to warn of.
         level = logging.INFO if wanted == every_setting()[name].default else logging.WARNING
         what = {"setting": name, "from": wanted, "to": most}
         log.log(level, "a setting is lowered to what the store holds", extra=what)
@@ -127,7 +124,7 @@ def _lowered(name: str, config: Config, most: int) -> int:
 #
 # Stores as a command names them: ``leveldb:PATH``, ``hbase:HOST:PORT[,HOST:PORT…][?prefix=…]``; parsed, and opened.
 #
-# What else an HBase store is told (times, cells, connections) are the settings of ``storage.hbase``, from the file
+# What else an HBase store takes (times, cells, connections) are the settings of ``storage.hbase``, from the file
 # and the environment that the daemon would read them from.
 
 

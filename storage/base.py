@@ -1,13 +1,11 @@
-"""What every store promises: ordered rows of bytes in three tables, sized to what the weakest store can honour.
-
-What every store promises: ordered rows of bytes in three tables, sized to what the weakest can honour.
+"""What every store promises: ordered rows of bytes in three tables, sized to what the weakest store can keep.
 
     each row is whole or absent                       also after a crash, at any moment
-    a commit is durable when ``write`` returns        and until then may be partly there, in order
-    after an exception nobody knows                   the store is opened again before it is used
+    a commit is durable when ``write`` returns        until then a prefix of it may be there, in order
+    after an exception the outcome is unknown         the store is opened again before it is used
 
-The strong are strong in silence: on LevelDB a commit is one atomic batch. ``docs/stores.md`` says what
-each store really promises; ``tests/storage/contract.py`` holds all of them to this page.
+Some stores promise more: on LevelDB a commit is one atomic batch. ``docs/stores.md`` says what each store
+really promises; ``tests/storage/contract.py`` tests all of them against this page.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class StoreError(StorageFailed):
 
 
 class NothingWritten(StoreError):
-    """The store had failed before: this commit was not begun. It must be opened again all the same."""
+    """The store had failed before: this commit was not begun. The store must still be opened again."""
 
     title = "The store had failed before"
 
@@ -51,7 +49,7 @@ class StoreConflict(PlainsongError):
 
 
 class Deposed(PlainsongError):
-    """Another owner has claimed the topic since: what was just written must not be acknowledged."""
+    """Another owner has claimed the topic: what was just written must not be acknowledged."""
 
     code = "storage_failed"
     title = "Another instance owns this topic now"
@@ -59,22 +57,22 @@ class Deposed(PlainsongError):
     def __init__(self, detail: str = "", *, hint: str = "", happened: Literal[False] | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.happened = happened
-        """False: nothing of the commit took place, and nothing will; None: nobody can say."""
+        """False: nothing of the commit took place, and nothing will; None: unknown."""
 
 
 class StoreUnusable(PlainsongError):
-    """The store cannot be opened as it is; the text says why and what to do. Nothing was changed."""
+    """The store cannot be opened; the text says why and what to do. Nothing was changed."""
 
     code = "storage_failed"
     title = "The store cannot be opened"
 
 
 class StoreInUse(StoreUnusable):
-    """Another process holds the directory."""
+    """Another process uses the directory."""
 
 
 class StoreTooNew(StoreUnusable):
-    """A newer version wrote this store."""
+    """A newer version of the program wrote the store."""
 
 
 class StoreDamaged(StoreUnusable):
@@ -96,7 +94,7 @@ class Claim:
     name: TopicName
     epoch: int
     lacks: frozenset[bytes] = field(default=frozenset(), compare=False)
-    """Kinds of system rows of which the topic certainly had none when it was claimed: they need not be looked for."""
+    """Kinds of system rows that the topic certainly did not have when it was claimed: loading skips them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +104,14 @@ class StoreTraits:
     kind: str
     """``memory``, ``leveldb``, …"""
     durability: str
-    """What an acknowledged message survives, in one sentence for the banner."""
+    """What an acknowledged message survives, one sentence for the banner."""
     max_row_bytes: int | None
-    """The largest value a row may have; None where memory is the bound."""
+    """The largest value of a row; None where memory is the bound."""
     whole_commits: bool = False
     """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
-    and payloads, which nobody can see any more, may be missing."""
+    and payloads, which no reader can see any more, may be missing."""
     shared: bool = False
-    """Whether others may claim topics too: an owner that answers without having written asks ``check`` first."""
+    """Whether other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +119,21 @@ class StoreStatistics:
     """Numbers for metrics, taken without waiting."""
 
     bytes: int | None
-    """What the store occupies on its disk; None where it cannot tell cheaply."""
+    """Its size on disk; None where the store cannot tell cheaply."""
     free_bytes: int | None
-    """What is left on that disk; None where there is no disk, or it cannot tell."""
+    """Free space on that disk; None where there is no disk, or the store cannot tell."""
 
 
 class Store(Protocol):
-    """Three ordered tables. One task at a time writes a topic; anybody may read."""
+    """Three ordered tables. One task at a time writes a topic; any task may read."""
 
     traits: StoreTraits
 
     async def claim(self, name: TopicName) -> Claim:
         """Become the one writer of a topic; a later claim deposes an earlier one.
 
-        Every owner calls this before it reads the topic's state, also after a fall: where a failed
-        write left the store unusable, this opens it again.
+        Every owner calls this before it reads the topic's state, also after a fall: if a failed write
+        left the store unusable, this opens it again.
 
         Raises:
           StoreError: the store cannot be reached or opened.
@@ -143,20 +141,20 @@ class Store(Protocol):
         ...
 
     async def check(self, claim: Claim) -> None:
-        """See that the claim still holds: whoever read before this call answered read what is true.
+        """Check that the claim still holds: what its owner read before this call returned is current.
 
         Raises:
           Deposed: another owner has claimed the topic.
-          StoreError: nobody can say.
+          StoreError: unknown.
         """
         ...
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """Make ``commit`` durable, in order.
 
-        When this returns all of it survives a power cut (as far as ``traits.durability`` says), and is
-        seen by every later read. After a crash a prefix is there, row by row, never a hole. Not
-        interrupted by cancellation once begun.
+        When this returns all of the commit survives a power cut (as far as ``traits.durability`` says), and
+        every later read sees it. A crash leaves a prefix, row by row, never a hole. Cancellation does not
+        interrupt it once begun.
 
         Args:
           commit: kept by reference until this returns.
@@ -164,20 +162,20 @@ class Store(Protocol):
           expect: compared before anything is written.
         Raises:
           StoreConflict: an expectation did not hold; nothing happened.
-          Deposed: another owner claimed the topic; what was written is not to be acknowledged. ``happened`` says
+          Deposed: another owner has claimed the topic; nothing of the commit may be acknowledged. ``happened`` says
             whether it is certain that it does not count.
           NothingWritten: it did not happen; claim the topic again before anything else.
-          StoreError: any other one: outcome unknown; claim the topic again before anything else.
+          StoreError: any other kind: the outcome is unknown; claim the topic again before anything else.
         """
         ...
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """Remove rows that nobody can see any more, without waiting for the disk.
+        """Remove rows that no reader can see any more, without waiting for the disk.
 
-        A crash may bring some back. Never lost: their order against later ``write`` calls.
+        A crash may bring some back, but never those removed before a ``write`` that returned later.
 
         Raises:
-          StoreError: some may be removed.
+          StoreError: some may have been removed.
         """
         ...
 
@@ -199,12 +197,12 @@ class Store(Protocol):
         """Feed the rows with ``start <= key < stop``, in key order, to ``feed`` until it says False.
 
         ``feed`` runs off the event loop where the store has threads, so it must not touch what the loop
-        owns; it gets lists of one to some thousand rows, of a few MiB at most (one larger row comes
-        alone). Rows written meanwhile may or may not be seen. An exception of ``feed`` passes through.
+        owns. It gets lists of one to a thousand rows, of a few MiB at most; one larger row comes alone. The scan
+        may or may not see rows written meanwhile. An exception of ``feed`` passes through.
 
         Args:
           reverse: from the last row down.
-          first_chunk: rows in the first list, for readers that want few.
+          first_chunk: rows in the first list, for callers that want few.
           values: False: every value is ``b""``, which is cheaper.
         Raises:
           StoreError: the rows fed so far were good.
@@ -214,14 +212,14 @@ class Store(Protocol):
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """Give the space of removed rows in a range back to the disk, as far as the store can.
 
-        May take long, in its own thread; readers and writers go on. Raises StoreError.
+        May take long, in a thread of its own; readers and writers go on. Raises StoreError.
         """
         ...
 
     async def tidy(self) -> int:
-        """Remove some of what the store itself keeps of rows that are gone: one bounded step; how much that was.
+        """Remove some of what the store itself keeps of removed rows, in one bounded step; how many entries.
 
-        Called once in a while, for ever. Raises StoreError.
+        The daemon calls it periodically. Raises StoreError.
         """
         ...
 
@@ -248,35 +246,33 @@ async def read_rows(
     return rows
 
 
-# --- chunks ----------------------------------------------------------------------------------------
-#
-# How a scan is cut into lists: few rows first, then many, and never many MiB at once.
+# --- chunks of a scan: few rows first, then many, and never many MiB at once ----------------------
 
 
-#: Where lists stop growing: longer ones save nothing any more, and a cancelled reader waits for its list.
+#: Lists do not grow beyond this: longer ones save nothing, and a cancelled reader waits for its list.
 MAX_CHUNK_ROWS = 1000
 #: Bytes of values in a list, unless it is a single row.
 MAX_CHUNK_BYTES = 4 << 20
-#: How many times as long as the list before the next one may be.
+#: How many times longer the next list may be.
 GROWTH = 4
 
 
 def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
     """``rows`` as lists: ``first_chunk`` rows, then four times as many each, within the bounds above.
 
-    Sizes are counted row by row: how large the next row is, nobody knows before it is read, and an
-    average of the earlier ones would let a thousand large rows through after a thousand small ones.
+    It counts sizes row by row: an average of earlier rows would let a thousand large rows through after a
+    thousand small ones.
     """
     wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
-    held: list[Row] = []
+    carried: list[Row] = []
     while True:
-        chunk = held
-        held = []
+        chunk = carried
+        carried = []
         size = len(chunk[0][1]) if chunk else 0
         for row in islice(rows, wanted - len(chunk)):
             size += len(row[1])
             if size > MAX_CHUNK_BYTES and chunk:
-                held = [row]
+                carried = [row]
                 break
             chunk.append(row)
         if not chunk:
@@ -285,9 +281,7 @@ def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
         wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
 
 
-# --- rolled ----------------------------------------------------------------------------------------
-#
-# What a rollback makes of a row: the same bytes with the sign of the write pointer turned, for every store alike.
+# --- rollbacks: the same bytes with the sign of the write pointer inverted, in every store alike ---
 
 
 _I64 = struct.Struct(">q")
@@ -295,9 +289,9 @@ _AFTER_POINTER = 1 + _I64.size
 
 
 def rolled_back(rows: Iterable[Row], pointer: int) -> Iterator[Row]:
-    """Those of ``rows`` that carry ``pointer``, rolled back; others and those already rolled back are left out.
+    """The rows that carry ``pointer``, rolled back; other rows and those already rolled back are left out.
 
-    Rows are told by their first nine bytes alone: also one that cannot be read otherwise must not become visible.
+    Only the first nine bytes of a row decide: a row that cannot be decoded must not become visible either.
 
     Raises:
       ValueError: ``pointer`` is not above 0.

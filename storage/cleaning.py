@@ -1,8 +1,6 @@
 """Cleaning: which rows can be removed, and their removal in bounded steps.
 
-What whoever cleans must know of a row before it is removed: whether it can be read, and what goes with it.
-
-A row that cannot be read is kept for somebody to look at: nobody knows what it was.
+Cleaning keeps a row that cannot be read, for an operator to look at: what it was is unknown.
 """
 
 from __future__ import annotations
@@ -41,11 +39,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row, Store
 
+log = logging.getLogger(__name__)
 _POSITION_BYTES = 10
 
 
 def is_message(row: Row) -> bool:
-    """Whether a row of the message table can be read, and says where its payloads are if it has none."""
+    """Whether a row of the message table can be read, and names its payload rows if it has no payload."""
     if not _is_topic(row[0][:-MESSAGE_TAIL_BYTES]) or not is_intact(row[1]):
         return False
     if is_reference(row):
@@ -57,12 +56,12 @@ def is_message(row: Row) -> bool:
 
 
 def is_reference(row: Row) -> bool:
-    """Whether a message row stands for stored messages. Anything may be in it otherwise."""
+    """Whether a message row stands for stored messages; the rest of the row may be damaged."""
     return bool(row[1]) and bool(row[1][0] & NO_PAYLOAD)
 
 
 def payloads_of(row: Row) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the payload keys that a message row refers to. Raises DamagedRow when it does not say."""
+    """``[start, stop)`` of the payload keys that a message row refers to. Raises DamagedRow if it names none."""
     key, value = row
     message = decode_row(value)
     stored = Stored.of(message)
@@ -93,7 +92,7 @@ def is_reader(row: Row) -> bool:
 
 
 def is_pointer(row: Row) -> bool:
-    """Whether a row is one about a write pointer; in a generation that is gone its value means nothing any more."""
+    """Whether a row is about a write pointer, by its key: in a purged generation its value means nothing."""
     try:
         parse_pointer_key(row[0])
     except DamagedRow:
@@ -102,7 +101,7 @@ def is_pointer(row: Row) -> bool:
 
 
 def is_producer(row: Row) -> bool:
-    """Whether a row is one about producers; in a generation that is gone its value means nothing any more."""
+    """Whether a row is about producers, by its key: in a purged generation its value means nothing."""
     try:
         return parse_system_key(row[0]).kind in (PRODUCER, PRODUCERS)
     except DamagedRow:
@@ -111,31 +110,28 @@ def is_producer(row: Row) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_topic(start: bytes) -> bool:
-    """Whether a key's start is ``ns:topic:`` and no more; asked of every row, and the same for most."""
+    """Whether a key's start is exactly ``ns:topic:``; cached, since most rows have the same one."""
     try:
         return topic_of(start)[1] == b""
     except DamagedRow:
         return False
 
 
-# --- sweep -----------------------------------------------------------------------------------------
+# --- sweep: a list of keys, a discard, a pause, the next list --------------------------------------
 #
-# Removing rows in bounded steps: a list of keys, a discard, a breath, the next list.
+# A pause is as long as its step, so that cleaning never takes more than half of a core or of the disk from publishes
+# and polls.
 #
-# The breath is as long as the step took, so that cleaning beside a daemon's own work never takes more than half of
-# a core or of the disk from those who publish and poll.
-#
-# A message row that refers to stored messages goes after their payload rows: wherever a crash comes in between, the
-# row is still there, expired, and says to the next round what is left.
+# A message row that refers to stored messages is removed after their payload rows: after a crash in between, the row
+# is still there, expired, and tells the next round what is left.
 
 
-log = logging.getLogger(__name__)
-#: Rows removed from a range before its space is asked back: below, the store's own compactions do.
+#: Rows removed from a range before its space is reclaimed: below, the store's own compactions do.
 MIN_RECLAIM_ROWS = 50_000
-#: Rows whose space is asked back at a time. A store cannot be closed while it gives space back, and a million
-#: small rows take it a good part of a second.
+#: Rows whose space is reclaimed at a time. A store cannot be closed meanwhile, and a million small rows take a good
+#: part of a second.
 RECLAIM_ROWS = 500_000
-#: Bytes of values after which a step reads no further list: rows may be of many MiB each.
+#: Bytes of values after which a step reads no further list: a row may have many MiB.
 STEP_BYTES = 4 << 20
 
 
@@ -143,20 +139,19 @@ class Sweep:
     """Removes ranges of rows, ``step_rows`` at a time.
 
     Args:
-      breath: how long to pause behind a step, in times of what it took.
+      pause_factor: the pause after a step, as a multiple of the step's duration.
     """
 
-    def __init__(self, store: Store, step_rows: int, *, breath: float = 1.0) -> None:
+    def __init__(self, store: Store, step_rows: int, *, pause_factor: float = 1.0) -> None:
         self._store = store
         self._step_rows = step_rows
-        self._breath = breath
+        self._pause_factor = pause_factor
 
     async def remove(self, table: Table, start: bytes, stop: bytes, is_ours: Callable[[Row], bool]) -> int:
-        """Remove the rows of a range; their number. Space is given back piece by piece when there were many.
+        """Remove the rows of a range; their number. Reclaims the space of many rows piece by piece.
 
         Args:
-          is_ours: whether a row can be read at all. One that cannot is kept for somebody to look at:
-            nobody knows what it was.
+          is_ours: whether a row can be read; others are kept.
         """
         return await self._remove(table, start, stop, is_ours, _nothing_before)
 
@@ -188,9 +183,9 @@ class Sweep:
             kept += len(rows) - len(ours)
             if not more:
                 break
-            # Go on behind the last one: starting over would pass all the tombstones again.
+            # Go on behind the last row: starting over would read all the tombstones again.
             at = rows[-1][0] + b"\x00"
-            await trio.sleep((trio.current_time() - begun_s) * self._breath)
+            await trio.sleep((trio.current_time() - begun_s) * self._pause_factor)
             if unclaimed >= RECLAIM_ROWS:
                 await self._store.reclaim(table, piece, at)
                 piece, unclaimed = at, 0
@@ -203,7 +198,7 @@ class Sweep:
         return removed
 
     async def remove_due(self, prefix: bytes, first_ms: int, last_ms: int, now_ms: int) -> SliceCleaned:
-        """Remove the messages of a slice whose own time to live has passed, and what they refer to."""
+        """Remove the messages of a slice whose own time to live has passed, with their payload rows."""
         start, stop = prefix + pack_position(first_ms, 0), prefix + pack_position(last_ms + 1, 0)
         messages = size = next_expiry_ms = 0
         while True:
@@ -223,10 +218,10 @@ class Sweep:
             if not more:
                 return SliceCleaned(first_ms, last_ms, messages, size, next_expiry_ms)
             start = rows[-1][0] + b"\x00"
-            await trio.sleep((trio.current_time() - begun_s) * self._breath)
+            await trio.sleep((trio.current_time() - begun_s) * self._pause_factor)
 
     async def _remove_payloads(self, rows: list[Row]) -> int:
-        """Remove the payload rows that message rows refer to, with breaths of its own; their number."""
+        """Remove the payload rows that message rows refer to, with pauses of its own; their number."""
         removed = 0
         for row in rows:
             if is_reference(row):
@@ -249,18 +244,18 @@ class Sweep:
         return rows, len(rows) >= self._step_rows or size >= STEP_BYTES
 
     async def remove_readers(self, name: TopicName, first: int, last: int) -> None:
-        """Remove the readers' rows of generations that are gone."""
+        """Remove the readers' rows of purged generations."""
         start, stop = system_key(READER, name, first), stop_after(system_key(READER, name, last))
         await self.remove(Table.METADATA, start, stop, is_reader)
 
     async def remove_producers(self, name: TopicName, first: int, last: int) -> None:
-        """Remove what generations that are gone knew of producers; last what says that they knew any."""
+        """Remove the rows about producers of purged generations; the row that says that there are any goes last."""
         for kind in (PRODUCER, PRODUCERS):
             start, stop = system_key(kind, name, first), stop_after(system_key(kind, name, last))
             await self.remove(Table.METADATA, start, stop, is_producer)
 
     async def remove_pointers(self, name: TopicName, first: int, last: int) -> list[int]:
-        """Remove what was kept of pointers in generations that are gone; the transactions' among them."""
+        """Remove the rows about pointers of purged generations; returns the pointers of transactions."""
         start, stop = system_key(POINTER, name, first), stop_after(system_key(POINTER, name, last))
         found: list[int] = []
 
@@ -278,7 +273,7 @@ async def _nothing_before(rows: list[Row]) -> int:
 
 
 def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:
-    """Those that have expired by themselves, and when the next of the others will (0: never)."""
+    """The rows whose own time to live has passed, and when the next of the others expires (0: never)."""
     due = []
     later_ms = 0
     for row in rows:

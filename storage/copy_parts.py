@@ -1,9 +1,8 @@
 """The parts of a copy between stores, their figures and digests, and the rows that keep its progress.
 
-What a store is copied by: a topic with all that is known of it, the transaction service, the namespaces, the rest.
-
-Each part has one owner on a store that several instances share, and is compared by itself. Rows of no part but this
-copy's own (``progress.py``) are left out.
+A part is a topic with all rows about it, the transaction service, the namespaces, or the rest. Each part has one owner
+on a store that several instances share, and is compared by itself. The rows about the copy's progress belong to no
+part.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 
     from storage.base import Row, Store
 
-#: What is claimed to write what belongs to no topic, as the daemon does; no topic has an empty namespace.
+#: The names to claim for rows that belong to no topic, as the daemon does; no topic has an empty namespace.
 SERVICE_NAME, NAMESPACES_NAME, OTHERS_NAME = (TopicName("", name) for name in ("transactions", "namespaces", "copying"))
-#: Rows that belong to nothing are damage; more of them than this are some other trouble.
+#: Rows that belong to nothing are damage; more of them than this mean something else is wrong.
 MAX_OTHERS = 10_000
 _END = b"\xff" * 32
 
@@ -63,25 +62,25 @@ class Part:
     label: str
     """For people: ``shop:orders``, ``transaction service``, ``namespaces``, ``rows of no topic``."""
     name: TopicName
-    """What is claimed to write them."""
+    """The name to claim before writing them."""
     spans: tuple[Span, ...]
-    """In the order in which they are written: what makes a topic exist comes last."""
+    """In the order of writing: the row that makes a topic exist comes last."""
     is_topic: bool = False
 
 
 @dataclass(slots=True)
 class Contents:
-    """What there is in a store."""
+    """What a store contains."""
 
     topics: set[bytes] = field(default_factory=set)
-    """``ns:topic:`` of those with any row."""
+    """``ns:topic:`` of each topic with any row."""
     kinds: set[bytes] = field(default_factory=set)
     """Letters of system rows about topics."""
     others: set[tuple[Table, bytes]] = field(default_factory=set)
     """Rows that belong to nothing known."""
 
     def take(self, table: Table, key: bytes) -> None:
-        """Sort a row in."""
+        """Add a row."""
         if table is Table.METADATA and key[:1] == SYSTEM:
             kind, prefix = key[1:2], topic_prefix(key[2:])
             if kind in (COPYING, SERVICE) or (kind == NAMESPACE and key.endswith(b":")):
@@ -101,8 +100,7 @@ class Contents:
 async def contents_of(store: Store) -> Contents:
     """Walk through the keys of the metadata, and from topic to topic through the other tables.
 
-    Where several instances share a store, topics that its metadata say nothing of are not looked for: their rows
-    stand in 256 places.
+    On a store that several instances share, topics without metadata are not found: their rows stand in 256 places.
 
     Raises:
       StoreError, StoreUnusable: it cannot be read.
@@ -165,10 +163,7 @@ def _row(table: Table, key: bytes) -> Span:
     return Span(table, key, key + b"\x00")
 
 
-# --- surveying -------------------------------------------------------------------------------------
-#
-# A part of a store looked at: how many rows, the largest of them, and a digest that another store's can be compared
-# with.
+# --- survey: the rows of a part counted, and a digest to compare with another store's -------------
 
 
 _LENGTHS = Struct(">BII")
@@ -177,7 +172,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class Figures:
-    """What a part has. Two parts are the same when their ``digest`` is."""
+    """The figures of a part. Two parts are the same if their digests are."""
 
     rows: int = 0
     size: int = 0
@@ -188,14 +183,14 @@ class Figures:
     largest: tuple[Table, bytes] | None = None
     """The row with the largest value."""
     transactional: int = 0
-    """Rows of write pointers, about which a transaction service decides."""
+    """Rows under write pointers, which a transaction service decides."""
 
 
-async def survey(store: Store, part: Part, tell: Callable[[int], None] = lambda rows: None) -> Figures:
+async def survey(store: Store, part: Part, on_rows: Callable[[int], None] = lambda rows: None) -> Figures:
     """Read a part from end to end.
 
     Args:
-      tell: how many more rows were read; called from other threads.
+      on_rows: called with the number of rows just read; from other threads too.
     Raises:
       StoreError: it could not be read.
     """
@@ -207,7 +202,7 @@ async def survey(store: Store, part: Part, tell: Callable[[int], None] = lambda 
             for row in rows:
                 _count(found, span.table, row)
                 hashed.update(_LENGTHS.pack(span.table, len(row[0]), len(row[1])) + row[0] + row[1])
-            tell(len(rows))
+            on_rows(len(rows))
             return True
 
         await store.scan(span.table, span.start, span.stop, take, first_chunk=1000)
@@ -236,35 +231,32 @@ def _is_transactional(table: Table, key: bytes, value: bytes) -> bool:
     return False
 
 
-# --- progress --------------------------------------------------------------------------------------
-#
-# How far a copy has come, in rows of its target: nothing that is done is done again, nothing that is not is left
-# out.
+# --- progress: rows of the target, so that a copy goes on where it stopped ------------------------
 #
 #     00 'c'                    the copy       f from  t topics (none: all)  x with the transaction
 #                               service  s state  b begun (ms)  e ended (ms)
 #     00 'c' ns:topic: 0        of a topic     t table  k the last key that was copied; d: it is complete
 #
-# A topic's row is of the same commit as the rows that it speaks of. Rows of topics go when all of it was compared;
-# that of the copy stays, so that a daemon refuses a store that is copied in part, and the same copy is known to be
-# done.
+# A topic's row is in the same commit as the rows that it is about. The rows of topics are removed once everything was
+# compared; the copy's row stays, so that a daemon refuses a store that was copied in part, and a second run of the same
+# copy knows that it is done.
 
 
 COPY_KEY = SYSTEM + COPYING
-#: States of a copy: rows are being written; all are there and were compared; and nothing is left to tidy up.
+#: States of a copy: rows are being written; all are there and compared; nothing is left to tidy up.
 WRITING, COMPARED, DONE = "writing", "compared", "done"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """What the target knows of the copy."""
+    """What the target keeps about the copy."""
 
     origin: str
     """The source, as it was named."""
     topics: tuple[str, ...] | None
-    """Those that were chosen; None: all."""
+    """The chosen ones; None: all."""
     service: bool = True
-    """Whether the transaction service is copied: not to where there is one."""
+    """Whether the transaction service is copied; not to a target that has one."""
     state: str = WRITING
     begun_ms: int = 0
     ended_ms: int = 0
@@ -275,26 +267,26 @@ class CopyRow:
 
     def encode(self) -> bytes:
         """The row's value."""
-        told: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
-        told |= {"b": self.begun_ms, "e": self.ended_ms}
-        return pack_record(told if self.topics is None else {**told, "t": list(self.topics)})
+        fields: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
+        fields |= {"b": self.begun_ms, "e": self.ended_ms}
+        return pack_record(fields if self.topics is None else {**fields, "t": list(self.topics)})
 
     @classmethod
     def decode(cls, value: bytes) -> CopyRow:
         """Read the row's value. Raises DamagedRow."""
-        told = unpack_record(value, "copy")
+        fields = unpack_record(value, "copy")
         try:
-            topics = told.get("t")
+            topics = fields.get("t")
             chosen = None if topics is None else tuple(topics)
-            times = int(told["b"]), int(told["e"])
-            return cls(str(told["f"]), chosen, bool(told["x"]), str(told["s"]), *times)
+            times = int(fields["b"]), int(fields["e"])
+            return cls(str(fields["f"]), chosen, bool(fields["x"]), str(fields["s"]), *times)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a copy's row without what it needs: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """How far a topic has come: up to ``key`` of ``table``, and with the tables before that one."""
+    """Progress of a topic: copied up to ``key`` of ``table``, after all earlier tables."""
 
     table: Table = Table.PAYLOAD
     key: bytes = b""
@@ -307,15 +299,15 @@ class TopicRow:
     @classmethod
     def decode(cls, value: bytes) -> TopicRow:
         """Read the row's value. Raises DamagedRow."""
-        told = unpack_record(value, "copied topic")
+        fields = unpack_record(value, "copied topic")
         try:
-            return cls(Table(told["t"]), bytes(told["k"]), bool(told.get("d")))
+            return cls(Table(fields["t"]), bytes(fields["k"]), bool(fields.get("d")))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a copied topic's row without what it needs: {error!r}") from error
 
 
 def topic_key(name: TopicName) -> bytes:
-    """The key of a topic's row: one that the topic's head governs where there are heads."""
+    """The key of a topic's row; on HBase the topic's head governs it."""
     return system_key(COPYING, name, 0)
 
 
@@ -325,7 +317,7 @@ def is_copying_key(key: bytes) -> bool:
 
 
 def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
-    """What such a row says, ready for JSON. Raises DamagedRow."""
+    """The fields of such a row, ready for JSON. Raises DamagedRow."""
     if key == COPY_KEY:
         row = CopyRow.decode(value)
         times = {"begun_ms": row.begun_ms, "ended_ms": row.ended_ms or None}
@@ -336,19 +328,19 @@ def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
 
 
 async def copy_row(store: Store) -> CopyRow | None:
-    """What a store knows of a copy into it. Raises StoreError, DamagedRow."""
+    """The row about a copy into the store. Raises StoreError, DamagedRow."""
     value = await store.get(Table.METADATA, COPY_KEY)
     return None if value is None else CopyRow.decode(value)
 
 
 async def topic_row(store: Store, name: TopicName) -> TopicRow | None:
-    """How far a topic has come; None: it has not begun. Raises StoreError, DamagedRow."""
+    """The progress of a topic; None: not begun. Raises StoreError, DamagedRow."""
     value = await store.get(Table.METADATA, topic_key(name))
     return None if value is None else TopicRow.decode(value)
 
 
 async def refuse_unfinished(store: Store) -> None:
-    """What a daemon asks before it serves. Raises StoreUnusable: the store was copied in part."""
+    """Check, before a daemon serves, that no copy into the store is unfinished. Raises StoreUnusable."""
     row = await copy_row(store)
     if row is not None and row.state == WRITING:
         raise StoreUnusable(

@@ -1,6 +1,11 @@
 """Copies one store into another: checks, writes part by part, compares, and resumes after a crash.
 
-Taking a deployment from one store into another: every row as it is, again after any death, compared at the end.
+    look       reads every row of the source once: figures, a digest, the largest row; is there room in the target?
+    write      part by part, some at a time; claims each on both sides, which deposes a daemon that is still running
+    compare    reads the target once: the digests must be the same, or the copy is not complete
+    tidy up    removes the rows about the progress of topics; the copy's own row then says that it is done
+
+A copy that was killed goes on when it is run again with the same arguments.
 """
 
 from __future__ import annotations
@@ -51,17 +56,6 @@ if TYPE_CHECKING:
     from storage.base import Claim, Row, Store
     from storage.copy_parts import Contents, Span
 
-# --- copying ---------------------------------------------------------------------------------------
-#
-# A copy from one store into another: looked at, refused or written, compared, and tidied up.
-#
-#     look       every row of the source read once: figures, a digest, the largest row; is there room in the target?
-#     write      part by part, some at a time; each claimed on both sides, so that whoever forgot to leave is deposed
-#     compare    the target read once: the same digests, or the copy is not complete
-#     tidy up    the rows that said how far topics had come go; the copy's own says that it is done
-#
-# Killed anywhere, it is run again with the same words, and goes on.
-
 
 class StoresDiffer(StoreError):
     """The two stores differ: the copy is not complete, or one of them was written since."""
@@ -79,21 +73,21 @@ class PartComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether every row of it is."""
+        """Whether both sides have the same rows."""
         return self.source.digest == self.target.digest
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """What is wanted."""
+    """What to copy."""
 
     origin: str
-    """The source's name, by which the same copy is known again."""
+    """The source's name, which identifies the copy in a later run."""
     topics: tuple[TopicName, ...] | None = None
-    """Those to copy; None: everything."""
+    """The topics to copy; None: everything."""
 
     def row(self) -> CopyRow:
-        """As the target remembers it."""
+        """The row that the target keeps."""
         return CopyRow(self.origin, None if self.topics is None else tuple(map(str, self.topics)))
 
 
@@ -101,25 +95,25 @@ class CopyRun:
     """One run of a copy.
 
     Args:
-      tell: how many rows of which stage (``look``, ``write``, ``compare``) were just done; called from any thread.
+      on_rows: called with a stage (``look``, ``write``, ``compare``) and the number of rows just done; from any thread.
     """
 
     def __init__(
         self,
         source: Store,
         target: Store,
-        asked: CopyRequest,
+        request: CopyRequest,
         *,
-        tell: Callable[[str, int], None] = lambda stage, rows: None,
+        on_rows: Callable[[str, int], None] = lambda stage, rows: None,
     ) -> None:
         self._source = source
         self._target = target
-        self._asked = asked
-        self._tell = tell
+        self._request = request
+        self._on_rows = on_rows
         self._claims: dict[TopicName, Claim] = {}
 
     async def look(self) -> dict[Part, Figures]:
-        """Every part of the source, and what it has.
+        """Every part of the source, and its figures.
 
         Raises:
           StoreUnusable: a chosen topic is not there.
@@ -128,16 +122,16 @@ class CopyRun:
         return await self._figures(self._source, await self._parts(), "look")
 
     async def refuse(self, found: dict[Part, Figures]) -> None:
-        """See that the copy can be made. Raises StoreUnusable: it cannot, and why; nothing was changed."""
+        """Check that the copy is possible. Raises StoreUnusable: it is not; nothing was changed."""
         refuse_rows_too_large(found, self._target.traits.max_row_bytes)
         if not self._is_ours(await copy_row(self._target)):
             await refuse_without_room(self._source, self._target, found)
 
     def _is_ours(self, row: CopyRow | None) -> bool:
-        """Whether the target has begun with this very copy. Raises StoreUnusable: with another one."""
-        if row is None or (row.state == DONE and not row.is_same(self._asked.row())):
+        """Whether the target has begun this copy. Raises StoreUnusable: it has begun another one."""
+        if row is None or (row.state == DONE and not row.is_same(self._request.row())):
             return False
-        if not row.is_same(self._asked.row()):
+        if not row.is_same(self._request.row()):
             raise StoreUnusable(
                 f"a copy of {row.origin} into the target is not complete",
                 hint="run that one again first, or name an empty target",
@@ -149,8 +143,8 @@ class CopyRun:
 
         Raises:
           StoreUnusable: it cannot be done; nothing was changed.
-          Deposed: somebody else owns a part: a daemon runs on one of the stores.
-          NotTheSame: it was copied and differs, so it is not complete.
+          Deposed: a daemon on one of the stores has claimed a part.
+          StoresDiffer: the target differs after the copy, so it is not complete.
           StoreError: run it again, and it goes on.
         """
         row = await copy_row(self._target)
@@ -160,8 +154,8 @@ class CopyRun:
         found = await self.look()
         await self.refuse(found)
         if row is None or not again:
-            service = self._asked.topics is None or not await has_service(self._target)
-            row = replace(self._asked.row(), service=service, begun_ms=now_ms())
+            service = self._request.topics is None or not await has_service(self._target)
+            row = replace(self._request.row(), service=service, begun_ms=now_ms())
             await self._keep(row)
         found = _to_copy(found, row)
         if row.state == WRITING:
@@ -191,10 +185,10 @@ class CopyRun:
         """Of the source; their spans have room for every kind of rows that either side has."""
         contents, there = await contents_of(self._source), await contents_of(self._target)
         self._refuse_missing(contents)
-        return parts_of(contents, self._asked.topics, contents.kinds | there.kinds)
+        return parts_of(contents, self._request.topics, contents.kinds | there.kinds)
 
     def _refuse_missing(self, contents: Contents) -> None:
-        missing = [name for name in self._asked.topics or () if metadata_key(name) not in contents.topics]
+        missing = [name for name in self._request.topics or () if metadata_key(name) not in contents.topics]
         if missing:
             raise StoreUnusable(f"the source has no topic {missing[0]}", hint="`plainsong store explain` lists them")
 
@@ -202,7 +196,7 @@ class CopyRun:
         found: dict[Part, Figures] = {}
 
         async def look_at(part: Part) -> None:
-            found[part] = await survey(store, part, partial(self._tell, stage))
+            found[part] = await survey(store, part, partial(self._on_rows, stage))
 
         await gather(partial(look_at, part) for part in parts)
         return {part: found[part] for part in parts}
@@ -212,7 +206,7 @@ class CopyRun:
         target = await self._target.claim(part.name)
         self._claims[part.name] = source
         try:
-            await PartWriter(self._source, self._target, part, target, partial(self._tell, "write")).run()
+            await PartWriter(self._source, self._target, part, target, partial(self._on_rows, "write")).run()
             await self._source.check(source)
         except Deposed as error:
             raise Deposed(
@@ -235,7 +229,7 @@ def _to_copy(found: dict[Part, Figures], row: CopyRow) -> dict[Part, Figures]:
 
 
 def refuse_differences(compared: Sequence[PartComparison]) -> None:
-    """Raise NotTheSame when any part differs."""
+    """Raise StoresDiffer if any part differs."""
     if different := [each.part.label for each in compared if not each.is_same]:
         shown = ", ".join(different[:MAX_NAMED]) + (" and others" if len(different) > MAX_NAMED else "")
         raise StoresDiffer(
@@ -244,14 +238,12 @@ def refuse_differences(compared: Sequence[PartComparison]) -> None:
         )
 
 
-# --- room ------------------------------------------------------------------------------------------
-#
-# Whether a target can take what is to be copied: nothing too large, and nothing there that it would mix with.
+# --- checks of the target: no row too large for it, and no rows that the copy would mix with -------
 
 
-#: What an error names of many.
+#: Names in an error about many parts.
 MAX_NAMED = 5
-#: There are not as many.
+#: More than any store has.
 _MAX_NAMESPACES = 100_000
 _AUTHORITY_KEY = service_key(AUTHORITY)
 
@@ -273,7 +265,7 @@ def refuse_rows_too_large(found: Mapping[Part, Figures], max_row_bytes: int | No
 
 
 async def refuse_without_room(source: Store, target: Store, found: Mapping[Part, Figures]) -> None:
-    """Raise StoreUnusable when the target has any of what is to come."""
+    """Raise StoreUnusable if the target already has rows of what is to be copied."""
     there = await contents_of(target)
     taken = [part.label for part in found if part.is_topic and metadata_key(part.name) in there.topics]
     if taken:
@@ -290,7 +282,7 @@ async def refuse_without_room(source: Store, target: Store, found: Mapping[Part,
 
 
 async def has_service(store: Store) -> bool:
-    """Whether transactions have begun here; that somebody was chosen to decide about them is nothing yet."""
+    """Whether transactions have begun here; a row that only names the authority does not count."""
     rows = await read_rows(store, Table.METADATA, *SERVICE_RANGE, limit=2, values=False)
     return any(key != _AUTHORITY_KEY for key, _ in rows)
 
@@ -306,48 +298,46 @@ async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> 
 
 
 def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
-    """A transaction service has a state of its own: messages of another one's transactions would mean nothing to it."""
-    told = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
-    if told:
+    """Raise StoreUnusable: the target's transaction service does not know the transactions of the source's messages."""
+    transactional = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
+    if transactional:
         raise StoreUnusable(
-            f"the target has a transaction service of its own, and {told[0]} has messages of transactions that it "
+            f"the target has a transaction service of its own, and {transactional[0]} has messages of transactions that it "
             "does not know",
             hint="name an empty target, or wait until those messages have expired",
         )
 
 
-# --- writing ---------------------------------------------------------------------------------------
+# --- writing one part, step by step ----------------------------------------------------------------
 #
-# One part written into the target, step by step; what a step has written is never written again.
-#
-# The rows of a step are one commit with the row that says how far the topic has come. Rows of metadata are few, and
-# are put as they are to be however often.
+# The rows of a step are one commit with the row about the topic's progress, so no step is written twice. Rows of
+# metadata are few, and writing them again is harmless.
 
 
-#: What a step has at most; a larger row is a step of its own.
+#: Bounds of a step; a larger row is a step of its own.
 STEP_ROWS = 10_000
 STEP_BYTES = 4 << 20
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
-#: Of time and sequence id, with which both kinds of keys end.
+#: Both kinds of keys end with a time and a sequence id.
 _POSITION_BYTES = 10
 
 
 class PartWriter:
     """Writes one part, claimed on both sides."""
 
-    def __init__(self, source: Store, target: Store, part: Part, claim: Claim, tell: Callable[[int], None]) -> None:
+    def __init__(self, source: Store, target: Store, part: Part, claim: Claim, on_rows: Callable[[int], None]) -> None:
         """``claim``: of the part's name, at the target."""
         self._source = source
         self._target = target
         self._part = part
         self._claim = claim
-        self._tell = tell
+        self._on_rows = on_rows
 
     async def run(self) -> None:
-        """Write what is not there yet.
+        """Write the rows that are not there yet.
 
         Raises:
-          Deposed: somebody else has claimed the part.
+          Deposed: a daemon has claimed the part.
           StoreError: reading or writing failed; what was written stays, and is not written again.
         """
         if not self._part.is_topic:
@@ -369,7 +359,7 @@ class PartWriter:
         await self._write([self._mark(TopicRow(Table.METADATA, complete=True))])
 
     async def _remove_what_is_not_there(self) -> None:
-        """The target may say who decides about transactions, and the source nothing."""
+        """Remove rows that the source lacks: the target may name an authority where the source names none."""
         for span in self._part.spans:
             there, _ = await step_of(self._target, span, span.start)
             wanted = {key for key, _ in (await step_of(self._source, span, span.start))[0]}
@@ -386,7 +376,7 @@ class PartWriter:
             last = rows[-1][0]
             mark = [self._mark(TopicRow(span.table, last))] if marked else []
             await self._write([*puts(span.table, rows), *mark])
-            self._tell(len(rows))
+            self._on_rows(len(rows))
             start = last + b"\x00"
 
     async def _write(self, commit: Sequence[Operation]) -> None:
@@ -397,7 +387,7 @@ class PartWriter:
 
 
 async def step_of(store: Store, span: Span, start: bytes) -> tuple[list[Row], bool]:
-    """The rows of a step from ``start`` on, and whether there may be more behind them. Raises StoreError."""
+    """The rows of a step from ``start`` on, and whether more may follow. Raises StoreError."""
     rows: list[Row] = []
     size = 0
     more = False
@@ -417,9 +407,9 @@ async def step_of(store: Store, span: Span, start: bytes) -> tuple[list[Row], bo
 
 
 def puts(table: Table, rows: Sequence[Row]) -> Iterator[Put]:
-    """What stores the rows; those of one generation, or of one write pointer, together, as the daemon writes them.
+    """The puts for the rows; one for each generation or write pointer, as the daemon writes them.
 
-    A store that packs the rows of a put must find nothing between two of them later on.
+    A store packs the rows of a put, so no later row may belong between two of them.
     """
     for prefix, found in groupby(rows, key=lambda row: _prefix(table, row[0])):
         together = list(found)

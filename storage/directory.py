@@ -1,7 +1,4 @@
-"""The data directory: its lock, its FORMAT file, and why a store in it cannot be opened.
-
-Why a store cannot be opened: the words of LevelDB and of the system, and what each means here.
-"""
+"""The data directory: its lock, its FORMAT file, and why a store in it cannot be opened."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ DAMAGED_HINT = (
 )
 FULL_HINT = "free some space on this file system and start again; nothing is lost"
 READ_ONLY_HINT = "make the directory writable for this user, or name another one with --data-dir"
-#: Words of LevelDB's messages → the class of a failed opening and what to do. The first match counts.
+#: Texts in messages of LevelDB and of the system → the error to raise, and its hint. The first match counts.
 _WORDS: tuple[tuple[str, type[StoreUnusable], str], ...] = (
     ("No space left", StoreFull, FULL_HINT),
     ("Disk quota exceeded", StoreFull, FULL_HINT),
@@ -43,7 +40,7 @@ _WORDS: tuple[tuple[str, type[StoreUnusable], str], ...] = (
 
 
 def opening_failed(error: BaseException, path: Path) -> StoreUnusable:
-    """What to raise when LevelDB, or the system, would not let us into ``path``."""
+    """The error to raise when LevelDB, or the system, could not open ``path``."""
     text = message_of(error)
     for words, kind, hint in _WORDS:
         if words in text:
@@ -55,17 +52,15 @@ def message_of(error: BaseException) -> str:
     """An exception's text; LevelDB's own is bytes."""
     if isinstance(error, OSError) and error.errno in errno.errorcode:
         return str(error)
-    said = error.args[0] if error.args else type(error).__name__
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    content = error.args[0] if error.args else type(error).__name__
+    return content.decode("utf-8", "replace") if isinstance(content, bytes) else str(content)
 
 
-# --- format ----------------------------------------------------------------------------------------
-#
-# The FORMAT file: which version of the layout a data directory has, and who wrote it first.
+# --- the FORMAT file: the version of the layout, and of the program that wrote it first -----------
 
 
 FORMAT_NAME = "FORMAT"
-#: A crash while the file is first written leaves this one; it is written anew.
+#: A crash while FORMAT is first written leaves this file; the next opening writes it again.
 UNFINISHED_FORMAT_NAME = "FORMAT.tmp"
 #: Raised when rows, keys or files change so that an older version would misread them.
 FORMAT = 1
@@ -77,7 +72,7 @@ def read_format(directory: Path) -> int | None:
 
     Raises:
       StoreTooNew: a newer version wrote it.
-      StoreDamaged: the file says nothing that can be read.
+      StoreDamaged: the file cannot be read.
     """
     path = directory / FORMAT_NAME
     try:
@@ -86,8 +81,8 @@ def read_format(directory: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        said = json.loads(raw)
-        number, by = said["format"], str(said.get("written_by", "unknown"))
+        content = json.loads(raw)
+        number, by = content["format"], str(content.get("written_by", "unknown"))
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(number)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -104,7 +99,7 @@ def read_format(directory: Path) -> int | None:
 
 
 def write_format(directory: Path) -> None:
-    """Write the file so that after a crash it is there whole or not at all."""
+    """Write the file; after a crash it is whole or absent."""
     temporary = directory / UNFINISHED_FORMAT_NAME
     text = json.dumps({"format": FORMAT, "written_by": _format_version()}) + "\n"
     with temporary.open("w", encoding="ascii") as file:
@@ -131,43 +126,42 @@ def _format_version() -> str:
         return "unknown"
 
 
-# --- directory -------------------------------------------------------------------------------------
+# --- the directory: one process at a time, a format that this version reads, no foreign files -----
 #
-# The data directory's door: one process inside, a format we read, nothing foreign mixed in.
-#
-# plainsong.lock locked while a daemon is inside; says who FORMAT the layout's number; written last when a directory
-# is made, so with it all else is there rows/ the LevelDB
+#     plainsong.lock   locked while a daemon uses the directory; names that process
+#     FORMAT           the layout's number; written last when a directory is made, so all else exists when it does
+#     rows/            the LevelDB
 
 
 LOCK_NAME = "plainsong.lock"
 ROWS_NAME = "rows"
-#: What may stand in a directory that is not ours yet: an unfinished creation, and what mkfs leaves.
+#: Files that a directory without a store may have: those of an unfinished creation, and what mkfs leaves.
 _OURS = {LOCK_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
 _MAX_HOLDER_BYTES = 4096
 
 
 @dataclass(slots=True)
 class DataDirectory:
-    """A directory that this process holds."""
+    """A data directory that this process has locked."""
 
     path: Path
     is_new: bool
-    """No store was here before; ``seal`` makes it one."""
+    """Whether it had no store; ``seal`` makes it one."""
     lock: int
-    """The descriptor whose lock keeps others out; -1 when let go."""
+    """The descriptor whose lock keeps other processes out; -1 once closed."""
 
     @property
     def rows(self) -> Path:
-        """Where the LevelDB lives."""
+        """The folder of the LevelDB."""
         return self.path / ROWS_NAME
 
     @classmethod
     def open(cls, path: Path, *, address: str = "") -> Self:
-        """Enter ``path``, creating it with its parents if it is not there. Blocks; for threads.
+        """Lock ``path``, after creating it and its parents if it does not exist. Blocks; for threads.
 
         Raises:
-          StoreInUse: another process holds it; the detail says which, since when.
-          StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: see there; nothing was changed.
+          StoreInUse: another process has locked it; the detail names that process, and since when.
+          StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: as each says; nothing was changed.
         """
         path = path.absolute()
         try:
@@ -178,10 +172,10 @@ class DataDirectory:
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 take_lock(lock, path, fcntl.LOCK_EX)
-                # Looked at again under the lock: another process may have made a store here meanwhile.
+                # Read again under the lock: another process may have made a store here meanwhile.
                 is_new = read_format(path) is None
                 if is_new:
-                    _refuse_orphans(path / ROWS_NAME)
+                    _refuse_rows_without_format(path / ROWS_NAME)
                 _sign(lock, address)
             except BaseException:
                 os.close(lock)
@@ -191,7 +185,7 @@ class DataDirectory:
         return cls(path, is_new, lock)
 
     def seal(self) -> None:
-        """Make what was opened survive a power cut; a new directory becomes a store here.
+        """Make the opened files survive a power cut; this turns a new directory into a store.
 
         Raises:
           StoreReadOnly, StoreFull, StoreUnusable: it could not be written.
@@ -205,7 +199,7 @@ class DataDirectory:
             raise opening_failed(error, self.path) from error
 
     def close(self) -> None:
-        """Let the directory go. Idempotent."""
+        """Release the directory. Idempotent."""
         if self.lock >= 0:
             # The file stays: removing it would let two processes lock two files of one name.
             with suppress(OSError):
@@ -218,7 +212,7 @@ def take_lock(descriptor: int, path: Path, kind: int) -> None:
     """Lock the open lock file of ``path``, exclusively or shared.
 
     Raises:
-      StoreInUse: somebody else holds it.
+      StoreInUse: another process holds it.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -251,8 +245,8 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _refuse_orphans(rows: Path) -> None:
-    """Rows without FORMAT: creating a store over them would remove them."""
+def _refuse_rows_without_format(rows: Path) -> None:
+    """Raise StoreDamaged for rows without FORMAT: creating a store over them would remove them."""
     if not rows.is_dir():
         return
     for entry in rows.iterdir():

@@ -1,6 +1,11 @@
-"""A store for tests that fails, stalls, loses what was not synced and tears commits, only as told.
+"""A store for tests: fails, stalls, loses what was not synced and tears commits, exactly as a test asks.
 
-What a faulty store was told: which calls fail, and which wait at a gate.
+    store = FaultyStore(MemoryStore())
+    store.fail_next("write", applied=2)      the next write leaves two rows and fails
+    store.stall("write")                     writes stop before they do anything, until release("write")
+    store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
+
+It is part of the package, for tests of the layers above. ``crash`` and torn commits need a MemoryStore inside.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ class Fault:
     after: int
     """Calls to let pass first."""
     applied: bool | int
-    """Whether it happened all the same; a number: so many rows of it."""
+    """Whether the call takes effect before it fails; a number: that many rows of it."""
 
 
 @dataclass(slots=True)
@@ -43,7 +48,7 @@ class _Gate:
 
 
 class Faults:
-    """The faults of one store, told synchronously, so that a hypothesis machine can tell them between its steps."""
+    """The faults of one store; set synchronously, so that a hypothesis machine can set them between its steps."""
 
     def __init__(self) -> None:
         #: How often each operation was called.
@@ -56,17 +61,17 @@ class Faults:
 
         Args:
           op: the operation.
-          applied: whether it happened all the same; a number: so many rows of it.
+          applied: whether the call takes effect before it fails; a number: that many rows of it.
           after: calls of ``op`` to let pass first.
         """
         self._faults[op].append(Fault(after, applied))
 
     def fail_no_more(self) -> None:
-        """Forget the faults that have not come yet."""
+        """Forget the faults that are still to come."""
         self._faults.clear()
 
     def stall(self, op: Op) -> None:
-        """Let calls of ``op`` wait, before they do anything, until ``release``."""
+        """Make calls of ``op`` wait, before they do anything, until ``release``."""
         self._gates.setdefault(op, _Gate())
 
     async def stalled(self, op: Op) -> None:
@@ -85,7 +90,7 @@ class Faults:
             self.release(op)
 
     async def arrive(self, op: Op) -> Fault | None:
-        """Count a call of ``op``, wait at its gate, and give the fault that is due."""
+        """Count a call of ``op``, wait at its gate, and return the fault that is due."""
         self.calls[op] += 1
         fault = self._due(op)
         await trio.lowlevel.checkpoint()
@@ -106,19 +111,6 @@ class Faults:
         return due
 
 
-# --- faulty ----------------------------------------------------------------------------------------
-#
-# A store that fails, stalls, loses what was not synced and tears commits: as told, and only then.
-#
-#     store = FaultyStore(MemoryStore())
-#     store.fail_next("write", applied=2)      the next write leaves two rows and fails
-#     store.stall("write")                     writes stop before they do anything, until release("write")
-#     store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
-#
-# It is part of the package, for the tests of whoever builds on it. ``crash`` and torn commits need a MemoryStore
-# inside.
-
-
 class FaultyStore(Faults):
     """``storage.base.Store`` around another one, with the faults of ``storage.faulty`` and power cuts on demand."""
 
@@ -133,10 +125,10 @@ class FaultyStore(Faults):
         #: Discarded rows that no completed write has made durable yet, oldest first.
         self._unsynced: list[tuple[Table, bytes, bytes]] = []
 
-    # --- what a test tells it ---
+    # --- for tests ---
 
     def crash(self, *, keep_rows: int = 0, keep_discards: int = 0) -> None:
-        """Cut the power: every call under way raises StoreError, and the store is to be claimed again.
+        """Cut the power: every call under way raises StoreError, and the store must be claimed again.
 
         Args:
           keep_rows: rows of the writes under way that reached the disk, in order.
@@ -156,7 +148,7 @@ class FaultyStore(Faults):
         self._apply_rows(torn, keep_rows)
         self.release_all()
 
-    # --- what a store does ---
+    # --- the store ---
 
     async def claim(self, name: TopicName) -> Claim:
         """See ``Store.claim``; makes a broken store serve again."""
@@ -195,7 +187,7 @@ class FaultyStore(Faults):
             self._under_way = [other for other in self._under_way if other is not commit]
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """See ``Store.discard``; what it removes comes back in a crash, unless a write completed since."""
+        """See ``Store.discard``; a crash brings the rows back, unless a write has completed since."""
         fault = await self._begin("discard")
         self._refuse_if_broken()
         if isinstance(self.inner, MemoryStore):
@@ -273,12 +265,12 @@ class FaultyStore(Faults):
         if keep != 0:
             self._apply_rows(commit, keep)
             if any(not isinstance(operation, Delete) for operation in commit):
-                # What reached the disk did so behind the discards before it.
+                # The rows reached the disk behind the discards before them.
                 self._unsynced.clear()
         raise _failed("write")
 
     def _apply_rows(self, commit: Sequence[Operation], count: int | None) -> None:
-        """The first ``count`` rows of a commit, one by one: what a rollback changes depends on those before it."""
+        """Apply the first ``count`` rows of a commit one by one: a rollback depends on the rows before it."""
         memory = self._memory()
         for row in islice(_single_rows(memory, commit), count):
             memory.apply([row])

@@ -1,4 +1,4 @@
-"""Calls that may happen in any order, at the same time."""
+"""Concurrent calls that may happen in any order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
 #: Calls under way at a time.
-_AT_ONCE = 8
+_MAX_CONCURRENT = 8
 
 
 async def gather(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Make all of the calls, some at a time; raises what the first one that fails raises, the others are cancelled."""
+    """Make all of the calls, some at a time. Raises the first error; the other calls are cancelled."""
     waiting = list(calls)
     if len(waiting) == 1:
         await waiting[0]()
@@ -32,7 +32,7 @@ async def gather(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
                 return
 
     async with trio.open_nursery() as nursery:
-        for _ in range(min(_AT_ONCE, len(waiting))):
+        for _ in range(min(_MAX_CONCURRENT, len(waiting))):
             nursery.start_soon(work, nursery)
     if failed:
         raise failed[0]

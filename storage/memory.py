@@ -1,9 +1,7 @@
-"""The store in memory, the reference for all others, and a shared one with owners for several instances.
+"""Stores in memory: the reference for all stores, and one that several instances in a process share.
 
-A store in memory: the reference that says what the others do, without threads or disk.
-
-Each table is a dict beside a sorted list of its keys. Rows arrive and leave in runs that are neighbours,
-so a run is one slice of the list.
+Each table is a dict beside a sorted list of its keys. Rows come and go in runs of neighbours, so a run is one
+slice of the list.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row
 
-#: Keys a walk takes at once, so that it need not hold a place in a list that others change.
+#: Keys that a walk takes at once, so that it holds no position in a list that other tasks change.
 _WALK_KEYS = 256
 
 
@@ -49,7 +47,7 @@ class MemoryTable:
             self._keys.sort()
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove those of ``keys`` that are there."""
+        """Remove rows; absent ones are no error."""
         gone = sorted({key for key in keys if self.rows.pop(key, None) is not None})
         if not gone:
             return
@@ -78,7 +76,7 @@ class MemoryTable:
 
 
 class MemoryStore:
-    """``storage.base.Store`` in memory: no threads, every await a checkpoint, gone with the process."""
+    """``storage.base.Store`` in memory, without threads: every await is a checkpoint; lost with the process."""
 
     traits = StoreTraits(
         kind="memory",
@@ -92,17 +90,17 @@ class MemoryStore:
         self._closed = False
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``; there is one writer, and nothing to open again."""
+        """See ``Store.claim``; there is one writer, and nothing to reopen."""
         await self._enter()
         return Claim(name, 0)
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``: nobody else can claim anything."""
+        """See ``Store.check``: there is no other writer."""
         del claim
         await self._enter()
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``; all or nothing, since nothing else runs meanwhile."""
+        """See ``Store.write``; all or nothing, since no other task runs meanwhile."""
         await self._enter()
         self.compare(expect)
         self.apply(commit)
@@ -114,7 +112,7 @@ class MemoryStore:
                 raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
 
     def apply(self, commit: Sequence[Operation]) -> None:
-        """Do the operations, in order."""
+        """Apply the operations, in order."""
         for operation in commit:
             if isinstance(operation, Put):
                 keys = [operation.prefix + suffix for suffix in operation.suffixes]
@@ -126,7 +124,7 @@ class MemoryStore:
                 self.tables[operation.table].remove(operation.keys)
 
     def turned(self, operation: RollBack) -> Iterator[Row]:
-        """The rows that a rollback changes, as they will be; rows may change between two steps."""
+        """The rows that a rollback changes, as it leaves them; rows may change between two of them."""
         rows = self.tables[Table.MESSAGE].walk(operation.start, operation.stop, reverse=False)
         return rolled_back(rows, operation.pointer)
 
@@ -160,20 +158,20 @@ class MemoryStore:
             await self._enter()
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
-        """See ``Store.reclaim``; memory is given back as rows go."""
+        """See ``Store.reclaim``; removing a row frees its memory."""
         await self._enter()
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: nothing is kept."""
+        """See ``Store.tidy``: there is nothing to remove."""
         await trio.lowlevel.checkpoint()
         return 0
 
     def statistics(self) -> StoreStatistics:
-        """See ``Store.statistics``: a store without a disk has no numbers for it."""
+        """See ``Store.statistics``: there is no disk."""
         return StoreStatistics(bytes=None, free_bytes=None)
 
     async def aclose(self) -> None:
-        """See ``Store.aclose``; the rows are let go."""
+        """See ``Store.aclose``; drops the rows."""
         await trio.lowlevel.checkpoint()
         self._closed = True
         self.tables = {table: MemoryTable() for table in Table}
@@ -184,23 +182,20 @@ class MemoryStore:
             raise StoreError("the store is closed")
 
 
-# --- shared ----------------------------------------------------------------------------------------
+# --- shared memory: owners and epochs without HBase ------------------------------------------------
 #
-# Memory that several instances of one process share: a store with owners, epochs and fences, without HBase.
-#
-# What ``actors`` and ``broker`` do when a topic changes hands is tried out on it quickly; the promises are those of
-# every store, and a claim deposes the owner before, as on HBase.
+# Tests of handovers in ``actors`` and ``broker`` run on it quickly. A claim deposes the owner before, as on HBase.
 
 
 class SharedMemory:
-    """The tables, and who owns which topic; each instance has a store of its own on them."""
+    """The tables, and each topic's owner; each instance has a store of its own on them."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
         self.epochs: dict[TopicName, int] = {}
 
     def store(self) -> SharedMemoryStore:
-        """What one more instance opens."""
+        """The store of one more instance."""
         return SharedMemoryStore(self)
 
 
@@ -213,7 +208,7 @@ class SharedMemoryStore(MemoryStore):
         super().__init__()
         self._shared = shared
         self.tables = shared.memory.tables
-        #: Commits and checks wait for this one, as they wait for a gateway that is slow; it is set, most often.
+        #: Claims, commits and checks wait for this event, as for a slow gateway; tests clear it.
         self.reachable = trio.Event()
         self.reachable.set()
 
@@ -229,7 +224,7 @@ class SharedMemoryStore(MemoryStore):
         self._refuse_if_deposed(claim)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``: compared and applied in one moment, in which the claim holds."""
+        """See ``Store.write``; compares and applies at once, while the claim holds."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             await self._arrive()

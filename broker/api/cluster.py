@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,12 @@ from plainsong.protocol.names import topic_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from actors.directory import Directory
+    from actors.ownership import Ownership
     from broker.cluster.membership import Membership
-    from broker.http.messages import HttpAnswer, ViewRequest
-    from broker.link.server import Call
-    from broker.service import Service
+    from broker.http.messages import Answer, Request
+    from broker.link.client import Links
+    from broker.link.server import Call, CallHandler
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.names import TopicName
 
@@ -31,29 +34,126 @@ TOPICS_OPEN = "topics_open"
 _PIN: Mapping[str, tuple[str, Kind]] = {"instance": ("instance", values.text)}
 
 
-async def show(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Who is there and who is drained, what is pinned, and who owns ``?topic=``. Raises InvalidParameter, InvalidName."""
-    about = request.parameters("topic").get("topic")
-    ownership = service.directory.around.ownership
-    transactions = ownership.owner(TRANSACTIONS)
-    found: dict[str, Any] = {
-        "instance": ownership.me.name,
-        "address": ownership.me.address,
-        "zookeeper": _zookeeper(service.membership),
-        "instances": await _instances(service),
-        "pins": dict(_placement(service).pins),
-        "transactions": None if transactions is None else transactions.name,
-        "topic": None,
-    }
-    if about is not None:
-        name = _topic(about)
-        owner = ownership.owner(name)
-        found["topic"] = {
-            "name": str(name),
-            "owner": None if owner is None else owner.name,
-            "pinned": _placement(service).pins.get(str(name)),
+@dataclass(frozen=True, slots=True)
+class ClusterRoutes:
+    """The routes of the cluster."""
+
+    directory: Directory
+    ownership: Ownership
+    membership: Membership | None
+    """None: this instance is alone."""
+    links: Links | None
+
+    async def show(self, request: Request) -> Answer:
+        """Who is there and who is drained, what is pinned, and who owns ``?topic=``. Raises InvalidParameter, InvalidName."""
+        about = request.parameters("topic").get("topic")
+        ownership = self.ownership
+        transactions = ownership.owner(TRANSACTIONS)
+        found: dict[str, Any] = {
+            "instance": ownership.me.name,
+            "address": ownership.me.address,
+            "zookeeper": _zookeeper(self.membership),
+            "instances": await self._instances(),
+            "pins": dict(self._placement().pins),
+            "transactions": None if transactions is None else transactions.name,
+            "topic": None,
         }
-    return json_answer(found)
+        if about is not None:
+            name = _topic(about)
+            owner = ownership.owner(name)
+            found["topic"] = {
+                "name": str(name),
+                "owner": None if owner is None else owner.name,
+                "pinned": self._placement().pins.get(str(name)),
+            }
+        return json_answer(found)
+
+    def _placement(self) -> Placement:
+        return Placement() if self.membership is None else self.membership.assignment.placement
+
+    async def _instances(self) -> list[dict[str, object]]:
+        members = self._members()
+        drained = self._placement().drained
+        opened: dict[str, int] = {}
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                nursery.start_soon(self._count_topics, member, opened)
+        return [
+            {
+                "name": member.name,
+                "address": member.address,
+                "weight": member.weight,
+                "leaving": member.leaving,
+                "drained": member.name in drained,
+                "slices": member.slices,
+                "topicsOpen": opened.get(member.name),
+            }
+            for member in members
+        ]
+
+    def _members(self) -> Sequence[Member]:
+        if self.membership is not None:
+            return self.membership.assignment.members
+        return [Member(each.name, each.address) for each in self.ownership.instances]
+
+    async def _count_topics(self, member: Member, opened: dict[str, int]) -> None:
+        """How many topics are open there; an instance that cannot be asked is left out."""
+        if member.name == self.ownership.me.name:
+            opened[member.name] = topics_open(self.directory)
+            return
+        if self.links is None:
+            return
+        try:
+            with trio.move_on_after(ASK_TIMEOUT_S):
+                link = await self.links.to(member.address)
+                opened[member.name] = int((await link.call(TOPICS_OPEN, None)).value)
+        except (LinkBroken, PlainsongError):
+            pass
+
+    async def drain(self, request: Request) -> Answer:
+        """An instance is to own nothing any more. Raises NotFound (it is not there), Conflict, ClusterUnavailable."""
+        request.parameters()
+        membership, name = self._cluster(), instance_name(request.path["instance"])
+        if name not in (known := self._names()):
+            raise NotFound(f"there is no instance {name}", hint=nearest(name, known))
+        await membership.change_placement(partial(Placement.with_drained, instance=name, drained=True))
+        return json_answer({"instance": name, "drained": True})
+
+    async def undrain(self, request: Request) -> Answer:
+        """An instance is to own its share again, also one that is not there. Raises Conflict, ClusterUnavailable."""
+        request.parameters()
+        membership, name = self._cluster(), instance_name(request.path["instance"])
+        await membership.change_placement(partial(Placement.with_drained, instance=name, drained=False))
+        return json_answer({"instance": name, "drained": False})
+
+    async def pin(self, request: Request) -> Answer:
+        """A topic is to be at an instance, as long as that is there. Raises InvalidParameter, Conflict, ClusterUnavailable."""
+        request.parameters()
+        name, to = request.name, request.fields(_PIN).get("instance")
+        membership, known = self._cluster(), self._names()
+        if to not in known:
+            raise InvalidParameter(
+                f"there is no instance {to}" if to else "say which instance", hint=nearest(str(to), known)
+            )
+        await membership.change_placement(partial(Placement.pinned, name=name, instance=to))
+        return json_answer({"topic": str(name), "instance": to})
+
+    async def unpin(self, request: Request) -> Answer:
+        """A topic is to be where its name says, pinned before or not. Raises Conflict, ClusterUnavailable."""
+        request.parameters()
+        name = request.name
+        await self._cluster().change_placement(partial(Placement.unpinned, name=name))
+        return json_answer({"topic": str(name), "instance": None})
+
+    def _cluster(self) -> Membership:
+        if self.membership is None:
+            raise Conflict(
+                "this instance is alone and owns everything", hint="cluster.zookeeper makes it one of several"
+            )
+        return self.membership
+
+    def _names(self) -> list[str]:
+        return [member.name for member in self._members()]
 
 
 def _zookeeper(membership: Membership | None) -> dict[str, object] | None:
@@ -62,111 +162,20 @@ def _zookeeper(membership: Membership | None) -> dict[str, object] | None:
     return {"connected": membership.connected, "since": membership.since_ms}
 
 
-def _placement(service: Service) -> Placement:
-    return Placement() if service.membership is None else service.membership.assignment.placement
+def topics_open(directory: Directory) -> int:
+    """Topics that are open here, those that are on their way to another owner among them."""
+    return len(directory) + directory.closing
 
 
-async def _instances(service: Service) -> list[dict[str, object]]:
-    members = _members(service)
-    drained = _placement(service).drained
-    opened: dict[str, int] = {}
-    async with trio.open_nursery() as nursery:
-        for member in members:
-            nursery.start_soon(_count_topics, service, member, opened)
-    return [
-        {
-            "name": member.name,
-            "address": member.address,
-            "weight": member.weight,
-            "leaving": member.leaving,
-            "drained": member.name in drained,
-            "slices": member.slices,
-            "topicsOpen": opened.get(member.name),
-        }
-        for member in members
-    ]
+def topics_open_handler(directory: Directory) -> CallHandler:
+    """What answers another instance that shows the cluster."""
 
+    async def answer(call: Call) -> Reply:
+        del call
+        await trio.lowlevel.checkpoint()
+        return Reply(topics_open(directory))
 
-def _members(service: Service) -> Sequence[Member]:
-    if service.membership is not None:
-        return service.membership.assignment.members
-    return [Member(each.name, each.address) for each in service.directory.around.ownership.instances]
-
-
-async def _count_topics(service: Service, member: Member, opened: dict[str, int]) -> None:
-    """How many topics are open there; an instance that cannot be asked is left out."""
-    if member.name == service.directory.around.ownership.me.name:
-        opened[member.name] = _opened(service)
-        return
-    if service.cluster is None:
-        return
-    try:
-        with trio.move_on_after(ASK_TIMEOUT_S):
-            link = await service.cluster.links.to(member.address)
-            opened[member.name] = int((await link.call(TOPICS_OPEN, None)).value)
-    except (LinkBroken, PlainsongError):
-        pass
-
-
-async def topics_open(service: Service, call: Call) -> Reply:
-    """The answer to another instance that shows the cluster."""
-    del call
-    await trio.lowlevel.checkpoint()
-    return Reply(_opened(service))
-
-
-def _opened(service: Service) -> int:
-    """Topics that are open here, those that are on their way to somebody else among them."""
-    return len(service.directory) + service.directory.closing
-
-
-async def drain(service: Service, request: ViewRequest) -> HttpAnswer:
-    """An instance is to own nothing any more. Raises NotFound (it is not there), Conflict, ClusterUnavailable."""
-    request.parameters()
-    membership, name = _cluster(service), instance_name(request.path["instance"])
-    if name not in (known := _names(service)):
-        raise NotFound(f"there is no instance {name}", hint=nearest(name, known))
-    await membership.change_placement(partial(Placement.with_drained, instance=name, drained=True))
-    return json_answer({"instance": name, "drained": True})
-
-
-async def undrain(service: Service, request: ViewRequest) -> HttpAnswer:
-    """An instance is to own its share again, also one that is not there. Raises Conflict, ClusterUnavailable."""
-    request.parameters()
-    membership, name = _cluster(service), instance_name(request.path["instance"])
-    await membership.change_placement(partial(Placement.with_drained, instance=name, drained=False))
-    return json_answer({"instance": name, "drained": False})
-
-
-async def pin(service: Service, request: ViewRequest) -> HttpAnswer:
-    """A topic is to be at an instance, as long as that is there. Raises InvalidParameter, Conflict, ClusterUnavailable."""
-    request.parameters()
-    name, to = request.name, request.fields(_PIN).get("instance")
-    membership, known = _cluster(service), _names(service)
-    if to not in known:
-        raise InvalidParameter(
-            f"there is no instance {to}" if to else "say which instance", hint=nearest(str(to), known)
-        )
-    await membership.change_placement(partial(Placement.pinned, name=name, instance=to))
-    return json_answer({"topic": str(name), "instance": to})
-
-
-async def unpin(service: Service, request: ViewRequest) -> HttpAnswer:
-    """A topic is to be where its name says, pinned before or not. Raises Conflict, ClusterUnavailable."""
-    request.parameters()
-    name = request.name
-    await _cluster(service).change_placement(partial(Placement.unpinned, name=name))
-    return json_answer({"topic": str(name), "instance": None})
-
-
-def _cluster(service: Service) -> Membership:
-    if service.membership is None:
-        raise Conflict("this instance is alone and owns everything", hint="cluster.zookeeper makes it one of several")
-    return service.membership
-
-
-def _names(service: Service) -> list[str]:
-    return [member.name for member in _members(service)]
+    return answer
 
 
 def _topic(text: str) -> TopicName:

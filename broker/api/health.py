@@ -3,55 +3,139 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from broker.api.route import json_answer
-from broker.http.messages import HttpAnswer, answer_for
+from broker.http.messages import Answer, answer_for
 from plainsong.protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import trio
+
+    from actors.directory import Directory
+    from actors.observe import SpaceGuard
+    from broker.authority import Transactions
     from broker.cluster.membership import Membership
-    from broker.cluster.serve import Cluster
-    from broker.http.messages import ViewRequest
-    from broker.service import Service
+    from broker.http.messages import Request
+    from broker.link.client import Links
+    from broker.metrics import Metrics
     from plainsong.protocol.errors import PlainsongError
 
 #: Topics that cannot be loaded and are named in an answer; of the others only the number is.
 MAX_NAMED_TOPICS = 10
 
 
-async def ping(service: Service, request: ViewRequest) -> HttpAnswer:
-    """``OK``."""
-    return HttpAnswer(200, b"OK", "text/plain; charset=utf-8")
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The routes about the daemon itself."""
+
+    version: str
+    store_kind: str
+    decides: str
+    """``transactions.service``."""
+    min_free_bytes: int
+    """``storage.min_free_bytes``."""
+    directory: Directory
+    space: SpaceGuard
+    transactions: Transactions
+    metrics: Metrics
+    stopping: trio.Event
+    membership: Membership | None
+    links: Links | None
+    description: Callable[[], dict[str, Any]]
+    """Makes the description of the API."""
+
+    async def ping(self, request: Request) -> Answer:
+        """``OK``."""
+        return Answer(200, b"OK", "text/plain; charset=utf-8")
+
+    async def livez(self, request: Request) -> Answer:
+        """The event loop turns, or there would be no answer."""
+        return json_answer({"alive": True})
+
+    async def describe(self, request: Request) -> Answer:
+        """OpenAPI, of this very version."""
+        return json_answer(self.description())
+
+    async def readyz(self, request: Request) -> Answer:
+        """Whether everything is served; 503 and all reasons when something is not.
+
+        A transaction service that is away is shown, and is no reason: plain publishes and polls go on without it. Nor is a
+        ZooKeeper that is away: owners go on.
+        """
+        found = self._reasons()
+        shown: dict[str, object] = {"transactions": self._transactions()}
+        if self.membership is not None:
+            shown["cluster"] = _cluster(self.membership, self.links)
+        if not found:
+            return json_answer({"ready": True, "reasons": [], **shown})
+        answer = answer_for(found[0])
+        assert isinstance(answer.body, bytes)  # problems always are
+        reasons = [{"code": error.code, "detail": error.detail} for error in found]
+        answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons, **shown}).encode()
+        return answer
+
+    def _transactions(self) -> dict[str, object]:
+        """Who decides transactions, and why committed polls are refused now, if they are."""
+        why = None
+        try:
+            self.transactions.view()
+        except TransactionsUnavailable as error:
+            why = error.detail
+        return {"service": self.decides, "available": why is None, "why": why}
+
+    def _reasons(self) -> list[PlainsongError]:
+        reasons: list[PlainsongError] = []
+        if self.stopping.is_set():
+            reasons.append(ShuttingDown("the daemon is leaving"))
+        if self.space.low:
+            reasons.append(
+                LowSpace(
+                    f"{self.space.free_bytes} bytes are free, less than storage.min_free_bytes ({self.min_free_bytes}): "
+                    "publishes are refused, polls go on",
+                    hint="free some space; it clears by itself",
+                )
+            )
+        return reasons + self._apart() + self._unloadable()
+
+    def _apart(self) -> list[PlainsongError]:
+        """Why this instance owns nothing although it belongs to a cluster."""
+        membership = self.membership
+        if membership is None or self.stopping.is_set():
+            return []
+        if membership.taken_by is not None:
+            return [NoOwner(f"the instance at {membership.taken_by} has this one's name", hint="end one of the two")]
+        if not membership.entered:
+            return [NoOwner("the cluster is not reached yet", hint="the daemon keeps trying; is ZooKeeper there?")]
+        return []
+
+    def _unloadable(self) -> list[PlainsongError]:
+        """Topics that are asked for and cannot be loaded, most likely since the store does not answer."""
+        names = sorted(str(entry.name) for entry in self.directory if entry.mailbox.closed_for is not None)
+        if not names:
+            return []
+        more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
+        named = ", ".join(names[:MAX_NAMED_TOPICS])
+        return [Recovering(f"cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
+
+    async def show_version(self, request: Request) -> Answer:
+        """What is running, and what it speaks."""
+        return json_answer(
+            {"version": self.version, "api": "v1", "avro": [1, 2], "store": self.store_kind},
+        )
+
+    async def show_metrics(self, request: Request) -> Answer:
+        """Everything that is counted, as Prometheus reads it."""
+        body, content_type = self.metrics.render()
+        return Answer(200, body, content_type)
 
 
-async def livez(service: Service, request: ViewRequest) -> HttpAnswer:
-    """The event loop turns, or nobody would answer this."""
-    return json_answer({"alive": True})
-
-
-async def readyz(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Whether everything is served; 503 and all reasons when something is not.
-
-    A transaction service that is away is told, and is no reason: plain publishes and polls go on without it. Nor is a
-    ZooKeeper that is away: owners go on.
-    """
-    found = _reasons(service)
-    told: dict[str, object] = {"transactions": _transactions(service)}
-    if service.membership is not None:
-        told["cluster"] = _cluster(service.membership, service.cluster)
-    if not found:
-        return json_answer({"ready": True, "reasons": [], **told})
-    answer = answer_for(found[0])
-    assert isinstance(answer.body, bytes)  # problems always are
-    reasons = [{"code": error.code, "detail": error.detail} for error in found]
-    answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons, **told}).encode()
-    return answer
-
-
-def _cluster(membership: Membership, cluster: Cluster | None) -> dict[str, object]:
+def _cluster(membership: Membership, links: Links | None) -> dict[str, object]:
     """What this instance is among the others, and which of them it needed and could not reach."""
-    lost = {} if cluster is None else cluster.links.unreachable
+    lost = {} if links is None else links.unreachable
     return {
         "instance": membership.me.name,
         "instances": len(membership.instances),
@@ -59,64 +143,3 @@ def _cluster(membership: Membership, cluster: Cluster | None) -> dict[str, objec
         "since": membership.since_ms,
         "unreachable": sorted(each.name for each in membership.instances if each.address in lost),
     }
-
-
-def _transactions(service: Service) -> dict[str, object]:
-    """Who decides transactions, and why committed polls are refused now, if they are."""
-    why = None
-    try:
-        service.transactions.view()
-    except TransactionsUnavailable as error:
-        why = error.detail
-    return {"service": service.config.transactions.service, "available": why is None, "why": why}
-
-
-def _reasons(service: Service) -> list[PlainsongError]:
-    reasons: list[PlainsongError] = []
-    if service.stopping:
-        reasons.append(ShuttingDown("the daemon is leaving"))
-    if service.space.low:
-        bound = service.config.storage.min_free_bytes
-        reasons.append(
-            LowSpace(
-                f"{service.space.free_bytes} bytes are free, less than storage.min_free_bytes ({bound}): "
-                "publishes are refused, polls go on",
-                hint="free some space; it clears by itself",
-            )
-        )
-    return reasons + _apart(service) + _unloadable(service)
-
-
-def _apart(service: Service) -> list[PlainsongError]:
-    """Why this instance owns nothing although it belongs to a cluster."""
-    membership = service.membership
-    if membership is None or service.stopping:
-        return []
-    if membership.taken_by is not None:
-        return [NoOwner(f"the instance at {membership.taken_by} has this one's name", hint="end one of the two")]
-    if not membership.entered:
-        return [NoOwner("the cluster is not reached yet", hint="the daemon keeps trying; is ZooKeeper there?")]
-    return []
-
-
-def _unloadable(service: Service) -> list[PlainsongError]:
-    """Topics that are asked for and cannot be loaded, most likely since the store does not answer."""
-    names = sorted(str(entry.name) for entry in service.directory if entry.mailbox.closed_for is not None)
-    if not names:
-        return []
-    more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
-    shown = ", ".join(names[:MAX_NAMED_TOPICS])
-    return [Recovering(f"cannot be loaded: {shown}{more}", hint="the daemon keeps trying; its log says why")]
-
-
-async def version(service: Service, request: ViewRequest) -> HttpAnswer:
-    """What is running, and what it speaks."""
-    return json_answer(
-        {"version": service.version, "api": "v1", "avro": [1, 2], "store": service.store.traits.kind},
-    )
-
-
-async def metrics(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Everything that is counted, as Prometheus reads it."""
-    body, content_type = service.metrics.render()
-    return HttpAnswer(200, body, content_type)

@@ -1,7 +1,4 @@
-"""Shows messages without consuming them, damaged ones included, and the request each came with.
-
-Looking at messages without consuming them, damaged ones included.
-"""
+"""Shows messages without consuming them, damaged ones included, and the request each came with."""
 
 from __future__ import annotations
 
@@ -29,8 +26,9 @@ from plainsong.protocol.transactions.view import Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from broker.http.messages import HttpAnswer, ViewRequest
-    from broker.service import Service
+    from actors.directory import Directory
+    from broker.authority import Transactions
+    from broker.http.messages import Answer, Request
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.rows import MessageRow
     from plainsong.protocol.topic.asks import Span
@@ -47,30 +45,70 @@ _STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "
 _SEEN = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
 
 
-async def messages(service: Service, request: ViewRequest) -> HttpAnswer:
-    """The messages with ``from <= id < to``, oldest first, each with all that is known of it.
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The route that shows messages without consuming them."""
 
-    Raises:
-      TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: nothing happens by looking.
-    """
-    name = request.name
-    parameters = request.parameters("from", "to", "limit", "payload", "longs")
-    since = _bound(parameters, "from") or FIRST_BOUND
-    limit = whole_number(parameters, "limit")
-    if limit is not None and not 1 <= limit <= MAX_LIMIT:
-        raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
-    as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
-    as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
-    ttl_ms, span = await _look(service, name, Look(since, _bound(parameters, "to")))
-    shown = _Shown(span, limit or DEFAULT_LIMIT, await bytes_within(request.room, service.config.poll.max_bytes))
-    await walk_rows(service.store, shown)
-    hold_gathered(request.room, shown.bytes)
-    if any(each.pointer > 0 for each in shown.messages):
-        await _learn(service)
-    states = {pointer: _state(service, pointer) for pointer in {each.pointer for each in shown.messages}}
-    origins = await shown.origins.find(service.store, span.prefix)
-    form = _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
-    return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
+    directory: Directory
+    store: Store
+    transactions: Transactions
+    max_bytes: int
+    """Of an answer's payloads: ``poll.max_bytes``."""
+
+    async def show(self, request: Request) -> Answer:
+        """The messages with ``from <= id < to``, oldest first, each with all that is known of it.
+
+        Raises:
+          TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: nothing happens by looking.
+        """
+        name = request.name
+        parameters = request.parameters("from", "to", "limit", "payload", "longs")
+        since = _bound(parameters, "from") or FIRST_BOUND
+        limit = whole_number(parameters, "limit")
+        if limit is not None and not 1 <= limit <= MAX_LIMIT:
+            raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
+        as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
+        as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
+        ttl_ms, span = await self._look(name, Look(since, _bound(parameters, "to")))
+        shown = _Shown(span, limit or DEFAULT_LIMIT, await bytes_within(request.room, self.max_bytes))
+        await walk_rows(self.store, shown)
+        hold_gathered(request.room, shown.bytes)
+        if any(each.pointer > 0 for each in shown.messages):
+            await self._learn()
+        states = {pointer: self._state(pointer) for pointer in {each.pointer for each in shown.messages}}
+        origins = await shown.origins.find(self.store, span.prefix)
+        form = _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
+        return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
+
+    async def _look(self, name: TopicName, look: Look) -> tuple[int, Span]:
+        """The topic's time to live and its span, of one and the same generation."""
+        while True:
+            metadata = (await self.directory.ask(name, Describe())).metadata
+            span = await self.directory.ask(name, look)
+            if span.generation == metadata.generation:
+                return metadata.properties.ttl_ms, span
+
+    async def _learn(self) -> None:
+        """Learn what was decided before now, unless the transaction service cannot be asked."""
+        try:
+            await self.transactions.fresh()
+        except TransactionsUnavailable:
+            return
+
+    def _state(self, pointer: int) -> str:
+        """What became of the transaction a row belongs to, as far as this daemon knows."""
+        if pointer == 0:
+            return "plain"
+        if pointer < 0:
+            return "rolled-back"
+        try:
+            standing = self.transactions.standing(pointer)
+            if standing != "unknown":
+                return _STATES[standing]
+            # Nobody here remembers it: what a committed reader makes of it now.
+            return _SEEN[self.transactions.view().verdict(pointer)]
+        except TransactionsUnavailable:
+            return "open"
 
 
 def _bound(parameters: dict[str, str], key: str) -> bytes | None:
@@ -78,15 +116,6 @@ def _bound(parameters: dict[str, str], key: str) -> bytes | None:
         return None
     position = parse_query_position(parameters[key], key)
     return bound_at(position) if isinstance(position, int) else position
-
-
-async def _look(service: Service, name: TopicName, look: Look) -> tuple[int, Span]:
-    """The topic's time to live and its span, of one and the same generation."""
-    while True:
-        metadata = (await service.directory.ask(name, Describe())).metadata
-        span = await service.directory.ask(name, look)
-        if span.generation == metadata.generation:
-            return metadata.properties.ttl_ms, span
 
 
 class _Message(NamedTuple):
@@ -189,37 +218,13 @@ class _Form:
         }
 
 
-def _answer(shown: _Shown, form: _Form) -> HttpAnswer:
+def _answer(shown: _Shown, form: _Form) -> Answer:
     """What was gathered, with the headers a poll has."""
     headers = [("Plainsong-End", "more" if shown.cut else "end")]
     last_id = shown.messages[-1].message_id if shown.cut else shown.span.resume
     if last_id is not None:
         headers.append(("Plainsong-Last-Id", last_id.hex()))
     return json_answer([form.written(each) for each in shown.messages], headers=headers)
-
-
-async def _learn(service: Service) -> None:
-    """What was decided before this is known here afterwards, unless nobody can be asked."""
-    try:
-        await service.transactions.fresh()
-    except TransactionsUnavailable:
-        return
-
-
-def _state(service: Service, pointer: int) -> str:
-    """What became of the transaction a row belongs to, as far as this daemon knows."""
-    if pointer == 0:
-        return "plain"
-    if pointer < 0:
-        return "rolled-back"
-    try:
-        standing = service.transactions.standing(pointer)
-        if standing != "unknown":
-            return _STATES[standing]
-        # Nobody here remembers it: what a committed reader makes of it now.
-        return _SEEN[service.transactions.view().verdict(pointer)]
-    except TransactionsUnavailable:
-        return "open"
 
 
 def _payload(payload: bytes, *, as_base64: bool) -> str | dict[str, str]:
@@ -233,7 +238,7 @@ def _payload(payload: bytes, *, as_base64: bool) -> str | dict[str, str]:
 
 # --- origins ---------------------------------------------------------------------------------------
 #
-# Which request a message came with: its producer, its sequence id, its place in a batch.
+# The request a message came with: its producer, its sequence id, its place in a batch.
 #
 # Only the first row of a request says so; the others have their index in it, which leads back to the first. That
 # one is nearly always among the messages shown; if not, it is one look at the store, for each request once.

@@ -1,15 +1,10 @@
-"""The description of the HTTP API in OpenAPI 3.1, and the route that serves it.
-
-The description put together: paths from operations, answers from codes.
-"""
+"""The description of the HTTP API in OpenAPI 3.1, made from the declarations of its routes."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from broker.api.operations import OPERATIONS
-from broker.api.route import json_answer
 from broker.api.schemas import (
     CLUSTER_SCHEMAS,
     ISOLATION,
@@ -25,9 +20,9 @@ from broker.api.schemas import (
 )
 
 if TYPE_CHECKING:
-    from broker.api.operations import Operation
-    from broker.http.messages import HttpAnswer, ViewRequest
-    from broker.service import Service
+    from collections.abc import Iterable
+
+    from broker.api.route import Body, Route
 
 _NAMES = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},
@@ -71,12 +66,12 @@ _HEADERS = {
 _STATUS_HEADERS = {405: "Allow", 429: "Retry-After", 503: "Retry-After"}
 
 
-def description(version: str) -> dict[str, Any]:
+def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        path = paths.setdefault(operation.path, _path(operation.path))
-        path[operation.method.lower()] = _operation(operation)
+    for route in routes:
+        path = paths.setdefault(route.path, _path(route.path))
+        path[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -96,17 +91,17 @@ def _path(path: str) -> dict[str, Any]:
     return {"parameters": [{"name": n, "in": "path", "required": True, "schema": _NAMES[n]} for n in names]}
 
 
-def _operation(operation: Operation) -> dict[str, Any]:
+def _operation(route: Route[Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "operationId": operation.name,
-        "tags": [operation.tag],
-        "summary": operation.summary,
-        "responses": _responses(operation),
+        "operationId": route.name,
+        "tags": [route.tag],
+        "summary": route.doc,
+        "responses": _responses(route),
     }
-    if operation.parameters:
-        made["parameters"] = [_query(name) for name in operation.parameters]
-    if operation.body is not None:
-        made["requestBody"] = {"content": {kind: _content(operation, kind) for kind in operation.body_types}}
+    if route.parameters:
+        made["parameters"] = [_query(name) for name in route.parameters]
+    if route.body is not None and route.body.schema is not None:
+        made["requestBody"] = {"content": {kind: _content(route.body, kind) for kind in route.body.types}}
     return made
 
 
@@ -115,22 +110,25 @@ def _query(name: str) -> dict[str, Any]:
     return {"name": name, "in": "query", "description": text, "schema": schema}
 
 
-def _content(operation: Operation, kind: str) -> dict[str, Any]:
-    if kind != "application/json" or not operation.body:
+def _content(body: Body, kind: str) -> dict[str, Any]:
+    if kind != "application/json":
         return {}  # Avro has schemas of its own, in the guide
-    content: dict[str, Any] = {"schema": operation.body}
-    return {**content, "example": operation.example} if operation.example is not None else content
+    content: dict[str, Any] = {"schema": body.schema}
+    return {**content, "example": body.example} if body.example is not None else content
 
 
-def _responses(operation: Operation) -> dict[str, Any]:
-    answered: dict[str, Any] = {"description": "done", "headers": _headers(("X-Request-Id", *operation.headers))}
-    if operation.answer is not None:
+def _responses(route: Route[Any]) -> dict[str, Any]:
+    answered: dict[str, Any] = {
+        "description": route.answered,
+        "headers": _headers(("X-Request-Id", *route.answer_headers)),
+    }
+    if route.answer is not None:
         answered["content"] = {
-            kind: {"schema": operation.answer} if kind in ("application/json", "text/plain") else {}
-            for kind in operation.answer_types
+            kind: {"schema": route.answer} if kind in ("application/json", "text/plain") else {}
+            for kind in route.answer_types
         }
     responses = {"200": answered}
-    for status, codes in by_status(operation.codes).items():
+    for status, codes in by_status(route.errors).items():
         responses[str(status)] = _problem(status, codes)
     return responses
 
@@ -147,24 +145,3 @@ def _problem(status: int, codes: list[str]) -> dict[str, Any]:
 
 def _headers(names: tuple[str, ...]) -> dict[str, Any]:
     return {name: {"description": _HEADERS[name], "schema": STRING} for name in names}
-
-
-# --- description -----------------------------------------------------------------------------------
-#
-# The description of the API, served by the API.
-
-
-async def describe_api(service: Service, request: ViewRequest) -> HttpAnswer:
-    """OpenAPI, of this very version."""
-    return json_answer(description(service.version))
-
-
-# --- openapi ---------------------------------------------------------------------------------------
-#
-# The description of the HTTP API in OpenAPI 3.1: what routes there are, what they take, what they may answer.
-#
-# operations one entry for each route, in words and schemas schemas the JSON forms errors which codes a route may
-# answer, with their status build all of it put together
-
-
-__all__ = ["description"]

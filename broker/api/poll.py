@@ -1,7 +1,4 @@
-"""Polling: isolation, looking and waiting for messages, pages within the room of their answer, undecided transactions.
-
-Polling: find what there is, wait for it if asked to, read a page, and say where to go on.
-"""
+"""Polls: find what there is, wait for it if asked to, read a page within the answer's room, and say where to go on."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from actors.reading import read_page
 from broker.api.route import off_loop
-from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
+from broker.http.messages import Answer, one_of, parse_query, whole_number
 from plainsong.protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
-from plainsong.protocol.errors import InvalidParameter, RequestTooLarge, TopicNotFound
+from plainsong.protocol.errors import InvalidParameter, PlainsongError, RequestTooLarge, TopicNotFound
 from plainsong.protocol.ids import after
-from plainsong.protocol.names import topic_name
 from plainsong.protocol.page import HIDDEN_COUNTED, Page
 from plainsong.protocol.requests import check_poll
 from plainsong.protocol.tephra.state import decode_transaction
@@ -27,14 +24,20 @@ from plainsong.protocol.transactions.view import View
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from actors.decisions import AskTopic
+    from actors.directory import Directory
+    from actors.pointers import PointerIndex
+    from broker.authority import Transactions
+    from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom
-    from broker.http.messages import HotRequest
-    from broker.service import Service
+    from broker.http.messages import Request
+    from broker.metrics import Rates
     from plainsong.protocol.codec import Codec
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held
     from plainsong.protocol.requests import Isolation, PollRequest
     from plainsong.protocol.topic.asks import Span
+    from storage.base import Store
 
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
@@ -60,47 +63,210 @@ class _Found:
     page: Page
 
 
-async def poll(service: Service, request: HotRequest) -> HttpAnswer:
-    """The messages from a position on, oldest first.
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Reads pages of topics, from the scan cache or the store."""
 
-    Raises:
-      PlainsongError: nothing happened, as nothing ever does by reading.
-    """
-    name = topic_name(request.namespace, request.topic)
-    codec = codec_for(request.headers.get("content-type"))
-    body = codec.decode_poll(request.body)
-    options = apply_query(body, request.query)
-    check_poll(body)
-    frames = accept_frames(request.headers.get("accept"))
-    reading = _reading(service, body, request.room, with_pointers=frames is not None and frames.pointers)
-    found = await _look(service, name, body, reading, request.waited_ms)
-    page = found.page
-    if frames is not None:
-        service.rates.delivered(name, page.count, trio.current_time())
-        content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
-        return HttpAnswer(200, content, frames.content_type, position_headers(page))
-    if not codec.bounded and page.end == "more" and page.count != body.limit:
-        service.rates.delivered(name, page.count, trio.current_time())
-        return HttpAnswer(200, _stream(service, name, found, body.limit, request.room), codec.content_type)
-    content = await _written(service, name, found, reading, codec, options)
-    service.rates.delivered(name, found.page.count, trio.current_time())
-    return HttpAnswer(200, content, codec.content_type, position_headers(found.page))
+    store: Store
+    directory: Directory
+
+    async def read(
+        self,
+        name: TopicName,
+        span: Span,
+        *,
+        limit: int,
+        max_bytes: int,
+        view: View | None = None,
+        with_pointers: bool = False,
+    ) -> Page:
+        """The next messages of a span.
+
+        Args:
+          view: what the reader may see; None: everything, undecided and rolled back.
+          with_pointers: fill in ``Page.pointers``.
+        Raises:
+          StoreError: the store could not be read.
+        """
+        return await read_page(
+            self.store,
+            self.directory.cache(name),
+            span,
+            limit=limit,
+            max_bytes=max_bytes,
+            view=view,
+            with_pointers=with_pointers,
+        )
 
 
-async def _written(
-    service: Service, name: TopicName, found: _Found, reading: _Reading, codec: Codec, options: PageOptions | None
-) -> bytes:
-    """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text."""
-    room = reading.room
-    while True:
+@dataclass(frozen=True, slots=True)
+class Polling:
+    """The route of a poll."""
+
+    directory: Directory
+    pages: Pages
+    transactions: Transactions
+    pointers: PointerIndex
+    rates: Rates
+    blocked: Callable[[], None]
+    """Counts a poll that found an undecided message first."""
+    ask_owner: AskTopic
+    """Asks a topic wherever it is: for what goes on while the topic may change hands."""
+    bounds: PollConfig
+    stopping: trio.Event
+
+    async def poll(self, request: Request) -> Answer:
+        """The messages from a position on, oldest first.
+
+        Raises:
+          PlainsongError: nothing happened, as nothing ever does by reading.
+        """
+        name = request.name
+        codec = codec_for(request.headers.get("content-type"))
+        body = decode_poll(request, codec)
+        options = apply_query(body, request.query)
+        check_poll(body)
+        frames = accept_frames(request.headers.get("accept"))
+        reading = self._reading(body, request.room, with_pointers=frames is not None and frames.pointers)
+        found = await self._look(name, body, reading, request.waited_ms)
         page = found.page
-        content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
-        if room is None or page.count <= 1 or len(content) <= room.reserved_bytes or room.has(len(content)):
-            return content
-        del content  # while a shorter one is made it must not be held
-        read = partial(service.read, name, found.span, limit=reading.limit, view=found.view)
-        found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
-        room.has(TIMES * found.page.payload_bytes)  # which is less than it was
+        if frames is not None:
+            self.rates.delivered(name, page.count, trio.current_time())
+            content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
+            return Answer(200, content, frames.content_type, position_headers(page))
+        if not codec.bounded and page.end == "more" and page.count != body.limit:
+            self.rates.delivered(name, page.count, trio.current_time())
+            return Answer(200, self._stream(name, found, body.limit, request.room), codec.content_type)
+        content = await self._written(name, found, reading, codec, options)
+        self.rates.delivered(name, found.page.count, trio.current_time())
+        return Answer(200, content, codec.content_type, position_headers(found.page))
+
+    async def _written(
+        self, name: TopicName, found: _Found, reading: _Reading, codec: Codec, options: PageOptions | None
+    ) -> bytes:
+        """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text."""
+        room = reading.room
+        while True:
+            page = found.page
+            content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
+            if room is None or page.count <= 1 or len(content) <= room.reserved_bytes or room.has(len(content)):
+                return content
+            del content  # while a shorter one is made it must not be held
+            read = partial(self.pages.read, name, found.span, limit=reading.limit, view=found.view)
+            found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
+            room.has(TIMES * found.page.payload_bytes)  # which is less than it was
+
+    def _reading(self, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> _Reading:
+        poll_config = self.bounds
+        limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
+        max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
+        return _Reading(limit, max_bytes, with_pointers, room)
+
+    async def _look(self, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
+        """A page with messages, or one without when the time to wait is over or waiting is of no use."""
+        await fresh_for(self.transactions, body.isolation, body.transaction)
+        # What is refused is refused before anything is waited for; a large snapshot is many numbers.
+        ask_view = partial(view_for, self.transactions, body.isolation, body.transaction)
+        view = await off_loop(len(body.transaction or b""), JSON, ask_view)
+        brought = view if body.transaction is not None else None
+        since = body.since
+        deadline_s = None
+        if body.wait_ms:
+            wait_ms = min(body.wait_ms, self.bounds.max_wait_ms) - waited_ms
+            deadline_s = trio.current_time() + wait_ms / 1000
+        was_held = False
+        while True:
+            # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
+            look = Look(since, body.end_before, deadline_s if body.isolation != "committed" else None)
+            found, mark = await self._read(name, look, brought, body.isolation, reading)
+            span, page = found.span, found.page
+            if page.held is not None and not was_held:
+                self.blocked()
+                was_held = True
+            if page.count or deadline_s is None or self.stopping.is_set() or trio.current_time() >= deadline_s:
+                return found
+            if page.held is not None:
+                if brought is not None:
+                    return found  # the snapshot never learns what becomes of the pointer
+                await wait_for_decision(self.transactions, self.pointers, page.held, mark, deadline_s)
+                if self.stopping.is_set():
+                    return found
+                since = _behind(found)
+                continue
+            if look.deadline_s is not None and span.since >= span.until:
+                return found  # the topic had nothing for as long
+            since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
+            if look.deadline_s is None and not await self._comes(name, Look(since, body.end_before, deadline_s)):
+                return found
+
+    async def _comes(self, name: TopicName, look: Look) -> bool:
+        """Park until there is something; False when the time is over, or there can be nothing."""
+        span = await self.directory.ask(name, look)
+        return span.since < span.until
+
+    async def _read(
+        self, name: TopicName, look: Look, brought: View | None, isolation: Isolation | None, reading: _Reading
+    ) -> tuple[_Found, int]:
+        """View, span and page, in this order: of what the view shows nothing stands behind the span.
+
+        The other way round, a transaction whose last rows came between the two, and that was committed there, would be
+        shown in part. What began after the view holds the page at worst, and the next one knows better. The mark stands
+        before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
+        """
+        mark = self.pointers.mark
+        view = view_for(self.transactions, isolation, None) if brought is None else brought
+        span = await self.directory.ask(name, look)
+        return _Found(span, view, await self._page_of(name, span, view, reading)), mark
+
+    async def _page_of(self, name: TopicName, span: Span, view: View | None, reading: _Reading) -> Page:
+        def read(max_bytes: int) -> Awaitable[Page]:
+            most, pointers = reading.limit, reading.with_pointers
+            return self.pages.read(name, span, limit=most, max_bytes=max_bytes, view=view, with_pointers=pointers)
+
+        return await read_within(reading.room, reading.limit, reading.max_bytes, read)
+
+    async def _stream(
+        self, name: TopicName, found: _Found, limit: int | None, room: AnswerRoom | None
+    ) -> AsyncGenerator[bytes, None]:
+        """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
+
+        It goes on while the topic changes hands. When something fails, or no room is left for its next block, it breaks
+        off without its end, which the client takes for an error, never for the end of the topic.
+        """
+        span, page = found.span, found.page
+        found.page = Page()  # it must not be held behind its block
+        sent = page.count
+        yield avro_block(page)
+        while page.end == "more" and sent != limit and page.last_id is not None:
+            if (await self.ask_owner(name, Describe())).metadata.generation != span.generation:
+                raise TopicNotFound(f"topic {name} has been re-created meanwhile")
+            span = replace(span, since=after(page.last_id))
+            left = self.bounds.max_messages if limit is None else limit - sent
+            block = _Reading(min(left, self.bounds.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
+            page = await self._page_of(name, span, found.view, block)
+            sent += page.count
+            self.rates.delivered(name, page.count, trio.current_time())
+            if page.count:
+                yield avro_block(page)
+        yield AVRO_END
+
+
+def decode_poll(request: Request, codec: Codec) -> PollRequest:
+    """The request in the body, decoded once. Raises PlainsongError."""
+    if request.decoded is None:
+        request.decoded = codec.decode_poll(request.body)
+    body: PollRequest = request.decoded
+    return body
+
+
+def poll_wait_ms(request: Request) -> int:
+    """How long a poll asks to wait; 0 where that cannot be read, which the handler refuses."""
+    try:
+        body = decode_poll(request, codec_for(request.headers.get("content-type")))
+        apply_query(body, request.query)
+    except PlainsongError:
+        return 0
+    return body.wait_ms or 0
 
 
 def _encoded(codec: Codec, page: Page, options: PageOptions | None) -> bytes:
@@ -130,132 +296,32 @@ def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
     return in_body if in_query is None else in_query
 
 
-def _reading(service: Service, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> _Reading:
-    poll_config = service.config.poll
-    limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
-    max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
-    return _Reading(limit, max_bytes, with_pointers, room)
-
-
-async def _look(service: Service, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
-    """A page with messages, or one without when the time to wait is over or waiting is of no use."""
-    await fresh_for(service, body.isolation, body.transaction)
-    # What is refused is refused before anything is waited for; a large snapshot is many numbers.
-    ask_view = partial(view_for, service, body.isolation, body.transaction)
-    view = await off_loop(len(body.transaction or b""), JSON, ask_view)
-    brought = view if body.transaction is not None else None
-    since = body.since
-    deadline_s = None
-    if body.wait_ms:
-        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - waited_ms
-        deadline_s = trio.current_time() + wait_ms / 1000
-    was_held = False
-    while True:
-        # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
-        look = Look(since, body.end_before, deadline_s if body.isolation != "committed" else None)
-        found, mark = await _read(service, name, look, brought, body.isolation, reading)
-        span, page = found.span, found.page
-        if page.held is not None and not was_held:
-            service.metrics.held()
-            was_held = True
-        if page.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
-            return found
-        if page.held is not None:
-            if brought is not None:
-                return found  # the snapshot never learns what becomes of the pointer
-            await wait_for_decision(service, page.held, mark, deadline_s)
-            if service.stopping:
-                return found
-            since = _behind(found)
-            continue
-        if look.deadline_s is not None and span.since >= span.until:
-            return found  # the topic had nothing for as long
-        since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
-        if look.deadline_s is None and not await _comes(service, name, Look(since, body.end_before, deadline_s)):
-            return found
-
-
-async def _comes(service: Service, name: TopicName, look: Look) -> bool:
-    """Park until there is something; False when the time is over, or there can be nothing."""
-    span = await service.directory.ask(name, look)
-    return span.since < span.until
-
-
 def _behind(found: _Found) -> bytes:
     """Where to look on after a page without messages."""
     last_id = found.page.last_id
     return found.span.since if last_id is None else max(found.span.since, after(last_id))
 
 
-async def _read(
-    service: Service, name: TopicName, look: Look, brought: View | None, isolation: Isolation | None, reading: _Reading
-) -> tuple[_Found, int]:
-    """View, span and page, in this order: of what the view shows nothing stands behind the span.
-
-    The other way round, a transaction whose last rows came between the two, and that was committed there, would be
-    shown in part. What began after the view holds the page at worst, and the next one knows better. The mark stands
-    before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
-    """
-    mark = service.pointers.mark
-    view = view_for(service, isolation, None) if brought is None else brought
-    span = await service.directory.ask(name, look)
-    return _Found(span, view, await _page_of(service, name, span, view, reading)), mark
-
-
-async def _page_of(service: Service, name: TopicName, span: Span, view: View | None, reading: _Reading) -> Page:
-    def read(max_bytes: int) -> Awaitable[Page]:
-        most, pointers = reading.limit, reading.with_pointers
-        return service.read(name, span, limit=most, max_bytes=max_bytes, view=view, with_pointers=pointers)
-
-    return await read_within(reading.room, reading.limit, reading.max_bytes, read)
-
-
-async def _stream(
-    service: Service, name: TopicName, found: _Found, limit: int | None, room: AnswerRoom | None
-) -> AsyncGenerator[bytes, None]:
-    """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
-
-    It goes on while the topic changes hands. When something fails, or no room is left for its next block, it breaks
-    off without its end, which the client takes for an error, never for the end of the topic.
-    """
-    span, page = found.span, found.page
-    found.page = Page()  # nobody needs it behind its block
-    sent = page.count
-    yield avro_block(page)
-    while page.end == "more" and sent != limit and page.last_id is not None:
-        if (await service.ask(name, Describe())).metadata.generation != span.generation:
-            raise TopicNotFound(f"topic {name} has been re-created meanwhile")
-        span = replace(span, since=after(page.last_id))
-        left = service.config.poll.max_messages if limit is None else limit - sent
-        block = _Reading(min(left, service.config.poll.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
-        page = await _page_of(service, name, span, found.view, block)
-        sent += page.count
-        service.rates.delivered(name, page.count, trio.current_time())
-        if page.count:
-            yield avro_block(page)
-    yield AVRO_END
-
-
-# --- views of readers ------------------------------------------------------------------------------
+# --- isolation -------------------------------------------------------------------------------------
 #
-# With which eyes a request reads: everything, the snapshot it brought, or what is committed as of now.
+# A request reads everything, or by the snapshot it brought, or what is committed as of now.
 
 
 #: A snapshot of two million pointers: what a Tephra could send its own clients.
 MAX_SNAPSHOT_BYTES = 16 << 20
 
 
-async def fresh_for(service: Service, isolation: Isolation | None, transaction: bytes | None = None) -> None:
+async def fresh_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None = None) -> None:
     """Before ``view_for``: whatever was committed before the request came is in the view of one who asks for it.
 
     Raises:
       TransactionsUnavailable: as ``view_for``.
     """
     if isolation == "committed" and transaction is None:
-        await service.transactions.fresh()
+        await transactions.fresh()
 
 
-def view_for(service: Service, isolation: Isolation | None, transaction: bytes | None) -> View | None:
+def view_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None) -> View | None:
     """What the reader may see; None: everything, undecided and rolled back.
 
     A committed reader's view has to be taken *before* its span: then of a transaction that it shows nothing can stand
@@ -276,15 +342,13 @@ def view_for(service: Service, isolation: Isolation | None, transaction: bytes |
         if len(transaction) > MAX_SNAPSHOT_BYTES:
             raise RequestTooLarge(f"a transaction of {len(transaction)} bytes", hint=f"at most {MAX_SNAPSHOT_BYTES}")
         return View.of(decode_transaction(transaction))
-    return service.transactions.view() if isolation == "committed" else None
+    return transactions.view() if isolation == "committed" else None
 
 
-# --- held ------------------------------------------------------------------------------------------
-#
-# Polls that an undecided transaction holds up: what their answers say, and how they wait for the decision.
+# --- blocked by an undecided transaction -----------------------------------------------------------
 
 
-#: A pointer our authority does not know is nobody's to wake: it becomes visible once the read pointer has passed it.
+#: For a pointer that the authority does not know no wake-up comes: it becomes visible once the read pointer passed it.
 UNKNOWN_PATIENCE_S = 1.0
 
 
@@ -305,24 +369,26 @@ def hidden_messages(held: Held) -> str:
     return f"{HIDDEN_COUNTED - 1}+" if held.hidden >= HIDDEN_COUNTED else str(held.hidden)
 
 
-async def wait_for_decision(service: Service, held: Held, mark: int, deadline_s: float) -> None:
+async def wait_for_decision(
+    transactions: Transactions, pointers: PointerIndex, held: Held, mark: int, deadline_s: float
+) -> None:
     """Wait until something may have become of what holds the page, or the deadline has come; then look again.
 
     Args:
-      mark: ``service.pointers.mark``, taken before the view and the page.
+      mark: ``pointers.mark``, taken before the view and the page.
       deadline_s: on trio's clock.
     Raises:
       Overloaded: too many wait already.
     """
-    unknown = service.transactions.standing(held.pointer) == "unknown"
+    unknown = transactions.standing(held.pointer) == "unknown"
     patience_s = trio.current_time() + UNKNOWN_PATIENCE_S if unknown else inf
     with trio.move_on_at(min(deadline_s, patience_s)):
-        await service.pointers.wait(held.pointer, mark)
+        await pointers.wait(held.pointer, mark)
 
 
-# --- paged -----------------------------------------------------------------------------------------
+# --- pages within the room of an answer ------------------------------------------------------------
 #
-# Reading a page within what answers may hold: whole while there is plenty, shorter while there is not.
+# A page is whole while there is plenty of room, and shorter while there is not.
 
 
 #: What a page is counted for, as a multiple of its payload: itself, and what it is encoded to.
@@ -337,7 +403,7 @@ async def read_within(
     """A page of at most ``max_bytes``, which ``room`` holds; it may be shorter than what there is, as any may be.
 
     Args:
-      room: None: nobody counts.
+      room: None: nothing is counted.
       limit: messages that ``read`` reads at most.
       read: a page of at most so many bytes, but with one message at least.
     Raises:

@@ -1,7 +1,4 @@
-"""One poll of many topics: looks at all of them, waits for any, shares the answer's room between them.
-
-One poll of many topics: look at all of them, wait for any, share the answer's room between them.
-"""
+"""One poll of many topics: looks at all of them, waits for any, shares the answer's room between them."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from broker.api.poll import (
     wait_for_decision,
 )
 from broker.api.route import off_loop
-from broker.http.messages import HttpAnswer, answer_for
+from broker.http.messages import Answer, answer_for
 from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
@@ -36,9 +33,14 @@ from plainsong.protocol.topic.asks import Look
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from actors.directory import Directory
+    from actors.pointers import PointerIndex
+    from broker.api.poll import Pages
+    from broker.authority import Transactions
+    from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom
-    from broker.http.messages import ViewRequest
-    from broker.service import Service
+    from broker.http.messages import Request
+    from broker.metrics import Rates
     from plainsong.protocol.page import Held
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
@@ -66,7 +68,7 @@ _REQUEST = {
     "limit": ("limit", _INT),
     "maxBytes": ("max_bytes", _INT),
 }
-#: Who goes first: another one each time, so that nobody is last for ever.
+#: Which topic goes first: another one each time, so that none is last for ever.
 _turns = count_up()
 
 
@@ -90,29 +92,155 @@ class _Wanted:
         return Page(last_id=before(self.since), end="more")
 
 
-async def poll_many(service: Service, request: ViewRequest, reach: TopicsAccess | None = None) -> HttpAnswer:
-    """Of each topic its messages, or what is wrong with it.
+@dataclass(frozen=True, slots=True)
+class PollingMany:
+    """The route of a poll of many topics."""
 
-    Args:
-      reach: where the topics are; None: all of them are this instance's.
-    Raises:
-      InvalidParameter, InvalidName, RequestTooLarge, TransactionsUnavailable: nothing happens by reading.
-      NoOwner: without ``reach``, when one of the topics is not this instance's any more.
-    """
-    namespace = request.namespace
-    given = request.fields(_REQUEST)
-    wanted = _wanted(namespace, given.pop("topics", {}))
-    body = PollRequest(**given)
-    if body.isolation not in (None, "uncommitted", "committed"):
-        raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
-    options = apply_query(body, request.query) or DEFAULT_OPTIONS
-    check_poll(body)
-    await _read_or_wait(service, reach or LocalTopics(service), wanted, body, request)
-    if reach is None:
-        _refuse_strangers(wanted)
-    size = sum(one.page.payload_bytes for one in wanted)
-    content = await off_loop(size, JSON, partial(_encoded, wanted, options))
-    return HttpAnswer(200, content, JSON.content_type)
+    topics: LocalTopics
+    transactions: Transactions
+    pointers: PointerIndex
+    rates: Rates
+    bounds: PollConfig
+    stopping: trio.Event
+
+    async def poll(self, request: Request, access: TopicsAccess | None = None) -> Answer:
+        """Of each topic its messages, or what is wrong with it.
+
+        Args:
+          access: how topics are read; None: all of them are this instance's.
+        Raises:
+          InvalidParameter, InvalidName, RequestTooLarge, TransactionsUnavailable: nothing happens by reading.
+          NoOwner: without ``access``, when one of the topics is not this instance's any more.
+        """
+        namespace = request.namespace
+        given = request.fields(_REQUEST)
+        wanted = _wanted(namespace, given.pop("topics", {}))
+        body = PollRequest(**given)
+        if body.isolation not in (None, "uncommitted", "committed"):
+            raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
+        options = apply_query(body, request.query) or DEFAULT_OPTIONS
+        check_poll(body)
+        await self._read_or_wait(access or self.topics, wanted, body, request)
+        if access is None:
+            _refuse_strangers(wanted)
+        size = sum(one.page.payload_bytes for one in wanted)
+        content = await off_loop(size, JSON, partial(_encoded, wanted, options))
+        return Answer(200, content, JSON.content_type)
+
+    async def _read_or_wait(
+        self, access: TopicsAccess, wanted: list[_Wanted], body: PollRequest, request: Request
+    ) -> None:
+        deadline_s = -1.0
+        if body.wait_ms:
+            wait_ms = min(body.wait_ms, self.bounds.max_wait_ms) - request.waited_ms
+            deadline_s = trio.current_time() + wait_ms / 1000
+        await fresh_for(self.transactions, body.isolation)
+        while True:
+            # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
+            mark = self.pointers.mark
+            view = view_for(self.transactions, body.isolation, None)
+            await _look(access, wanted)
+            if any(one.span is not None and one.span.start < one.span.until for one in wanted):
+                await self._read_in_turn(access, wanted, body, view, request.room)
+            waiting = [one for one in wanted if one.error is None]
+            nothing_yet = not any(one.page.count for one in wanted) and not self.stopping.is_set()
+            if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
+                return
+            if not await self._wait_for_any(access, waiting, mark, deadline_s):
+                return
+
+    async def _wait_for_any(self, access: TopicsAccess, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
+        """Whether one of the topics has something new; False when the time is over, or a topic is not there any more.
+
+        A topic that holds its reader has something new once its transaction has been decided.
+        """
+        new = False
+
+        async def wait_for_decision_in(one: _Wanted, held: Held) -> None:
+            nonlocal new
+            try:
+                await wait_for_decision(self.transactions, self.pointers, held, mark, deadline_s)
+                new = True
+            except PlainsongError as error:
+                one.error = error
+            nursery.cancel_scope.cancel()
+
+        async def wait_for_messages(free: list[_Wanted]) -> None:
+            nonlocal new
+            found_of = await access.wait([Since(one.name, one.since) for one in free], deadline_s)
+            for one, found in zip(free, found_of, strict=True):
+                if isinstance(found, PlainsongError):
+                    one.error = found
+                elif found is not None:
+                    new |= found.since < found.until
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for one in waiting:
+                if one.page.held is not None:
+                    nursery.start_soon(wait_for_decision_in, one, one.page.held)
+            free = [one for one in waiting if one.page.held is None]
+            if free:
+                nursery.start_soon(wait_for_messages, free)
+        return new
+
+    async def _read_in_turn(
+        self,
+        access: TopicsAccess,
+        wanted: list[_Wanted],
+        body: PollRequest,
+        view: View | None,
+        held: AnswerRoom | None,
+    ) -> None:
+        """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
+        bounds = self.bounds
+        room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
+        bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
+        bytes_room = await bytes_within(held, bytes_room)
+        await self._share_out(access, wanted, view, room, bytes_room)
+        hold_gathered(held, sum(one.page.payload_bytes for one in wanted))
+
+    async def _share_out(
+        self, access: TopicsAccess, wanted: list[_Wanted], view: View | None, room: int, bytes_room: int
+    ) -> None:
+        taken = 0
+        turn = next(_turns) % len(wanted)
+        active = [one for one in wanted[turn:] + wanted[:turn] if one.error is None]
+        while active:
+            share, bytes_share = max(1, room // len(active)), max(1, bytes_room // len(active))
+            still = []
+            for one in active:
+                if room <= 0 or bytes_room <= 0:
+                    return
+                limit = min(share, room) if one.room is None else min(share, room, one.room)
+                page = await _read(access, one, limit, min(bytes_share, bytes_room), view)
+                if taken and page.payload_bytes > bytes_room:
+                    continue  # a page always has one message; this one has to wait for the next answer
+                self._add(one, page)
+                taken += page.count
+                room -= page.count
+                bytes_room -= page.payload_bytes
+                if page.count and page.end == "more" and one.room != 0:
+                    still.append(one)
+            active = still
+
+    def _add(self, one: _Wanted, page: Page) -> None:
+        """Put a page behind those the topic has, and its next one behind it."""
+        had = one.page
+        one.page = Page(
+            parts=[*had.parts, *page.parts],
+            attributes={**had.attributes, **{had.count + index: each for index, each in page.attributes.items()}},
+            count=had.count + page.count,
+            payload_bytes=had.payload_bytes + page.payload_bytes,
+            last_id=page.last_id,
+            end=page.end,
+            held=page.held,
+        )
+        self.rates.delivered(one.name, page.count, trio.current_time())
+        if one.room is not None:
+            one.room -= page.count
+        if page.last_id is not None and one.span is not None:
+            one.since = one.span.since = after(page.last_id)
 
 
 def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
@@ -130,38 +258,15 @@ def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
 
 
 def _refuse_strangers(wanted: list[_Wanted]) -> None:
-    """Raises NoOwner for a topic that is another instance's: who forwarded the request finds out whose."""
+    """Raises NoOwner for a topic that is another instance's: the instance that forwarded the request finds out whose."""
     for one in wanted:
         if isinstance(one.error, NoOwner):
             raise one.error
 
 
-async def _read_or_wait(
-    service: Service, reach: TopicsAccess, wanted: list[_Wanted], body: PollRequest, request: ViewRequest
-) -> None:
-    deadline_s = -1.0
-    if body.wait_ms:
-        wait_ms = min(body.wait_ms, service.config.poll.max_wait_ms) - request.waited_ms
-        deadline_s = trio.current_time() + wait_ms / 1000
-    await fresh_for(service, body.isolation)
-    while True:
-        # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
-        mark = service.pointers.mark
-        view = view_for(service, body.isolation, None)
-        await _look(reach, wanted)
-        if any(one.span is not None and one.span.start < one.span.until for one in wanted):
-            await _read_in_turn(service, reach, wanted, body, view, request.room)
-        waiting = [one for one in wanted if one.error is None]
-        nothing_yet = not any(one.page.count for one in wanted) and not service.stopping
-        if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
-            return
-        if not await _wait_for_any(service, reach, waiting, mark, deadline_s):
-            return
-
-
-async def _look(reach: TopicsAccess, wanted: list[_Wanted]) -> None:
+async def _look(access: TopicsAccess, wanted: list[_Wanted]) -> None:
     asked = [one for one in wanted if one.error is None]
-    for one, found in zip(asked, await reach.look([Since(one.name, one.since) for one in asked]), strict=True):
+    for one, found in zip(asked, await access.look([Since(one.name, one.since) for one in asked]), strict=True):
         if isinstance(found, PlainsongError):
             one.error = found
         else:
@@ -169,115 +274,16 @@ async def _look(reach: TopicsAccess, wanted: list[_Wanted]) -> None:
             one.page = one.unread
 
 
-async def _wait_for_any(
-    service: Service, reach: TopicsAccess, waiting: list[_Wanted], mark: int, deadline_s: float
-) -> bool:
-    """Whether one of the topics has something new; False when the time is over, or a topic is not there any more.
-
-    A topic that holds its reader has something new once its transaction has been decided.
-    """
-    new = False
-
-    async def wait_for_decision_in(one: _Wanted, held: Held) -> None:
-        nonlocal new
-        try:
-            await wait_for_decision(service, held, mark, deadline_s)
-            new = True
-        except PlainsongError as error:
-            one.error = error
-        nursery.cancel_scope.cancel()
-
-    async def wait_for_messages(free: list[_Wanted]) -> None:
-        nonlocal new
-        told = await reach.wait([Since(one.name, one.since) for one in free], deadline_s)
-        for one, found in zip(free, told, strict=True):
-            if isinstance(found, PlainsongError):
-                one.error = found
-            elif found is not None:
-                new |= found.since < found.until
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for one in waiting:
-            if one.page.held is not None:
-                nursery.start_soon(wait_for_decision_in, one, one.page.held)
-        free = [one for one in waiting if one.page.held is None]
-        if free:
-            nursery.start_soon(wait_for_messages, free)
-    return new
-
-
-async def _read_in_turn(
-    service: Service,
-    reach: TopicsAccess,
-    wanted: list[_Wanted],
-    body: PollRequest,
-    view: View | None,
-    held: AnswerRoom | None,
-) -> None:
-    """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
-    bounds = service.config.poll
-    room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
-    bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
-    bytes_room = await bytes_within(held, bytes_room)
-    await _share_out(service, reach, wanted, view, room, bytes_room)
-    hold_gathered(held, sum(one.page.payload_bytes for one in wanted))
-
-
-async def _share_out(
-    service: Service, reach: TopicsAccess, wanted: list[_Wanted], view: View | None, room: int, bytes_room: int
-) -> None:
-    taken = 0
-    turn = next(_turns) % len(wanted)
-    active = [one for one in wanted[turn:] + wanted[:turn] if one.error is None]
-    while active:
-        share, bytes_share = max(1, room // len(active)), max(1, bytes_room // len(active))
-        still = []
-        for one in active:
-            if room <= 0 or bytes_room <= 0:
-                return
-            limit = min(share, room) if one.room is None else min(share, room, one.room)
-            page = await _read(reach, one, limit, min(bytes_share, bytes_room), view)
-            if taken and page.payload_bytes > bytes_room:
-                continue  # a page always has one message; this one has to wait for the next answer
-            _add(service, one, page)
-            taken += page.count
-            room -= page.count
-            bytes_room -= page.payload_bytes
-            if page.count and page.end == "more" and one.room != 0:
-                still.append(one)
-        active = still
-
-
-async def _read(reach: TopicsAccess, one: _Wanted, limit: int, max_bytes: int, view: View | None) -> Page:
+async def _read(access: TopicsAccess, one: _Wanted, limit: int, max_bytes: int, view: View | None) -> Page:
     """The topic's next messages; none when they cannot be read."""
     assert one.span is not None  # those without have an error, and are not active
     try:
-        return await reach.page(one.name, one.span, limit, max_bytes, view)
+        return await access.page(one.name, one.span, limit, max_bytes, view)
     except PlainsongError as error:
         if not one.page.count:
             one.error = error
         # Else what stands before it can be read; the next poll says what is wrong.
         return one.unread
-
-
-def _add(service: Service, one: _Wanted, page: Page) -> None:
-    """Put a page behind those the topic has, and its next one behind it."""
-    had = one.page
-    one.page = Page(
-        parts=[*had.parts, *page.parts],
-        attributes={**had.attributes, **{had.count + index: each for index, each in page.attributes.items()}},
-        count=had.count + page.count,
-        payload_bytes=had.payload_bytes + page.payload_bytes,
-        last_id=page.last_id,
-        end=page.end,
-        held=page.held,
-    )
-    service.rates.delivered(one.name, page.count, trio.current_time())
-    if one.room is not None:
-        one.room -= page.count
-    if page.last_id is not None and one.span is not None:
-        one.since = one.span.since = after(page.last_id)
 
 
 def _encoded(wanted: list[_Wanted], options: PageOptions) -> bytes:
@@ -303,9 +309,9 @@ def _held(held: Held, options: PageOptions) -> bytes:
     return fields.encode()
 
 
-# --- reach -----------------------------------------------------------------------------------------
+# --- access to topics ------------------------------------------------------------------------------
 #
-# How a poll of many topics gets at them: here, where all are this instance's, or each where its owner is.
+# A poll of many topics reads them here, where all are this instance's, or each at its owner.
 #
 # A wait is one task for each topic, all of them in one nursery: the first that has something ends the others, and a
 # client that leaves ends them all.
@@ -337,11 +343,12 @@ class TopicsAccess(Protocol):
 class LocalTopics:
     """All topics are this instance's; of one that is not, or not any more, its directory says NoOwner."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, directory: Directory, pages: Pages) -> None:
+        self._directory = directory
+        self._pages = pages
 
     async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
-        """See ``Reach.look``."""
+        """See ``TopicsAccess.look``."""
         found: dict[int, Span | PlainsongError] = {}
 
         async def look(index: int, one: Since) -> None:
@@ -353,7 +360,7 @@ class LocalTopics:
         return [found[index] for index in range(len(wanted))]
 
     async def wait(self, wanted: Sequence[Since], deadline_s: float) -> list[Span | PlainsongError | None]:
-        """See ``Reach.wait``."""
+        """See ``TopicsAccess.wait``."""
         found: list[Span | PlainsongError | None] = [None] * len(wanted)
 
         async def wait(index: int, one: Since) -> None:
@@ -367,10 +374,10 @@ class LocalTopics:
 
     async def _ask(self, name: TopicName, look: Look) -> Span | PlainsongError:
         try:
-            return await self._service.directory.ask(name, look)
+            return await self._directory.ask(name, look)
         except PlainsongError as error:
             return error
 
     async def page(self, name: TopicName, span: Span, limit: int, max_bytes: int, view: View | None) -> Page:
-        """See ``Reach.page``."""
-        return await self._service.read(name, span, limit=limit, max_bytes=max_bytes, view=view)
+        """See ``TopicsAccess.page``."""
+        return await self._pages.read(name, span, limit=limit, max_bytes=max_bytes, view=view)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.reading import producer_of
-from broker.api.publish import ask_to_open
 from broker.api.route import json_answer
-from broker.api.topics import shown_policy
 from broker.api.transactions import longs
-from broker.http.messages import HttpAnswer, whole_number
+from broker.http.messages import Answer, whole_number
 from plainsong.protocol.codec import json_values as values
-from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter, TooManyProducers
 from plainsong.protocol.ids import ID_BYTES, after
 from plainsong.protocol.requests import check_producer_name
 from plainsong.protocol.topic.asks import Describe, ListProducers, OpenProducer, RemoveProducer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actors.directory import Directory
+    from actors.observe import Clock
+    from broker.api.topics import Policies
     from broker.api.transactions import Numbers
-    from broker.http.messages import ViewRequest
-    from broker.service import Service
+    from broker.http.messages import Request
+    from plainsong.protocol.names import TopicName
     from plainsong.protocol.requests import PublishResponse
     from plainsong.protocol.topic.asks import ProducerView, ResultView, SnapshotView
+    from storage.base import Store
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
@@ -33,83 +38,96 @@ _SESSION = {
 }
 
 
-async def open_new(service: Service, request: ViewRequest) -> HttpAnswer:
-    """A session under a name made here, that nobody ever had. Raises as ``open_named``."""
-    return await _open(service, request, secrets.token_hex(16), must_be_new=True)
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """The routes of producers."""
 
+    directory: Directory
+    store: Store
+    clock: Clock
+    policies: Policies
+    refused: Callable[[str], None]
+    """Counts a refusal, by its code."""
 
-async def open_named(service: Service, request: ViewRequest) -> HttpAnswer:
-    """A session of a name; older ones of it are over, durably, before this is answered.
+    async def open_new(self, request: Request) -> Answer:
+        """A session under a new name, made here. Raises as ``open_named``."""
+        return await self._open(request, secrets.token_hex(16), must_be_new=True)
 
-    Raises:
-      TopicNotFound, GenerationChanged, DeduplicationDisabled, TooManyProducers: nothing happened.
-    """
-    return await _open(service, request, _producer(request))
+    async def open_named(self, request: Request) -> Answer:
+        """A session of a name; older ones of it are over, durably, before this is answered.
 
+        Raises:
+          TopicNotFound, GenerationChanged, DeduplicationDisabled, TooManyProducers: nothing happened.
+        """
+        return await self._open(request, _producer(request))
 
-async def _open(service: Service, request: ViewRequest, producer: str, *, must_be_new: bool = False) -> HttpAnswer:
-    name = request.name
-    as_number = longs(request.parameters("longs"))
-    given = request.fields(_SESSION)
-    for key in ("retention_s", "generation"):
-        if given.get(key) is not None and given[key] <= 0:
-            raise InvalidParameter(f"{key.removesuffix('_s')} is {given[key]}", hint="use a number above 0")
-    retention_s = given.get("retention_s")
-    ask = OpenProducer(
-        producer,
-        None if retention_s is None else retention_s * 1000,
-        must_be_new=must_be_new,
-        generation=given.get("generation"),
-        discard_staged=given.get("discard_staged") is True,
-    )
-    return json_answer(_shown(await ask_to_open(service, name, ask), as_number))
+    async def _open(self, request: Request, producer: str, *, must_be_new: bool = False) -> Answer:
+        name = request.name
+        as_number = longs(request.parameters("longs"))
+        given = request.fields(_SESSION)
+        for key in ("retention_s", "generation"):
+            if given.get(key) is not None and given[key] <= 0:
+                raise InvalidParameter(f"{key.removesuffix('_s')} is {given[key]}", hint="use a number above 0")
+        retention_s = given.get("retention_s")
+        ask = OpenProducer(
+            producer,
+            None if retention_s is None else retention_s * 1000,
+            must_be_new=must_be_new,
+            generation=given.get("generation"),
+            discard_staged=given.get("discard_staged") is True,
+        )
+        return json_answer(_shown(await self._ask(name, ask), as_number))
 
+    async def _ask(self, name: TopicName, ask: OpenProducer) -> ProducerView:
+        try:
+            return await self.directory.ask(name, ask)
+        except TooManyProducers as error:
+            self.refused(error.code)
+            raise
 
-async def show(service: Service, request: ViewRequest) -> HttpAnswer:
-    """One producer; with ``generation`` also of one that is deleted and not cleaned yet.
+    async def show(self, request: Request) -> Answer:
+        """One producer; with ``generation`` also of one that is deleted and not cleaned yet.
 
-    Raises:
-      TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: nothing happens by looking.
-    """
-    name, producer = request.name, _producer(request)
-    parameters = request.parameters("generation", "longs")
-    generation, as_number = whole_number(parameters, "generation"), longs(parameters)
-    if generation is not None and generation <= 0:
-        raise InvalidParameter(f"generation is {generation}", hint="generations are counted from 1")
-    found = await producer_of(service.directory, service.store, name, producer, generation)
-    return json_answer(_shown(found, as_number))
+        Raises:
+          TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: nothing happens by looking.
+        """
+        name, producer = request.name, _producer(request)
+        parameters = request.parameters("generation", "longs")
+        generation, as_number = whole_number(parameters, "generation"), longs(parameters)
+        if generation is not None and generation <= 0:
+            raise InvalidParameter(f"generation is {generation}", hint="generations are counted from 1")
+        found = await producer_of(self.directory, self.store, name, producer, generation)
+        return json_answer(_shown(found, as_number))
 
+    async def list_page(self, request: Request) -> Answer:
+        """Producers by name, and how the topic keeps what it knows of them. Raises TopicNotFound."""
+        name = request.name
+        parameters = request.parameters("after", "limit")
+        limit = whole_number(parameters, "limit")
+        if limit is not None and not 0 < limit <= MAX_LIMIT:
+            raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
+        described = await self.directory.ask(name, Describe())
+        ask = ListProducers(parameters.get("after", ""), DEFAULT_LIMIT if limit is None else limit)
+        page = await self.directory.ask(name, ask)
+        return json_answer(
+            {
+                "deduplication": self.policies.shown(name, described.metadata.properties.deduplication),
+                "enabledFrom": bound(page.enabled_from),
+                "generation": described.metadata.generation,
+                "count": page.total,
+                "snapshot": _snapshot(page.snapshot, self.clock.now_ms()),
+                "lastReplay": {"entries": page.snapshot.replayed_entries, "ms": page.snapshot.replay_ms},
+                "producers": [_listed(view) for view in page.producers],
+                "next": page.producers[-1].name if page.more else None,
+            }
+        )
 
-async def list_page(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Producers by name, and how the topic keeps what it knows of them. Raises TopicNotFound."""
-    name = request.name
-    parameters = request.parameters("after", "limit")
-    limit = whole_number(parameters, "limit")
-    if limit is not None and not 0 < limit <= MAX_LIMIT:
-        raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
-    described = await service.directory.ask(name, Describe())
-    ask = ListProducers(parameters.get("after", ""), DEFAULT_LIMIT if limit is None else limit)
-    page = await service.directory.ask(name, ask)
-    return json_answer(
-        {
-            "deduplication": shown_policy(service, name, described.metadata.properties.deduplication),
-            "enabledFrom": bound(page.enabled_from),
-            "generation": described.metadata.generation,
-            "count": page.total,
-            "snapshot": _snapshot(page.snapshot, service.clock.now_ms()),
-            "lastReplay": {"entries": page.snapshot.replayed_entries, "ms": page.snapshot.replay_ms},
-            "producers": [_listed(view) for view in page.producers],
-            "next": page.producers[-1].name if page.more else None,
-        }
-    )
-
-
-async def remove(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Forget a producer: what it sends again is stored again. Raises TopicNotFound, ProducerNotFound."""
-    name, producer = request.name, _producer(request)
-    request.parameters()
-    await service.directory.ask(name, RemoveProducer(producer))
-    return HttpAnswer(200)
+    async def remove(self, request: Request) -> Answer:
+        """Forget a producer: what it sends again is stored again. Raises TopicNotFound, ProducerNotFound."""
+        name, producer = request.name, _producer(request)
+        request.parameters()
+        await self.directory.ask(name, RemoveProducer(producer))
+        return Answer(200)
 
 
 def bound(position: bytes | None) -> str | None:
@@ -117,7 +135,7 @@ def bound(position: bytes | None) -> str | None:
     return None if position is None else after(position + b"\xff" * (ID_BYTES - len(position))).hex()
 
 
-def _producer(request: ViewRequest) -> str:
+def _producer(request: Request) -> str:
     """The name in the path. Raises InvalidParameter."""
     producer = request.path["producer"]
     check_producer_name(producer)

@@ -1,113 +1,129 @@
-"""A route: its name, method, path and handler, where it is answered, and whether it only reads."""
+"""A route: the one declaration of a method and path, from which listeners, forwarding, metrics and openapi.json follow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from time import perf_counter
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from broker.http.messages import TOPIC_VERBS, HttpAnswer, ViewRequest
-from broker.service import Service
+from broker.http.messages import Answer, Handler, Request, only_plain, status_of
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from broker.http.messages import HotRequest
+    from broker.api.schemas import Schema
+    from broker.logs import AccessLog
     from plainsong.protocol.codec import Codec
 
+S = TypeVar("S")
+T = TypeVar("T")
 #: The largest body of a request that only says what to do.
 SMALL_BODY_BYTES = 64 << 10
+JSON_TYPE = "application/json"
 
-View: TypeAlias = Callable[[Service, ViewRequest], Awaitable[HttpAnswer]]
+#: Who answers a request: the owner of the topic in its path, of each topic in its body, of the transaction service, of
+#: the invalid list (which has an owner also where a Tephra decides), or of the properties of namespaces.
+Owner: TypeAlias = Literal["topic", "topics", "transactions", "invalid_list", "namespaces"]
+#: The names whose owners have the transaction service and the properties of namespaces: no topic's namespace is empty.
+TRANSACTIONS = TopicName("", "transactions")
+NAMESPACES = TopicName("", "namespaces")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Body:
+    """What a route reads."""
+
+    schema: Schema | None = None
+    """None: it takes nothing that is worth a description."""
+    max_bytes: int = SMALL_BODY_BYTES
+    """Of a hot route the bound is ``http.max_body_bytes`` instead."""
+    types: tuple[str, ...] = (JSON_TYPE,)
+    example: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[S]):
     """One method of one path."""
 
     name: str
-    """Its one name: in metrics, in the description, in the application."""
+    """In metrics, in logs, on links between instances, and the operation's id in the description."""
     method: str
     path: str
-    """As in the description: ``/v1/namespaces/{namespace}/topics``."""
-    view: View
-    max_body_bytes: int = 0
-    """The largest body it reads; 0: it has none."""
+    """With places: ``/v1/namespaces/{namespace}/topics``."""
+    subject: type[S]
+    """Whose method the handler is; ``bind`` finds the object."""
+    handler: Callable[[S, Request], Awaitable[Answer]]
+    _: KW_ONLY
+    owner: Owner | None = None
+    """None: any instance answers."""
+    reads_only: bool = False
+    """Nothing happens by answering it, so that it may be asked again elsewhere; true of every GET."""
+    hot: bool = False
+    """The lane serves it, whose body is bounded by the listener. Its path ends in a word, and its method is POST."""
+    wait_ms: Callable[[Request], int] | None = None
+    """How long a request asks to wait; 0 where that cannot be read. None: it never waits."""
+    body: Body | None = None
+    errors: tuple[str, ...] = ()
+    """The codes it may answer."""
+    tag: str
+    doc: str
+    """What it does, in a sentence."""
+    parameters: tuple[str, ...] = ()
+    """Of the query; ``openapi`` describes each."""
+    answered: str = "done"
+    """What status 200 says."""
+    answer: Schema | None = None
+    """Of status 200; None: an empty body."""
+    answer_types: tuple[str, ...] = (JSON_TYPE,)
+    answer_headers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads_only", self.reads_only or self.method == "GET")
 
 
-def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> HttpAnswer:
-    """``value`` as an answer of status 200."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return HttpAnswer(200, body, "application/json", headers or [])
+class Endpoint(NamedTuple):
+    """A route, and the function that answers it in this process."""
+
+    route: Route[Any]
+    handler: Handler
 
 
-# --- routing ---------------------------------------------------------------------------------------
-#
-# Where a request belongs: to the owner of a topic, of the transactions, of the namespaces, or to whoever got it.
+def bind(routes: Iterable[Route[Any]], subjects: Iterable[object]) -> tuple[Endpoint, ...]:
+    """Each route with its handler as a method of the subject that the route names; there is one object of each class."""
+    by_class = {type(subject): subject for subject in subjects}
+    return tuple(Endpoint(route, MethodType(route.handler, by_class[route.subject])) for route in routes)
 
 
-#: Whose name owns the transaction service, and whose the properties of namespaces: no topic has an empty namespace.
-TRANSACTIONS = TopicName("", "transactions")
-NAMESPACES = TopicName("", "namespaces")
-#: ``topics``: each topic of the request has an owner of its own. ``here``: any instance answers it.
-Place: TypeAlias = Literal["topic", "topics", "transactions", "namespaces", "here"]
-_TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
-_SERVICE = "/v1/transactions"
-#: Routes that are not what their path says: a refusal of those who come without a WebSocket needs no owner.
-_BY_NAME: Mapping[str, Place] = {"stream": "here", "poll_many": "topics", "set_namespace": "namespaces"}
-#: They only look, by POST.
-_LOOKING = frozenset(("offsets", "poll_many"))
+def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None:
+    """The name whose owner answers.
 
-
-def place_of(route: Route) -> Place:
-    """Where the requests of a route that is not hot belong."""
-    if route.name in _BY_NAME:
-        return _BY_NAME[route.name]
-    if route.path == _TOPIC or route.path.startswith(_TOPIC + "/"):
-        return "topic"
-    return "transactions" if route.path == _SERVICE or route.path.startswith(_SERVICE + "/") else "here"
-
-
-def owned_name(place: Place, path: Mapping[str, str]) -> TopicName | None:
-    """The name whose owner answers; None: whoever got the request does, as one whose path names no topic that can be.
-
-    Of ``topics`` nothing is known from the path.
+    None: any instance does, or the path has no valid name of a topic, which any instance can say. The names of
+    ``topics`` stand in the body.
     """
-    if place == "topic":
+    if owner == "topic":
         try:
             return topic_name(path["namespace"], path["topic"])
         except InvalidName:
             return None
-    if place == "transactions":
+    if owner in ("transactions", "invalid_list"):
         return TRANSACTIONS
-    return NAMESPACES if place == "namespaces" else None
+    return NAMESPACES if owner == "namespaces" else None
 
 
-def owned_name_of_hot(request: HotRequest) -> TopicName | None:
-    """The same for a hot route."""
-    if request.verb not in TOPIC_VERBS:
-        return TRANSACTIONS
-    try:
-        return topic_name(request.namespace, request.topic)
-    except InvalidName:
-        return None
+# --- answers ---------------------------------------------------------------------------------------
 
 
-def only_looks(route: Route) -> bool:
-    """Whether nothing happens by answering it, so that it may be asked again elsewhere."""
-    return route.method == "GET" or route.name in _LOOKING
-
-
-T = TypeVar("T")
-
-
-# --- publish ---------------------------------------------------------------------------------------
+def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> Answer:
+    """``value`` as an answer of status 200."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return Answer(200, body, JSON_TYPE, headers or [])
 
 
 #: Bodies longer than this are decoded off the event loop: everybody else would wait for them. Measured at
@@ -121,3 +137,54 @@ async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
     if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
         return work()
     return await trio.to_thread.run_sync(work)
+
+
+# --- accounting ------------------------------------------------------------------------------------
+
+
+class CountAnswers(Protocol):
+    """Counts answers by route and status: ``Metrics.requested``, or a front end's message to the owning process."""
+
+    def __call__(self, route: str, status: int, seconds: float, requests: int = 1, /) -> None:
+        """``requests`` of them were answered as one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Counts answers, and writes a line for each where ``log.access`` asks for it."""
+
+    requested: CountAnswers
+    access: AccessLog
+
+
+def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
+    """A hot route whose answers are counted and logged, whichever listener the request came by.
+
+    Those of other routes are counted where their bodies are read, since reading one may fail.
+    """
+    route, handler = endpoint
+    requested, access = accounting.requested, accounting.access
+
+    def account(request: Request, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()) -> None:
+        requested(route.name, status, seconds)
+        if access.enabled:
+            access.answered(route.name, _target(request.path), status, seconds, headers)
+
+    async def counted(request: Request) -> Answer:
+        begun_s = perf_counter()
+        access.begin(request.request_id)
+        try:
+            answer = await handler(request)
+        except Exception as error:
+            plain = only_plain(error)
+            account(request, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
+            raise
+        account(request, answer.status, perf_counter() - begun_s, answer.headers)
+        return answer
+
+    return Endpoint(route, counted)
+
+
+def _target(path: Mapping[str, str]) -> str:
+    return f"{path['namespace']}:{path['topic']}" if "topic" in path else path.get("transaction", "")

@@ -1,43 +1,30 @@
-"""The route table: every route once, bound to its handler, each answer counted and logged.
-
-The route table: every route that is not hot, once. The application serves it, the description describes it.
-"""
+"""Every route of the HTTP API, once. Listeners serve this table, instances forward by it, openapi.json describes it."""
 
 from __future__ import annotations
 
-from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Any
 
-from broker.api import (
-    cluster,
-    health,
-    messages,
-    poll_many,
-    producers,
-    readers,
-    stream,
-    topic_stats,
-    topics,
-    transactions,
-)
-from broker.api import topic_stats as offsets
-from broker.api import topic_stats as stats
-from broker.api import topics as namespaces
-from broker.api.openapi import describe_api
-from broker.api.poll import poll
-from broker.api.publish import publish, rollback, store
-from broker.api.route import SMALL_BODY_BYTES, Route
-from broker.api.transactions import abort, begin, commit, prepare
-from broker.http.messages import only_plain, status_of
+from broker.api.cluster import ClusterRoutes
+from broker.api.health import Health
+from broker.api.messages import Messages
+from broker.api.poll import Polling, poll_wait_ms
+from broker.api.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
+from broker.api.poll_many import PollingMany
+from broker.api.producers import Producers
+from broker.api.publish import Publishing
+from broker.api.readers import Readers
+from broker.api.route import JSON_TYPE, Body, Route
+from broker.api.schemas import _BASE64, ANY, BODY, COUNT, READS, STRING, WRITES, array, nullable, record, ref
+from broker.api.stream import Streams
+from broker.api.topic_stats import Counting, offsets_wait_ms
+from broker.api.topics import NamespaceRoutes, Topics
+from broker.api.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+AVRO_TYPE = "avro/binary"
+FRAMES_TYPE = "application/vnd.plainsong.frames"
 
-    from broker.http.messages import HotHandler, HotHandlers, HotRequest, HttpAnswer, Verb
-    from broker.service import Service
-
-NAMESPACE = "/v1/namespaces/{namespace}"
+NAMESPACES = "/v1/namespaces"
+NAMESPACE = NAMESPACES + "/{namespace}"
 TOPICS = NAMESPACE + "/topics"
 TOPIC = TOPICS + "/{topic}"
 READERS = TOPIC + "/readers"
@@ -49,112 +36,696 @@ TRANSACTION = TRANSACTIONS + "/{transaction}"
 CLUSTER = "/v1/cluster"
 DRAIN = CLUSTER + "/instances/{instance}/drain"
 PIN = CLUSTER + "/pins/{namespace}/{topic}"
-ROUTES: tuple[Route, ...] = (
-    Route("list_topics", "GET", TOPICS, topics.list_names),
-    Route("create_topic", "PUT", TOPIC, topics.create, SMALL_BODY_BYTES),
-    Route("get_topic", "GET", TOPIC, topics.show),
-    Route("delete_topic", "DELETE", TOPIC, topics.remove),
-    Route("set_properties", "PUT", TOPIC + "/properties", topics.set_properties, SMALL_BODY_BYTES),
-    Route("undelete_topic", "POST", TOPIC + "/undelete", topics.undelete),
-    Route("get_messages", "GET", TOPIC + "/messages", messages.messages),
-    Route("get_stats", "GET", TOPIC + "/stats", stats.stats),
-    Route("offsets", "POST", TOPIC + "/offsets", offsets.offsets, SMALL_BODY_BYTES),
-    Route("stream", "GET", TOPIC + "/stream", stream.stream),
-    Route("maintain", "POST", TOPIC + "/maintenance", topic_stats.maintain),
-    Route("list_readers", "GET", READERS, readers.list_all),
-    Route("get_reader", "GET", READER, readers.show),
-    Route("put_reader", "PUT", READER, readers.put, SMALL_BODY_BYTES),
-    Route("delete_reader", "DELETE", READER, readers.remove),
-    Route("list_producers", "GET", PRODUCERS, producers.list_page),
-    Route("open_producer", "POST", PRODUCERS, producers.open_new, SMALL_BODY_BYTES),
-    Route("open_producer_by_name", "PUT", PRODUCER, producers.open_named, SMALL_BODY_BYTES),
-    Route("get_producer", "GET", PRODUCER, producers.show),
-    Route("delete_producer", "DELETE", PRODUCER, producers.remove),
-    Route("list_namespaces", "GET", "/v1/namespaces", namespaces.list_namespaces),
-    Route("get_namespace", "GET", NAMESPACE + "/properties", namespaces.show_namespace),
-    Route("set_namespace", "PUT", NAMESPACE + "/properties", namespaces.put_namespace, SMALL_BODY_BYTES),
-    Route("poll_many", "POST", NAMESPACE + "/poll", poll_many.poll_many, poll_many.MAX_BODY_BYTES),
-    Route("list_transactions", "GET", TRANSACTIONS, transactions.list_all),
-    Route("get_pruning", "GET", TRANSACTIONS + "/pruning", transactions.pruning),
-    Route("truncate", "POST", TRANSACTIONS + "/truncate", transactions.truncate, transactions.MAX_TRUNCATE_BYTES),
-    Route("get_transaction", "GET", TRANSACTION, transactions.show),
-    Route("invalidate", "POST", TRANSACTION + "/invalidate", transactions.invalidate, SMALL_BODY_BYTES),
-    Route(
-        "checkpoint", "POST", TRANSACTION + "/checkpoint", transactions.checkpoint, transactions.MAX_SNAPSHOT_BODY_BYTES
-    ),
-    Route("get_cluster", "GET", CLUSTER, cluster.show),
-    Route("drain_instance", "PUT", DRAIN, cluster.drain),
-    Route("undrain_instance", "DELETE", DRAIN, cluster.undrain),
-    Route("pin_topic", "PUT", PIN, cluster.pin, SMALL_BODY_BYTES),
-    Route("unpin_topic", "DELETE", PIN, cluster.unpin),
-    Route("ping", "GET", "/ping", health.ping),
-    Route("livez", "GET", "/livez", health.livez),
-    Route("readyz", "GET", "/readyz", health.readyz),
-    Route("metrics", "GET", "/metrics", health.metrics),
-    Route("version", "GET", "/version", health.version),
-    Route("openapi", "GET", "/openapi.json", describe_api),
+
+#: For examples: a message id, a write pointer.
+_ID = "0000018bcfe568000002" + "0" * 20
+_POINTER = 1_700_000_000_000_000_000
+_POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End")
+_HELD_HEADERS = ("Plainsong-Held-By", "Plainsong-Held-Since", "Plainsong-Hidden-Messages")
+_VERDICT_HEADERS = ("Plainsong-Duplicate", "Plainsong-Last-Sequence-Id")
+
+# Families of error codes, beside those that ``schemas`` has.
+#: Reading with a snapshot, the client's or the daemon's.
+_VIEWS = ("transactions_unavailable", "malformed_transaction", "request_too_large")
+_BAD_POSITION = ("invalid_message_id", "unknown_field")
+#: Writing under a write pointer.
+_UNDER = (
+    "transaction_refused",
+    "transaction_required",
+    "transaction_expired",
+    "transaction_not_in_progress",
+    "rolled_back",
+    "transactions_unavailable",
 )
+#: Messages are taken in.
+_STORES = (
+    "unknown_field",
+    "no_messages",
+    "invalid_sequence_ids",
+    "generation_changed",
+    "message_too_large",
+    "request_too_large",
+    "low_space",
+    "topic_full",
+)
+#: A producer brings them.
+_PRODUCES = ("producer_fenced", "producer_expired", "sequence_consumed", "too_many_producers", "transaction_too_large")
+#: A session is opened.
+_OPENS = (*WRITES, *BODY, "unknown_field", "generation_changed", "deduplication_disabled", "too_many_producers")
+#: The transaction service is asked; and a transaction is looked up, and changed durably.
+_ASKS = (*ANY, "transactions_unavailable", "no_owner", "shutting_down")
+_SMALL = ("malformed_body", "unknown_field", "body_too_large")
+_DECIDES = (
+    *_ASKS,
+    *_SMALL,
+    "transaction_not_found",
+    "transaction_not_in_progress",
+    "storage_failed",
+    "outcome_unknown",
+)
+#: The placement of topics is changed.
+_CHANGES = (*ANY, "invalid_name", "conflict", "cluster_unavailable")
 
-
-# --- measured --------------------------------------------------------------------------------------
-#
-# Counting a hot route's answers, whatever they are, and logging them when asked to.
-
-
-if TYPE_CHECKING:
-    Headers = Sequence[tuple[str, str]]
-
-
-def measured(verb: Verb, service: Service, handler: HotHandler) -> HotHandler:
-    """``handler``, with each answer's status and time counted under ``verb``."""
-    requested, access = service.metrics.requested, service.access
-
-    def account(request: HotRequest, status: int, seconds: float, headers: Headers = ()) -> None:
-        requested(verb, status, seconds)
-        access.answered(verb, _target(request), status, seconds, headers)
-
-    async def counted(request: HotRequest) -> HttpAnswer:
-        begun_s = perf_counter()
-        access.begin(request.request_id)
-        try:
-            answer = await handler(request)
-        except Exception as error:
-            plain = only_plain(error)
-            account(request, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
-            raise
-        account(request, answer.status, perf_counter() - begun_s, answer.headers)
-        return answer
-
-    return counted
-
-
-def _target(request: HotRequest) -> str:
-    return f"{request.namespace}:{request.topic}" if request.topic else request.transaction
-
-
-# --- table -----------------------------------------------------------------------------------------
-#
-# The hot routes' handlers by verb: as they answer here, and as the doors call them.
-
-
-def local_handlers(service: Service) -> HotHandlers:
-    """The functions that answer the hot routes, at the owner of what they are about."""
-    handlers: dict[Verb, Callable[[Service, HotRequest], Awaitable[HttpAnswer]]] = {
-        "publish": publish,
-        "poll": poll,
-        "store": store,
-        "rollback": rollback,
-        "begin": begin,
-        "prepare": prepare,
-        "commit": commit,
-        "abort": abort,
-    }
-    return {verb: partial(handler, service) for verb, handler in handlers.items()}
-
-
-def hot_handlers(service: Service) -> HotHandlers:
-    """The functions behind both doors: they answer wherever the owner is, and are counted here."""
-    handlers, cluster = local_handlers(service), service.cluster
-    if cluster is not None:
-        handlers = {verb: cluster.forwarding.hot(handler) for verb, handler in handlers.items()}
-    return {verb: measured(verb, service, handler) for verb, handler in handlers.items()}
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        "list_topics",
+        "GET",
+        TOPICS,
+        Topics,
+        Topics.list_names,
+        tag="topics",
+        doc="The names of a namespace's topics, sorted.",
+        answer=array(STRING),
+        errors=(*ANY, "invalid_name", "storage_failed"),
+    ),
+    Route(
+        "create_topic",
+        "PUT",
+        TOPIC,
+        Topics,
+        Topics.create,
+        owner="topic",
+        tag="topics",
+        doc="Create a topic; after a deletion in a new generation.",
+        parameters=("ifNotExists",),
+        body=Body(ref("Properties"), example={"ttl": 3600}),
+        errors=(*WRITES, *BODY, "topic_exists", "invalid_property"),
+    ),
+    Route(
+        "get_topic",
+        "GET",
+        TOPIC,
+        Topics,
+        Topics.show,
+        owner="topic",
+        tag="topics",
+        doc="A topic's properties.",
+        answer=ref("Topic"),
+        errors=READS,
+    ),
+    Route(
+        "delete_topic",
+        "DELETE",
+        TOPIC,
+        Topics,
+        Topics.remove,
+        owner="topic",
+        tag="topics",
+        doc="Delete a topic with its messages.",
+        errors=WRITES,
+    ),
+    Route(
+        "set_properties",
+        "PUT",
+        TOPIC + "/properties",
+        Topics,
+        Topics.set_properties,
+        owner="topic",
+        tag="topics",
+        doc="Replace all properties; what is left out has its default again.",
+        body=Body(ref("Properties"), example={"ttl": 86400, "max_bytes": 1073741824}),
+        errors=(*WRITES, *BODY, "invalid_property"),
+    ),
+    Route(
+        "undelete_topic",
+        "POST",
+        TOPIC + "/undelete",
+        Topics,
+        Topics.undelete,
+        owner="topic",
+        tag="topics",
+        doc="Bring a deleted topic back while all of its rows are there.",
+        answer=ref("Topic"),
+        errors=(*WRITES, "topic_exists", "partly_cleaned"),
+    ),
+    Route(
+        "publish",
+        "POST",
+        TOPIC + "/publish",
+        Publishing,
+        Publishing.publish,
+        owner="topic",
+        hot=True,
+        tag="messages",
+        doc="Publish messages, under a write pointer also what was stored, or the segments that a producer staged; 200 "
+        "means durable. Without a write pointer the answer is empty, or for a producer, and with "
+        "Prefer: return=representation, a receipt.",
+        parameters=("ttl", "longs"),
+        body=Body(
+            ref("PublishRequest"),
+            types=(JSON_TYPE, AVRO_TYPE),
+            example={"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
+        ),
+        answered="done; the body is empty unless the request names a write pointer or a producer, or prefers "
+        "return=representation",
+        answer={"anyOf": [ref("PublishResponse"), ref("Receipt")]},
+        answer_types=(JSON_TYPE, AVRO_TYPE),
+        answer_headers=_VERDICT_HEADERS,
+        errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "partial_duplicate"),
+    ),
+    Route(
+        "store",
+        "POST",
+        TOPIC + "/store",
+        Publishing,
+        Publishing.store,
+        owner="topic",
+        hot=True,
+        tag="messages",
+        doc="Keep messages under a write pointer, or stage them as a producer's segment, seen by nobody until a publish.",
+        parameters=("ttl",),
+        body=Body(
+            ref("StoreRequest"),
+            types=(JSON_TYPE, AVRO_TYPE),
+            example={"transactionWritePointer": _POINTER, "messages": ["first", "second"], "segment": "task-7"},
+        ),
+        errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "already_published"),
+    ),
+    Route(
+        "rollback",
+        "POST",
+        TOPIC + "/rollback",
+        Publishing,
+        Publishing.rollback,
+        owner="topic",
+        hot=True,
+        tag="messages",
+        doc="Take back what a write pointer has in the topic: what one publish answered, or all of it.",
+        body=Body(ref("RollbackRequest"), types=(JSON_TYPE, AVRO_TYPE), example={"transactionWritePointer": _POINTER}),
+        errors=(*WRITES, *BODY, "unknown_field", "transaction_required"),
+    ),
+    Route(
+        "poll",
+        "POST",
+        TOPIC + "/poll",
+        Polling,
+        Polling.poll,
+        owner="topic",
+        reads_only=True,
+        hot=True,
+        wait_ms=poll_wait_ms,
+        tag="messages",
+        doc="The messages from a position on, oldest first; with waitMs, wait until there is one.",
+        parameters=("wait_ms", "max_bytes", "isolation", "payload", "longs"),
+        body=Body(
+            ref("PollRequest"),
+            types=(JSON_TYPE, AVRO_TYPE),
+            example={"startFrom": _ID, "inclusive": False, "limit": 1000, "waitMs": 30000},
+        ),
+        answer=array(ref("Message")),
+        answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE),
+        answer_headers=(*_POSITION_HEADERS, *_HELD_HEADERS),
+        errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
+    ),
+    Route(
+        "get_messages",
+        "GET",
+        TOPIC + "/messages",
+        Messages,
+        Messages.show,
+        owner="topic",
+        tag="looking",
+        doc="Look at messages without consuming them, damaged ones included.",
+        parameters=("from", "to", "limit", "payload", "longs"),
+        answer=array(ref("ShownMessage")),
+        answer_headers=_POSITION_HEADERS,
+        errors=(*READS, "invalid_message_id"),
+    ),
+    Route(
+        "get_stats",
+        "GET",
+        TOPIC + "/stats",
+        Counting,
+        Counting.stats,
+        owner="topic",
+        tag="looking",
+        doc="How much, how old, how fast; with a reader's position, how far behind.",
+        parameters=("reader",),
+        answer=ref("Stats"),
+        errors=(*READS, "invalid_message_id"),
+    ),
+    Route(
+        "offsets",
+        "POST",
+        TOPIC + "/offsets",
+        Counting,
+        Counting.offsets,
+        owner="topic",
+        reads_only=True,
+        wait_ms=offsets_wait_ms,
+        tag="looking",
+        doc="Where a bounded read would end, and how to cut it in parts, without moving payloads.",
+        body=Body(ref("OffsetsRequest"), example={"start": 1700000000000, "maxMessages": 100000, "splits": 4}),
+        answer=ref("Offsets"),
+        errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
+    ),
+    Route(
+        "stream",
+        "GET",
+        TOPIC + "/stream",
+        Streams,
+        Streams.refuse,
+        tag="messages",
+        doc="A WebSocket: publishes sent ahead of their answers, as msgpack. This description knows no WebSockets; "
+        "docs/http.md has the form. Without an upgrade it is 400.",
+        errors=(*ANY, "invalid_name", "forbidden"),
+    ),
+    Route(
+        "list_readers",
+        "GET",
+        READERS,
+        Readers,
+        Readers.list_all,
+        owner="topic",
+        tag="readers",
+        doc="All readers.",
+        answer=array(ref("Reader")),
+        errors=READS,
+    ),
+    Route(
+        "get_reader",
+        "GET",
+        READER,
+        Readers,
+        Readers.show,
+        owner="topic",
+        tag="readers",
+        doc="A reader.",
+        answer=ref("Reader"),
+        errors=(*READS, "not_found"),
+    ),
+    Route(
+        "put_reader",
+        "PUT",
+        READER,
+        Readers,
+        Readers.put,
+        owner="topic",
+        tag="readers",
+        doc="Keep a position; with expected, only if the reader stands there now.",
+        body=Body(ref("ReaderPosition"), example={"position": _ID, "expected": None}),
+        answer=ref("Reader"),
+        errors=(*WRITES, *BODY, *_BAD_POSITION, "position_changed", "generation_changed", "quota_exceeded"),
+    ),
+    Route(
+        "delete_reader",
+        "DELETE",
+        READER,
+        Readers,
+        Readers.remove,
+        owner="topic",
+        tag="readers",
+        doc="Forget a position.",
+        errors=(*WRITES, "not_found"),
+    ),
+    Route(
+        "poll_many",
+        "POST",
+        NAMESPACE + "/poll",
+        PollingMany,
+        PollingMany.poll,
+        owner="topics",
+        reads_only=True,
+        tag="messages",
+        doc="One poll of up to 1000 topics, and one wait for all of them.",
+        parameters=("wait_ms", "max_bytes", "isolation", "payload", "longs"),
+        body=Body(
+            ref("ManyRequest"),
+            max_bytes=POLL_MANY_BODY_BYTES,
+            example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
+        ),
+        answer=ref("ManyAnswer"),
+        errors=(*ANY, *BODY, *_VIEWS, *_BAD_POSITION, "invalid_name", "request_too_large"),
+    ),
+    Route(
+        "list_producers",
+        "GET",
+        PRODUCERS,
+        Producers,
+        Producers.list_page,
+        owner="topic",
+        tag="producers",
+        doc="Producers by name, each with its highest sequence ids, taken and durable; and how they are kept.",
+        parameters=("after", "limit"),
+        answer=ref("Producers"),
+        errors=READS,
+    ),
+    Route(
+        "open_producer",
+        "POST",
+        PRODUCERS,
+        Producers,
+        Producers.open_new,
+        owner="topic",
+        tag="producers",
+        doc="Open a session under a name of the daemon's making.",
+        parameters=("longs",),
+        body=Body(ref("SessionRequest"), example={"retentionSeconds": 86400}),
+        answer=ref("Producer"),
+        errors=(*_OPENS, "producer_fenced"),
+    ),
+    Route(
+        "open_producer_by_name",
+        "PUT",
+        PRODUCER,
+        Producers,
+        Producers.open_named,
+        owner="topic",
+        tag="producers",
+        doc="Open a session of a name; what older sessions of it still send is refused from now on.",
+        parameters=("longs",),
+        body=Body(ref("SessionRequest"), example={"generation": 1}),
+        answer=ref("Producer"),
+        errors=_OPENS,
+    ),
+    Route(
+        "get_producer",
+        "GET",
+        PRODUCER,
+        Producers,
+        Producers.show,
+        owner="topic",
+        tag="producers",
+        doc="How far a producer came; with a generation also in a topic that was deleted since.",
+        parameters=("generation", "longs"),
+        answer=ref("Producer"),
+        errors=(*READS, "producer_not_found", "producer_expired", "generation_changed"),
+    ),
+    Route(
+        "delete_producer",
+        "DELETE",
+        PRODUCER,
+        Producers,
+        Producers.remove,
+        owner="topic",
+        tag="producers",
+        doc="Forget a producer; its messages stay.",
+        errors=(*WRITES, "producer_not_found"),
+    ),
+    Route(
+        "maintain",
+        "POST",
+        TOPIC + "/maintenance",
+        Counting,
+        Counting.maintain,
+        owner="topic",
+        tag="topics",
+        doc="What a job that cleans the topic from outside may rely on.",
+        parameters=("longs",),
+        answer=ref("Maintenance"),
+        errors=WRITES,
+    ),
+    Route(
+        "list_namespaces",
+        "GET",
+        NAMESPACES,
+        NamespaceRoutes,
+        NamespaceRoutes.list_names,
+        tag="namespaces",
+        doc="The namespaces that have topics or properties, sorted.",
+        answer=array(STRING),
+        errors=(*ANY, "storage_failed"),
+    ),
+    Route(
+        "get_namespace",
+        "GET",
+        NAMESPACE + "/properties",
+        NamespaceRoutes,
+        NamespaceRoutes.show,
+        tag="namespaces",
+        doc="What a namespace says for its topics.",
+        answer=ref("Namespace"),
+        errors=(*ANY, "invalid_name"),
+    ),
+    Route(
+        "set_namespace",
+        "PUT",
+        NAMESPACE + "/properties",
+        NamespaceRoutes,
+        NamespaceRoutes.put,
+        owner="namespaces",
+        tag="namespaces",
+        doc="Replace all properties of a namespace, durably, in force at once.",
+        body=Body(ref("NamespaceProperties"), example={"deduplication": "enabled"}),
+        answer=ref("Namespace"),
+        errors=(*ANY, *BODY, "invalid_name", "invalid_property", "storage_failed", "outcome_unknown"),
+    ),
+    Route(
+        "begin",
+        "POST",
+        TRANSACTIONS,
+        TransactionRoutes,
+        TransactionRoutes.begin,
+        owner="transactions",
+        hot=True,
+        tag="transactions",
+        doc="Begin a transaction; an empty body asks for a short one.",
+        parameters=("longs",),
+        body=Body(ref("BeginRequest"), example={"type": "short", "timeoutSeconds": 10, "clientId": "billing"}),
+        answer=ref("BegunTransaction"),
+        errors=(*_ASKS, *_SMALL, "storage_failed", "outcome_unknown"),
+    ),
+    Route(
+        "list_transactions",
+        "GET",
+        TRANSACTIONS,
+        TransactionRoutes,
+        TransactionRoutes.list_all,
+        owner="transactions",
+        tag="transactions",
+        doc="Transactions in progress and invalid, or those of one state, oldest first.",
+        parameters=("state", "limit", "longs"),
+        answer=array(ref("Transaction")),
+        errors=_ASKS,
+    ),
+    Route(
+        "get_pruning",
+        "GET",
+        TRANSACTIONS + "/pruning",
+        TransactionRoutes,
+        TransactionRoutes.pruning,
+        owner="invalid_list",
+        tag="transactions",
+        doc="How far the invalid list may be pruned, and why it is not pruned by itself.",
+        parameters=("limit", "longs"),
+        answer=ref("Pruning"),
+        errors=_ASKS,
+    ),
+    Route(
+        "truncate",
+        "POST",
+        TRANSACTIONS + "/truncate",
+        TransactionRoutes,
+        TransactionRoutes.truncate,
+        owner="transactions",
+        tag="transactions",
+        doc="Take transactions off the invalid list, after rolling back what is left of them.",
+        body=Body(ref("Truncation"), max_bytes=MAX_TRUNCATE_BYTES, example={"ids": [_POINTER]}),
+        answer=record("removed", removed=COUNT),
+        errors=(*_ASKS, *_SMALL, "storage_failed", "outcome_unknown"),
+    ),
+    Route(
+        "get_transaction",
+        "GET",
+        TRANSACTION,
+        TransactionRoutes,
+        TransactionRoutes.show,
+        owner="transactions",
+        tag="transactions",
+        doc="What is known of a transaction, decided or not.",
+        parameters=("longs",),
+        answer=ref("TransactionOutcome"),
+        errors=_ASKS,
+    ),
+    Route(
+        "prepare",
+        "POST",
+        TRANSACTION + "/prepare",
+        TransactionRoutes,
+        TransactionRoutes.prepare,
+        owner="transactions",
+        hot=True,
+        tag="transactions",
+        doc="Say what the transaction changed, and learn whether that conflicts.",
+        parameters=("longs",),
+        body=Body(ref("ChangeSet")),
+        answer=ref("DecidedTransaction"),
+        errors=(*_DECIDES, "transaction_conflict", "transaction_too_large", "request_too_large"),
+    ),
+    Route(
+        "commit",
+        "POST",
+        TRANSACTION + "/commit",
+        TransactionRoutes,
+        TransactionRoutes.commit,
+        owner="transactions",
+        hot=True,
+        tag="transactions",
+        doc="Make the transaction visible, all of it; may be repeated.",
+        parameters=("longs",),
+        answer=ref("DecidedTransaction"),
+        errors=(*_DECIDES, "transaction_conflict"),
+    ),
+    Route(
+        "abort",
+        "POST",
+        TRANSACTION + "/abort",
+        TransactionRoutes,
+        TransactionRoutes.abort,
+        owner="transactions",
+        hot=True,
+        tag="transactions",
+        doc="Roll the transaction back; the state says what it came to.",
+        parameters=("longs",),
+        answer=ref("DecidedTransaction"),
+        errors=_DECIDES,
+    ),
+    Route(
+        "invalidate",
+        "POST",
+        TRANSACTION + "/invalidate",
+        TransactionRoutes,
+        TransactionRoutes.invalidate,
+        owner="transactions",
+        tag="transactions",
+        doc="Hide the transaction for ever, without waiting for any topic.",
+        parameters=("longs",),
+        body=Body(),
+        answer=ref("DecidedTransaction"),
+        errors=_DECIDES,
+    ),
+    Route(
+        "checkpoint",
+        "POST",
+        TRANSACTION + "/checkpoint",
+        TransactionRoutes,
+        TransactionRoutes.checkpoint,
+        owner="transactions",
+        tag="transactions",
+        doc="A new write pointer for the same transaction.",
+        parameters=("longs",),
+        body=Body(record(snapshot=nullable(_BASE64)), max_bytes=MAX_SNAPSHOT_BODY_BYTES),
+        answer=ref("BegunTransaction"),
+        errors=(*_DECIDES, "malformed_transaction"),
+    ),
+    Route(
+        "get_cluster",
+        "GET",
+        CLUSTER,
+        ClusterRoutes,
+        ClusterRoutes.show,
+        tag="cluster",
+        doc="The instances and what is pinned, as the one that is asked sees it.",
+        parameters=("topic",),
+        answer=ref("Cluster"),
+        errors=(*ANY, "invalid_name"),
+    ),
+    Route(
+        "drain_instance",
+        "PUT",
+        DRAIN,
+        ClusterRoutes,
+        ClusterRoutes.drain,
+        tag="cluster",
+        doc="Give all topics of an instance to the others.",
+        answer=ref("Drained"),
+        errors=(*_CHANGES, "not_found"),
+    ),
+    Route(
+        "undrain_instance",
+        "DELETE",
+        DRAIN,
+        ClusterRoutes,
+        ClusterRoutes.undrain,
+        tag="cluster",
+        doc="Let an instance have its share of the topics again.",
+        answer=ref("Drained"),
+        errors=_CHANGES,
+    ),
+    Route(
+        "pin_topic",
+        "PUT",
+        PIN,
+        ClusterRoutes,
+        ClusterRoutes.pin,
+        tag="cluster",
+        doc="Keep a topic at an instance, as long as that is there.",
+        body=Body(record("instance", instance=STRING)),
+        answer=ref("Pinned"),
+        errors=(*_CHANGES, *BODY, "unknown_field"),
+    ),
+    Route(
+        "unpin_topic",
+        "DELETE",
+        PIN,
+        ClusterRoutes,
+        ClusterRoutes.unpin,
+        tag="cluster",
+        doc="Let a topic be where its name says.",
+        answer=ref("Pinned"),
+        errors=_CHANGES,
+    ),
+    Route(
+        "ping",
+        "GET",
+        "/ping",
+        Health,
+        Health.ping,
+        tag="daemon",
+        doc="OK.",
+        answer=STRING,
+        answer_types=("text/plain",),
+    ),
+    Route(
+        "livez",
+        "GET",
+        "/livez",
+        Health,
+        Health.livez,
+        tag="daemon",
+        doc="Whether the daemon is alive.",
+        answer={"type": "object"},
+    ),
+    Route(
+        "readyz",
+        "GET",
+        "/readyz",
+        Health,
+        Health.readyz,
+        tag="daemon",
+        doc="Whether all is served; the problem has reasons.",
+        answer={"type": "object"},
+        errors=("shutting_down", "low_space", "recovering"),
+    ),
+    Route(
+        "metrics",
+        "GET",
+        "/metrics",
+        Health,
+        Health.show_metrics,
+        tag="daemon",
+        doc="For Prometheus.",
+        answer=STRING,
+        answer_types=("text/plain",),
+    ),
+    Route(
+        "version",
+        "GET",
+        "/version",
+        Health,
+        Health.show_version,
+        tag="daemon",
+        doc="What is running.",
+        answer={"type": "object"},
+    ),
+    Route(
+        "openapi",
+        "GET",
+        "/openapi.json",
+        Health,
+        Health.describe,
+        tag="daemon",
+        doc="This description.",
+        answer={"type": "object"},
+    ),
+)

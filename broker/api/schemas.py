@@ -1,7 +1,4 @@
-"""The JSON forms of requests and answers as schemas, and the families of error codes that routes share.
-
-Which codes a route may answer: a few families, and the status of each code.
-"""
+"""The JSON forms of requests and answers as schemas, and the families of error codes that routes share."""
 
 from __future__ import annotations
 
@@ -37,8 +34,6 @@ def status_of_code(code: str) -> int:
 
 
 # --- schemas ---------------------------------------------------------------------------------------
-#
-# The JSON forms of requests and answers, as schemas.
 
 
 Schema = dict[str, Any]
@@ -394,6 +389,10 @@ PRODUCER_SCHEMAS: dict[str, Schema] = {
 _POINTER_VALUE: Schema = {"type": ["integer", "string"]}
 _BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
 _STATE: Schema = {"enum": ["in_progress", "committed", "aborted", "invalid", "unknown"]}
+_SERVICE: Schema = {
+    "type": "string",
+    "description": "tells one transaction service from others, whose ids may be equal",
+}
 _STATUS: dict[str, Schema] = {
     "id": _POINTER_VALUE,
     "writePointer": _POINTER_VALUE,
@@ -411,17 +410,20 @@ TRANSACTION_SCHEMAS: dict[str, Schema] = {
         type={"enum": ["short", "long"], "default": "short"}, timeoutSeconds=nullable(POSITIVE), clientId=STRING
     ),
     "BegunTransaction": record(
-        "id writePointer readPointer snapshot expires",
+        "id writePointer readPointer snapshot expires service",
         id=_POINTER_VALUE,
         writePointer=_POINTER_VALUE,
         readPointer=_POINTER_VALUE,
         snapshot={**_BASE64, "description": "what a poll takes as transaction"},
         expires=MILLISECONDS,
+        service=_SERVICE,
     ),
     "ChangeSet": record(changes=array(_BASE64)),
     "DecidedTransaction": record("id state", id=_POINTER_VALUE, state=_STATE),
     "Transaction": record("id state", **_STATUS),
-    "TransactionOutcome": record("id state keptUntilMs", **_STATUS, keptUntilMs=nullable(MILLISECONDS)),
+    "TransactionOutcome": record(
+        "id state keptUntilMs service", **_STATUS, keptUntilMs=nullable(MILLISECONDS), service=_SERVICE
+    ),
     "Truncation": record(ids=array(_POINTER_VALUE), beforeMs=MILLISECONDS),
     "Pruning": record(
         "invalid topics oldestByTopic",

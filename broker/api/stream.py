@@ -1,7 +1,5 @@
 """A stream of publishes: requests are sent ahead of their answers, and small ones are stored together.
 
-A stream of publishes: requests are sent ahead of their answers, and small ones are stored together.
-
 Each request has the verdict, the bounds and the errors of ``POST …/publish``. They are put into the topic's mailbox
 in the order in which they came and answered in the same order. A run of singles is put as one ask.
 """
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.publish import enlist_first, within_answer_timeout
 from broker.api.route import LOOP_BYTES
 from broker.http.messages import only_plain, problem_of, status_of
 from plainsong.protocol.codec import stream as codec
@@ -31,9 +28,10 @@ if TYPE_CHECKING:
 
     from actors.mailbox import Ticket
     from actors.ownership import Instance
+    from broker.api.publish import Publishing
+    from broker.api.route import Accounting
     from broker.http.budgets import Reservation
-    from broker.http.messages import HttpAnswer, ViewRequest
-    from broker.service import Service
+    from broker.http.messages import Answer, Request
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.requests import PublishRequest
 
@@ -77,14 +75,16 @@ class LocalStream:
 
     def __init__(
         self,
-        service: Service,
+        publishing: Publishing,
+        accounting: Accounting,
         namespace: str,
         topic: str,
         request_id: str,
         held: Reservation,
         bounds: StreamBounds = StreamBounds(),
     ) -> None:
-        self._service = service
+        self._publishing = publishing
+        self._accounting = accounting
         self._name = topic_name(namespace, topic)
         self._request_id = request_id
         self._held = held
@@ -109,14 +109,14 @@ class LocalStream:
         """As ``Conversation.opened`` says: nothing to wait for."""
 
     @property
-    def is_usable(self) -> bool:
-        """Whether it takes more."""
-        return not self._finished
-
-    @property
     def waiting(self) -> bool:
         """Whether there are requests that are not answered yet."""
         return bool(self._taken)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes more."""
+        return not self._finished
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class LocalStream:
         """Why nothing can be published under the write pointer of a request that has one; None: it may be tried."""
         if isinstance(part, codec.Whole) and part.request.write_pointer is not None:
             try:
-                await enlist_first(self._service, self._name, part.request.write_pointer)
+                await self._publishing.enlist_first(self._name, part.request.write_pointer)
             except PlainsongError as error:
                 return error
         return None
@@ -193,7 +193,7 @@ class LocalStream:
             ask: Ask[Any]
             ask = PublishEach(part.payloads, size) if isinstance(part, codec.Singles) else ask_of(part.request, size)
             self._held.grow(size)
-            return self._service.directory.put(self._name, ask)
+            return self._publishing.directory.put(self._name, ask)
         except PlainsongError as error:
             return error
 
@@ -208,8 +208,8 @@ class LocalStream:
         self.finish()
         self._held.release()
         seconds = perf_counter() - self._begun_s
-        self._service.access.begin(self._request_id)
-        self._service.access.answered("stream", str(self._name), 101, seconds)
+        self._accounting.access.begin(self._request_id)
+        self._accounting.access.answered("stream", str(self._name), 101, seconds)
 
     # --- out -----------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class LocalStream:
         if not isinstance(outcome, PlainsongError):
             try:
                 outcome = await (
-                    within_answer_timeout(self._service, self._name, outcome.wait)
+                    self._publishing.within_answer_timeout(self._name, outcome.wait)
                     if taken.of_producer
                     else outcome.wait()
                 )
@@ -264,9 +264,9 @@ class LocalStream:
         return b"".join([encoded_answer(number, one) for number, one in zip(numbers, each, strict=True)])
 
     def _count(self, status: int, requests: int, messages: int, seconds: float) -> None:
-        self._service.metrics.requested("stream", status, seconds, requests)
+        self._accounting.requested("stream", status, seconds, requests)
         if messages:
-            self._service.rates.published(self._name, messages, trio.current_time())
+            self._publishing.rates.published(self._name, messages, trio.current_time())
 
     def _plain(self, error: Exception) -> PlainsongError:
         plain = only_plain(error)
@@ -300,14 +300,20 @@ def _is_ready(put: Ticket[Any] | PlainsongError) -> bool:
     return isinstance(put, PlainsongError) or put.is_settled
 
 
-# --- upgrading -------------------------------------------------------------------------------------
-#
-# The stream's path for those who come without a WebSocket: what to come with.
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Begins the streams of this instance's topics."""
 
+    publishing: Publishing
+    accounting: Accounting
 
-async def stream(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Refuses a request that is not for a WebSocket, whatever else it is. Raises InvalidParameter, InvalidName."""
-    raise InvalidParameter(
-        f"the stream of {request.name} is a WebSocket",
-        hint="send Connection: Upgrade and Upgrade: websocket, over HTTP/1.1",
-    )
+    def begin(self, namespace: str, topic: str, request_id: str, held: Reservation) -> LocalStream:
+        """One stream. Raises InvalidName."""
+        return LocalStream(self.publishing, self.accounting, namespace, topic, request_id, held)
+
+    async def refuse(self, request: Request) -> Answer:
+        """Refuses a request that is not for a WebSocket, whatever else it is. Raises InvalidParameter, InvalidName."""
+        raise InvalidParameter(
+            f"the stream of {request.name} is a WebSocket",
+            hint="send Connection: Upgrade and Upgrade: websocket, over HTTP/1.1",
+        )

@@ -1,7 +1,4 @@
-"""Counts of one topic: statistics, offsets for parallel readers, and bounds for a cleaning job.
-
-Numbers of one topic: how much, how old, how fast, and how far behind a reader is.
-"""
+"""Counts of one topic: statistics, offsets for parallel readers, and bounds for a cleaning job."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from broker.api.route import json_answer
 from broker.api.transactions import longs
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
-from plainsong.protocol.errors import InvalidParameter, TopicNotFound, TransactionsUnavailable
+from plainsong.protocol.errors import InvalidParameter, PlainsongError, TopicNotFound, TransactionsUnavailable
 from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, bound_at, parse_id, unpack_position
 from plainsong.protocol.page import items_in
 from plainsong.protocol.requests import PollRequest, check_poll
@@ -29,89 +26,17 @@ from plainsong.protocol.transactions.view import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from broker.http.messages import HttpAnswer, ViewRequest
-    from broker.service import Service
+    from actors.directory import Directory
+    from actors.ownership import Ownership
+    from actors.pointers import PointerIndex
+    from broker.api.poll import Pages
+    from broker.authority import Transactions
+    from broker.http.messages import Answer, Request
+    from broker.metrics import Rates
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import PointerView, Span, TopicStats
     from plainsong.protocol.transactions.view import View
     from storage.base import Store
-
-
-async def stats(service: Service, request: ViewRequest) -> HttpAnswer:
-    """What the topic holds now; with ``reader=<id>`` also what lies before one who read up to there.
-
-    Raises:
-      TopicNotFound, InvalidMessageId, StoreError: nothing happens by looking.
-    """
-    name = request.name
-    parameters = request.parameters("reader")
-    reader = parse_id(parameters["reader"]) if "reader" in parameters else None
-    found = await service.directory.ask(name, Stats())
-    span, now_s = found.span, trio.current_time()
-    count = await count_from(service.store, found, FIRST_BOUND)
-    undecided = await service.directory.ask(name, ListPointers())
-    producers = await service.directory.ask(name, ListProducers(limit=1))
-    described = await service.directory.ask(name, Describe())
-    oldest_id, newest_id = await _oldest(service, name, span), await newest_from(service.store, span)
-    numbers: dict[str, Any] = {
-        "messages": count.messages,
-        "bytes": count.bytes,
-        "estimated": count.estimated,
-        "oldestId": None if oldest_id is None else oldest_id.hex(),
-        "newestId": None if newest_id is None else newest_id.hex(),
-        "end": span.until.hex(),
-        "oldestAgeMs": None if oldest_id is None else max(0, span.now_ms - unpack_position(oldest_id[:10])[0]),
-        "publishPerSecond": round(service.rates.publishing.per_second(name, now_s), 3),
-        "pollPerSecond": round(service.rates.polling.per_second(name, now_s), 3),
-        "openTransactions": sum(not each.rolled_back for each in undecided),
-        "producers": producers.total,
-        "enabledFrom": bound(producers.enabled_from),
-        "owner": None if service.cluster is None else service.cluster.ownership.me.address,
-        "parkedPolls": _parked(service, name),
-        "generation": span.generation,
-        "createdMs": described.metadata.created_ms,
-    }
-    if reader is not None:
-        numbers["reader"] = await _reader(service, found, after(reader), undecided)
-    return json_answer(numbers)
-
-
-async def _oldest(service: Service, name: TopicName, span: Span) -> bytes | None:
-    page = await service.read(name, span, limit=1, max_bytes=1)
-    return next((message_id for part in page.parts for message_id, _ in items_in(part)), None)
-
-
-async def _reader(
-    service: Service, found: TopicStats, since: bytes, undecided: Sequence[PointerView]
-) -> dict[str, Any]:
-    """What is before a committed reader; without a transaction service, before one who reads everything."""
-    try:
-        await fresh_for(service, "committed")
-        view = view_for(service, "committed", None)
-    except TransactionsUnavailable:
-        view = None
-    if view is None:
-        count = await count_from(service.store, found, since)
-    else:
-        count = await count_for_reader(service.store, found, since, view, undecided)
-    expired, more = await expired_from(service.store, found.span, since, view)
-    return {
-        "visible": count.messages,
-        "hidden": count.hidden,
-        "expiredUnread": expired + count.expired,
-        "estimated": count.estimated or more,
-    }
-
-
-def _parked(service: Service, name: TopicName) -> int:
-    core = service.directory.entry(name).actor.core
-    return 0 if core is None else len(core.parking)
-
-
-# --- offsets ---------------------------------------------------------------------------------------
-#
-# Where a bounded read would end and how to cut it in parts, told without moving a payload.
-
 
 #: Parts a range can be cut into at once.
 MAX_SPLITS = 1_000
@@ -129,117 +54,198 @@ _OFFSETS = {
 }
 
 
-async def offsets(service: Service, request: ViewRequest) -> HttpAnswer:
-    """The exclusive end, the count and the bytes of a bounded read, and bounds that cut it.
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """The routes that answer with numbers of one topic, without moving a payload."""
 
-    Raises:
-      TopicNotFound, InvalidParameter, TransactionsUnavailable: nothing happened.
-    """
-    name = request.name
-    request.parameters()
-    given = request.fields(_OFFSETS)
-    parts = given.pop("splits", None)
-    if parts is not None and not 1 <= parts <= MAX_SPLITS:
-        raise InvalidParameter(f"splits is {parts}", hint=f"use 1 to {MAX_SPLITS} parts")
-    end = given.pop("end", None)
-    read = PollRequest(**given, end_before=bound_at(end) if isinstance(end, int) else end)
-    if read.isolation not in (None, "uncommitted", "committed"):
-        raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
-    check_poll(read)
-    span, extent, expired = await _measured(service, name, read, request.waited_ms)
-    return json_answer(
-        {
-            "end": extent.end.hex(),
-            "count": extent.count,
-            "bytes": extent.bytes,
-            "splits": [bound.hex() for bound in extent.splits(parts or 1)],
-            "earliest": bound_at(span.oldest_ms).hex(),
-            "expired": expired,
+    directory: Directory
+    store: Store
+    pages: Pages
+    transactions: Transactions
+    pointers: PointerIndex
+    rates: Rates
+    stopping: trio.Event
+    max_wait_ms: int
+    delete_grace_ms: int
+    ownership: Ownership | None
+    """Who this instance is among others; None: it is alone."""
+
+    async def stats(self, request: Request) -> Answer:
+        """What the topic holds now; with ``reader=<id>`` also what lies before a reader that read up to there.
+
+        Raises:
+          TopicNotFound, InvalidMessageId, StoreError: nothing happens by looking.
+        """
+        name = request.name
+        parameters = request.parameters("reader")
+        reader = parse_id(parameters["reader"]) if "reader" in parameters else None
+        found = await self.directory.ask(name, Stats())
+        span, now_s = found.span, trio.current_time()
+        count = await count_from(self.store, found, FIRST_BOUND)
+        undecided = await self.directory.ask(name, ListPointers())
+        producers = await self.directory.ask(name, ListProducers(limit=1))
+        described = await self.directory.ask(name, Describe())
+        oldest_id, newest_id = await self._oldest(name, span), await newest_from(self.store, span)
+        numbers: dict[str, Any] = {
+            "messages": count.messages,
+            "bytes": count.bytes,
+            "estimated": count.estimated,
+            "oldestId": None if oldest_id is None else oldest_id.hex(),
+            "newestId": None if newest_id is None else newest_id.hex(),
+            "end": span.until.hex(),
+            "oldestAgeMs": None if oldest_id is None else max(0, span.now_ms - unpack_position(oldest_id[:10])[0]),
+            "publishPerSecond": round(self.rates.publishing.per_second(name, now_s), 3),
+            "pollPerSecond": round(self.rates.polling.per_second(name, now_s), 3),
+            "openTransactions": sum(not each.rolled_back for each in undecided),
+            "producers": producers.total,
+            "enabledFrom": bound(producers.enabled_from),
+            "owner": None if self.ownership is None else self.ownership.me.address,
+            "parkedPolls": self._parked(name),
             "generation": span.generation,
+            "createdMs": described.metadata.created_ms,
         }
-    )
+        if reader is not None:
+            numbers["reader"] = await self._reader(found, after(reader), undecided)
+        return json_answer(numbers)
 
+    async def _oldest(self, name: TopicName, span: Span) -> bytes | None:
+        page = await self.pages.read(name, span, limit=1, max_bytes=1)
+        return next((message_id for part in page.parts for message_id, _ in items_in(part)), None)
 
-async def _measured(
-    service: Service, name: TopicName, read: PollRequest, waited_ms: int = 0
-) -> tuple[Span, Extent, bool]:
-    """An extent with messages, or an empty one when the time to wait is over or waiting is of no use.
+    async def _reader(self, found: TopicStats, since: bytes, undecided: Sequence[PointerView]) -> dict[str, Any]:
+        """What lies before a committed reader; without a transaction service, before one that reads everything."""
+        try:
+            await fresh_for(self.transactions, "committed")
+            view = view_for(self.transactions, "committed", None)
+        except TransactionsUnavailable:
+            view = None
+        if view is None:
+            count = await count_from(self.store, found, since)
+        else:
+            count = await count_for_reader(self.store, found, since, view, undecided)
+        expired, more = await expired_from(self.store, found.span, since, view)
+        return {
+            "visible": count.messages,
+            "hidden": count.hidden,
+            "expiredUnread": expired + count.expired,
+            "estimated": count.estimated or more,
+        }
 
-    Last whether messages had expired between the start and all that was looked at.
-    """
-    since = read.since
-    deadline_s = None
-    if read.wait_ms:
-        wait_ms = min(read.wait_ms, service.config.poll.max_wait_ms) - waited_ms
-        deadline_s = trio.current_time() + wait_ms / 1000
-    expired = False
-    parks = read.isolation != "committed"
-    await fresh_for(service, read.isolation, read.transaction)
-    while True:
-        # In this order, as for a poll: of what the view shows nothing stands behind the span.
-        mark = service.pointers.mark
-        view = view_for(service, read.isolation, read.transaction)
-        span = await service.directory.ask(name, Look(since, read.end_before, deadline_s if parks else None))
-        expired |= span.expired
-        extent = Extent(span, read.limit, read.max_bytes, view)
-        await walk_rows(service.store, extent)
-        if extent.count or deadline_s is None or service.stopping or trio.current_time() >= deadline_s:
-            return span, extent, expired
-        if extent.held is not None:
-            if read.transaction is not None:
-                return span, extent, expired  # the snapshot never learns what becomes of the pointer
-            await wait_for_decision(service, extent.held, mark, deadline_s)
-        elif parks and span.since >= span.until:
-            return span, extent, expired  # the topic had nothing for as long
-        elif not parks:
-            later = await service.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
-            if later.since >= later.until:
+    def _parked(self, name: TopicName) -> int:
+        core = self.directory.entry(name).actor.core
+        return 0 if core is None else len(core.parking)
+
+    async def offsets(self, request: Request) -> Answer:
+        """The exclusive end, the count and the bytes of a bounded read, and bounds that cut it.
+
+        Raises:
+          TopicNotFound, InvalidParameter, TransactionsUnavailable: nothing happened.
+        """
+        name = request.name
+        request.parameters()
+        given = request.fields(_OFFSETS)
+        parts = given.pop("splits", None)
+        if parts is not None and not 1 <= parts <= MAX_SPLITS:
+            raise InvalidParameter(f"splits is {parts}", hint=f"use 1 to {MAX_SPLITS} parts")
+        end = given.pop("end", None)
+        read = PollRequest(**given, end_before=bound_at(end) if isinstance(end, int) else end)
+        if read.isolation not in (None, "uncommitted", "committed"):
+            raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
+        check_poll(read)
+        span, extent, expired = await self._measured(name, read, request.waited_ms)
+        return json_answer(
+            {
+                "end": extent.end.hex(),
+                "count": extent.count,
+                "bytes": extent.bytes,
+                "splits": [bound.hex() for bound in extent.splits(parts or 1)],
+                "earliest": bound_at(span.oldest_ms).hex(),
+                "expired": expired,
+                "generation": span.generation,
+            }
+        )
+
+    async def _measured(self, name: TopicName, read: PollRequest, waited_ms: int = 0) -> tuple[Span, Extent, bool]:
+        """An extent with messages, or an empty one when the time to wait is over or waiting is of no use.
+
+        Last whether messages had expired between the start and all that was looked at.
+        """
+        since = read.since
+        deadline_s = None
+        if read.wait_ms:
+            wait_ms = min(read.wait_ms, self.max_wait_ms) - waited_ms
+            deadline_s = trio.current_time() + wait_ms / 1000
+        expired = False
+        parks = read.isolation != "committed"
+        await fresh_for(self.transactions, read.isolation, read.transaction)
+        while True:
+            # In this order, as for a poll: of what the view shows nothing stands behind the span.
+            mark = self.pointers.mark
+            view = view_for(self.transactions, read.isolation, read.transaction)
+            span = await self.directory.ask(name, Look(since, read.end_before, deadline_s if parks else None))
+            expired |= span.expired
+            extent = Extent(span, read.limit, read.max_bytes, view)
+            await walk_rows(self.store, extent)
+            if extent.count or deadline_s is None or self.stopping.is_set() or trio.current_time() >= deadline_s:
                 return span, extent, expired
-        # All there was is expired or rolled back, or held until now: go on from there.
-        since = extent.end
+            if extent.held is not None:
+                if read.transaction is not None:
+                    return span, extent, expired  # the snapshot never learns what becomes of the pointer
+                await wait_for_decision(self.transactions, self.pointers, extent.held, mark, deadline_s)
+            elif parks and span.since >= span.until:
+                return span, extent, expired  # the topic had nothing for as long
+            elif not parks:
+                later = await self.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
+                if later.since >= later.until:
+                    return span, extent, expired
+            # All there was is expired or rolled back, or held until now: go on from there.
+            since = extent.end
+
+    async def maintain(self, request: Request) -> Answer:
+        """From when on messages have expired, whose are invalid, and up to where producers' stamps are noted.
+
+        The topic writes its high-water mark and its snapshot of producers first, so all of it stays true.
+
+        Raises:
+          TopicNotFound, StoreError: nothing may be removed.
+        """
+        name = request.name
+        as_number = longs(request.parameters("longs"))
+        with suppress(TransactionsUnavailable):  # the answer says then that it is not known
+            await self.transactions.fresh()
+        described = await self.directory.ask(name, Describe())
+        plan = await self.directory.ask(name, PlanCleaning(self.delete_grace_ms))
+        pointers = await self.directory.ask(name, ListPointers())
+        producers = await self.directory.ask(name, ListProducers(limit=1))
+        if plan.expired is None:
+            raise TopicNotFound(f"topic {name} was deleted meanwhile")
+        expired_before_ms, _ = unpack_position(plan.expired[1][len(plan.prefix) :])
+        invalid = self._invalid(pointers)
+        return json_answer(
+            {
+                "generation": described.metadata.generation,
+                "expiredBefore": expired_before_ms,
+                "invalid": None if invalid is None else [as_number(pointer) for pointer in invalid],
+                "snapshotPosition": bound(producers.snapshot.position),
+            }
+        )
+
+    def _invalid(self, pointers: Sequence[PointerView]) -> list[int] | None:
+        """Of the pointers that the topic has messages of, those of invalid transactions; None: it is not known."""
+        try:
+            return sorted(each.pointer for each in pointers if self.transactions.standing(each.pointer) == "invalid")
+        except TransactionsUnavailable:
+            return None
 
 
-# --- maintenance -----------------------------------------------------------------------------------
-#
-# What a job that cleans a topic from outside may rely on: asked once, durable before it is answered.
-
-
-async def maintain(service: Service, request: ViewRequest) -> HttpAnswer:
-    """From when on messages have expired, whose are invalid, and up to where producers' stamps are noted.
-
-    The topic writes its high-water mark and its snapshot of producers first, so all of it stays true.
-
-    Raises:
-      TopicNotFound, StoreError: nothing may be removed.
-    """
-    name = request.name
-    as_number = longs(request.parameters("longs"))
-    with suppress(TransactionsUnavailable):  # the answer says that nobody can say
-        await service.transactions.fresh()
-    described = await service.directory.ask(name, Describe())
-    plan = await service.directory.ask(name, PlanCleaning(service.config.retention.delete_grace_s * 1000))
-    pointers = await service.directory.ask(name, ListPointers())
-    producers = await service.directory.ask(name, ListProducers(limit=1))
-    if plan.expired is None:
-        raise TopicNotFound(f"topic {name} was deleted meanwhile")
-    expired_before_ms, _ = unpack_position(plan.expired[1][len(plan.prefix) :])
-    invalid = _invalid(service, pointers)
-    return json_answer(
-        {
-            "generation": described.metadata.generation,
-            "expiredBefore": expired_before_ms,
-            "invalid": None if invalid is None else [as_number(pointer) for pointer in invalid],
-            "snapshotPosition": bound(producers.snapshot.position),
-        }
-    )
-
-
-def _invalid(service: Service, pointers: Sequence[PointerView]) -> list[int] | None:
-    """Of the pointers that the topic has messages of, those of invalid transactions; None: nobody can say."""
+def offsets_wait_ms(request: Request) -> int:
+    """How long a request asks to wait; 0 where that cannot be read, which the handler refuses."""
     try:
-        return sorted(each.pointer for each in pointers if service.transactions.standing(each.pointer) == "invalid")
-    except TransactionsUnavailable:
-        return None
+        given: Any = request.json()
+    except PlainsongError:
+        return 0
+    wait_ms = given.get("waitMs") if isinstance(given, dict) else None
+    return wait_ms if isinstance(wait_ms, int) else 0
 
 
 # --- counting --------------------------------------------------------------------------------------

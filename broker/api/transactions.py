@@ -1,18 +1,16 @@
-"""The routes of the transaction service: begin, prepare, commit, abort, and what operators ask and change.
-
-The transaction service's hot routes: begin, prepare, commit and abort, with what all its routes have in common.
-"""
+"""The routes of the transaction service: begin, prepare, commit, abort, and what operators ask and change."""
 
 from __future__ import annotations
 
 import json
 from binascii import b2a_base64
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors.actor import service_moved
-from broker.api.route import json_answer, off_loop
-from broker.http.messages import HttpAnswer, one_of, parse_query, whole_number
+from actors.transactions import service_moved
+from broker.api.route import SMALL_BODY_BYTES, json_answer, off_loop
+from broker.http.messages import Answer, one_of, parse_query, whole_number
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import fields_of, parse_object
@@ -24,13 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from actors.transactions import TransactionService
-    from broker.http.messages import HotRequest, ViewRequest
-    from broker.service import Service
+    from broker.authority import Authority
+    from broker.config.sections import TransactionsConfig
+    from broker.http.messages import Request
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
-#: The largest body of a route that only says what to do.
-SMALL_BODY_BYTES = 64 << 10
 #: Pointers have 63 bits.
 MAX_ID_DIGITS = 19
 _TYPES = {"short": TransactionType.SHORT, "long": TransactionType.LONG}
@@ -47,64 +44,141 @@ _BEGIN: Mapping[str, tuple[str, Kind]] = {
     "clientId": ("client_id", values.nullable(values.text)),
 }
 _PREPARE: Mapping[str, tuple[str, Kind]] = {"changes": ("changes", values.list_of(values.binary))}
+#: Room for some ten thousand ids.
+MAX_TRUNCATE_BYTES = 256 << 10
+#: Room for the snapshot of a transaction that others crowd around.
+MAX_SNAPSHOT_BODY_BYTES = 16 << 20
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+_STATES: tuple[State, ...] = ("in_progress", "invalid", "committed", "aborted")
+_TRUNCATE = {
+    "ids": ("ids", values.list_of(values.pointer)),
+    "beforeMs": ("before_ms", values.int64),
+}
+_CHECKPOINT = {"snapshot": ("snapshot", values.nullable(values.binary))}
 
 
-async def begin(service: Service, request: HotRequest) -> HttpAnswer:
-    """A new transaction; an empty body asks for a short one. Raises as ``TransactionService.begin``."""
-    transactions, as_number = embedded(service), numbers(request.query)
-    given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
-    given = {name: value for name, value in given.items() if value is not None}
-    return begun_answer(await transactions.begin(**given), as_number)
+@dataclass(frozen=True, slots=True)
+class TransactionRoutes:
+    """The routes of the transaction service."""
 
+    authority: Authority
+    config: TransactionsConfig
 
-async def prepare(service: Service, request: HotRequest) -> HttpAnswer:
-    """What the transaction changed; conflicts are found here first. Raises as ``TransactionService.prepare``."""
-    transactions, as_number = embedded(service), numbers(request.query)
-    transaction_id = parse_transaction_id(request.transaction)
-    given = await off_loop(len(request.body), JSON, partial(_changes, request.body))
-    await transactions.prepare(transaction_id, given)
-    return _json({"id": as_number(transaction_id), "state": "in_progress"})
+    async def begin(self, request: Request) -> Answer:
+        """A new transaction; an empty body asks for a short one. Raises as ``TransactionService.begin``."""
+        transactions, as_number = self.embedded(), numbers(request.query)
+        given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
+        given = {name: value for name, value in given.items() if value is not None}
+        return begun_answer(await transactions.begin(**given), as_number)
+
+    async def prepare(self, request: Request) -> Answer:
+        """What the transaction changed; conflicts are found here first. Raises as ``TransactionService.prepare``."""
+        transactions, as_number = self.embedded(), numbers(request.query)
+        transaction_id = parse_transaction_id(request.path["transaction"])
+        given = await off_loop(len(request.body), JSON, partial(_changes, request.body))
+        await transactions.prepare(transaction_id, given)
+        return _json({"id": as_number(transaction_id), "state": "in_progress"})
+
+    async def commit(self, request: Request) -> Answer:
+        """Make all of it visible; asked again it says so again. Raises as ``TransactionService.commit``."""
+        transactions, as_number = self.embedded(), numbers(request.query)
+        refuse_body(request.body)
+        return decided_answer(await transactions.commit(parse_transaction_id(request.path["transaction"])), as_number)
+
+    async def abort(self, request: Request) -> Answer:
+        """Roll back all of it; the state says what it came to. Raises as ``TransactionService.abort``."""
+        transactions, as_number = self.embedded(), numbers(request.query)
+        refuse_body(request.body)
+        return decided_answer(await transactions.abort(parse_transaction_id(request.path["transaction"])), as_number)
+
+    async def list_all(self, request: Request) -> Answer:
+        """Transactions, oldest first: those in progress and invalid, or those of one state."""
+        parameters = request.parameters("state", "limit", "longs")
+        state: State | None = None
+        if "state" in parameters:
+            one_of(parameters, "state", _STATES, "")
+            state = next(known for known in _STATES if known == parameters["state"])
+        found = await self.embedded().listed(state, _limit(parameters))
+        as_number = longs(parameters)
+        return json_answer([_shown(status, as_number) for status in found])
+
+    async def show(self, request: Request) -> Answer:
+        """What is known of one transaction, also when it has been decided; of others the state is ``unknown``."""
+        as_number = numbers(request.query)
+        transaction_id = parse_transaction_id(request.path["transaction"])
+        status = await self.embedded().look(transaction_id)
+        return json_answer(
+            {**_shown(status, as_number), "keptUntilMs": status.kept_until_ms, "service": str(status.service)}
+        )
+
+    async def invalidate(self, request: Request) -> Answer:
+        """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
+        as_number = numbers(request.query)
+        refuse_body(request.body)
+        decision = await self.embedded().invalidate(parse_transaction_id(request.path["transaction"]))
+        return decided_answer(decision, as_number)
+
+    async def checkpoint(self, request: Request) -> Answer:
+        """A new write pointer for the same transaction. Raises TransactionNotFound, TransactionNotInProgress."""
+        as_number = numbers(request.query)
+        snapshot = request.fields(_CHECKPOINT).get("snapshot")
+        transaction = None if snapshot is None else decode_transaction(snapshot)
+        transaction_id = parse_transaction_id(request.path["transaction"])
+        if transaction is not None and transaction.transaction_id != transaction_id:
+            raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin answered")
+        return begun_answer(await self.embedded().checkpoint(transaction_id, transaction), as_number)
+
+    async def truncate(self, request: Request) -> Answer:
+        """Take transactions off the invalid list, by id or by age, after rolling back what is left of them."""
+        request.parameters()
+        given = request.fields(_TRUNCATE)
+        if len(given) != 1:
+            raise InvalidParameter(
+                "give ids or beforeMs, one of them", hint='for example {"ids": [1700000000000000000]}'
+            )
+        transactions = self.embedded()
+        if "ids" in given:
+            return json_answer({"removed": await transactions.truncate(given["ids"])})
+        return json_answer({"removed": await transactions.truncate_before(given["before_ms"])})
+
+    async def pruning(self, request: Request) -> Answer:
+        """What an operator needs for pruning the invalid list by hand, and why nothing is pruned by itself."""
+        parameters = request.parameters("limit", "longs")
+        limit, as_number = _limit(parameters), longs(parameters)
+        invalids = self.authority.invalids
+        if invalids is None:
+            if self.authority.has_list:
+                raise service_moved()
+            invalids = self.embedded()
+        figures = invalids.pruning()
+        kept_because = figures.kept_because
+        if self.config.thrift and self.config.prune:
+            kept_because = "transactions.thrift is set: other stores may rely on the list"
+        return json_answer({**_figures(figures, limit, as_number), "keptBecause": kept_because})
+
+    def embedded(self) -> TransactionService:
+        """The daemon's own service.
+
+        Raises:
+          NoOwner: it is another instance's now. TransactionsUnavailable: there is none; the text says who decides.
+        """
+        if self.authority.embedded is not None:
+            return self.authority.embedded
+        if self.authority.routed is not None:
+            raise service_moved()
+        if self.config.service == "tephra":
+            where = self.config.tephra
+            raise TransactionsUnavailable("a Tephra decides here", hint=f"begin and end transactions at {where}")
+        raise TransactionsUnavailable(
+            "this daemon has no transaction service", hint='set transactions.service to "embedded"'
+        )
 
 
 def _changes(body: bytes) -> list[bytes]:
     given = fields_of(parse_object(body), _PREPARE) if body.strip() else {}
     changes: list[bytes] = given.get("changes", [])
     return changes
-
-
-async def commit(service: Service, request: HotRequest) -> HttpAnswer:
-    """Make all of it visible; asked again it says so again. Raises as ``TransactionService.commit``."""
-    transactions, as_number = embedded(service), numbers(request.query)
-    refuse_body(request.body)
-    return decided_answer(await transactions.commit(parse_transaction_id(request.transaction)), as_number)
-
-
-async def abort(service: Service, request: HotRequest) -> HttpAnswer:
-    """Roll back all of it; the state says what it came to. Raises as ``TransactionService.abort``."""
-    transactions, as_number = embedded(service), numbers(request.query)
-    refuse_body(request.body)
-    return decided_answer(await transactions.abort(parse_transaction_id(request.transaction)), as_number)
-
-
-# --- what all routes of the service have in common -------------------------------------------------
-
-
-def embedded(service: Service) -> TransactionService:
-    """The daemon's own service.
-
-    Raises:
-      NoOwner: it is another instance's now. TransactionsUnavailable: there is none; the text says who decides.
-    """
-    if service.embedded is not None:
-        return service.embedded
-    if service.decider.routed is not None:
-        raise service_moved()
-    if service.config.transactions.service == "tephra":
-        where = service.config.transactions.tephra
-        raise TransactionsUnavailable("a Tephra decides here", hint=f"begin and end transactions at {where}")
-    raise TransactionsUnavailable(
-        "this daemon has no transaction service", hint='set transactions.service to "embedded"'
-    )
 
 
 class Numbers:
@@ -155,7 +229,7 @@ def _small(body: bytes) -> dict[str, Any]:
     return parse_object(body)
 
 
-def begun_answer(begun: Begun, as_number: Numbers) -> HttpAnswer:
+def begun_answer(begun: Begun, as_number: Numbers) -> Answer:
     """A transaction with what its client needs."""
     transaction = begun.transaction
     return _json(
@@ -170,44 +244,13 @@ def begun_answer(begun: Begun, as_number: Numbers) -> HttpAnswer:
     )
 
 
-def _json(value: dict[str, Any]) -> HttpAnswer:
-    return HttpAnswer(200, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), JSON.content_type)
+def _json(value: dict[str, Any]) -> Answer:
+    return Answer(200, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), JSON.content_type)
 
 
-def decided_answer(decision: Decision, as_number: Numbers) -> HttpAnswer:
+def decided_answer(decision: Decision, as_number: Numbers) -> Answer:
     """What a transaction is now."""
     return _json({"id": as_number(decision.transaction_id), "state": decision.state})
-
-
-# --- transactions ----------------------------------------------------------------------------------
-#
-# The transaction service for those who look after it: who is open, what became of one, and the invalid list.
-
-
-#: Room for some ten thousand ids.
-MAX_TRUNCATE_BYTES = 256 << 10
-#: Room for the snapshot of a transaction that others crowd around.
-MAX_SNAPSHOT_BODY_BYTES = 16 << 20
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1_000
-_STATES: tuple[State, ...] = ("in_progress", "invalid", "committed", "aborted")
-_TRUNCATE = {
-    "ids": ("ids", values.list_of(values.pointer)),
-    "beforeMs": ("before_ms", values.int64),
-}
-_CHECKPOINT = {"snapshot": ("snapshot", values.nullable(values.binary))}
-
-
-async def list_all(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Transactions, oldest first: those in progress and invalid, or those of one state."""
-    parameters = request.parameters("state", "limit", "longs")
-    state: State | None = None
-    if "state" in parameters:
-        one_of(parameters, "state", _STATES, "")
-        state = next(known for known in _STATES if known == parameters["state"])
-    found = await embedded(service).listed(state, _limit(parameters))
-    as_number = longs(parameters)
-    return json_answer([_shown(status, as_number) for status in found])
 
 
 def _limit(parameters: dict[str, str]) -> int:
@@ -217,16 +260,6 @@ def _limit(parameters: dict[str, str]) -> int:
     if not 0 < limit <= MAX_LIMIT:
         raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
     return limit
-
-
-async def show(service: Service, request: ViewRequest) -> HttpAnswer:
-    """What is known of one transaction, also when it has been decided; of others the state is ``unknown``."""
-    as_number = numbers(request.query)
-    transaction_id = parse_transaction_id(request.path["transaction"])
-    status = await embedded(service).look(transaction_id)
-    return json_answer(
-        {**_shown(status, as_number), "keptUntilMs": status.kept_until_ms, "service": str(status.service)}
-    )
 
 
 def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:
@@ -243,53 +276,6 @@ def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:
         "topics": [str(name) for name in status.topics],
         "hiddenMessages": status.hidden_messages,
     }
-
-
-async def invalidate(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
-    as_number = numbers(request.query)
-    refuse_body(request.body)
-    decision = await embedded(service).invalidate(parse_transaction_id(request.path["transaction"]))
-    return decided_answer(decision, as_number)
-
-
-async def checkpoint(service: Service, request: ViewRequest) -> HttpAnswer:
-    """A new write pointer for the same transaction. Raises TransactionNotFound, TransactionNotInProgress."""
-    as_number = numbers(request.query)
-    snapshot = request.fields(_CHECKPOINT).get("snapshot")
-    transaction = None if snapshot is None else decode_transaction(snapshot)
-    transaction_id = parse_transaction_id(request.path["transaction"])
-    if transaction is not None and transaction.transaction_id != transaction_id:
-        raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin answered")
-    return begun_answer(await embedded(service).checkpoint(transaction_id, transaction), as_number)
-
-
-async def truncate(service: Service, request: ViewRequest) -> HttpAnswer:
-    """Take transactions off the invalid list, by id or by age, after rolling back what is left of them."""
-    request.parameters()
-    given = request.fields(_TRUNCATE)
-    if len(given) != 1:
-        raise InvalidParameter("give ids or beforeMs, one of them", hint='for example {"ids": [1700000000000000000]}')
-    transactions = embedded(service)
-    if "ids" in given:
-        return json_answer({"removed": await transactions.truncate(given["ids"])})
-    return json_answer({"removed": await transactions.truncate_before(given["before_ms"])})
-
-
-async def pruning(service: Service, request: ViewRequest) -> HttpAnswer:
-    """What an operator needs for pruning the invalid list by hand, and why nothing is pruned by itself."""
-    parameters = request.parameters("limit", "longs")
-    limit, as_number = _limit(parameters), longs(parameters)
-    invalids = service.decider.invalids
-    if invalids is None:
-        if service.decider.has_list:
-            raise service_moved()
-        invalids = embedded(service)
-    figures = invalids.pruning()
-    kept_because = figures.kept_because
-    if service.config.transactions.thrift and service.config.transactions.prune:
-        kept_because = "transactions.thrift is set: other stores may rely on the list"
-    return json_answer({**_figures(figures, limit, as_number), "keptBecause": kept_because})
 
 
 def _figures(figures: PruningFigures, limit: int, as_number: Numbers) -> dict[str, Any]:

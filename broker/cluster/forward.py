@@ -6,164 +6,131 @@ So any instance answers any request.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.poll import apply_query
-from broker.api.poll_many import LocalTopics, poll_many
-from broker.api.route import TRANSACTIONS, only_looks, owned_name, owned_name_of_hot, place_of
+from broker.api.route import Endpoint, owned_name
 from broker.cluster.owners import PATIENCE_S
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import decode_answer, decode_page, encode_hot, encode_view
-from plainsong.protocol.codec import codec_for
+from broker.link.http_codec import decode_answer, decode_page, encode_request
 from plainsong.protocol.errors import NoOwner, PlainsongError
-from plainsong.protocol.names import TopicName, topic_name
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     from actors.ownership import Instance
-    from broker.api.poll_many import Since
-    from broker.api.route import Place, Route
+    from broker.api.poll_many import LocalTopics, PollingMany, Since
+    from broker.api.route import Route
     from broker.cluster.owners import Owners
-    from broker.http.messages import HotHandler, HotRequest, HttpAnswer, ViewRequest
+    from broker.http.messages import Answer, Handler, Request
     from broker.link.client import Link
     from broker.link.flow import Reply
-    from broker.service import Service
+    from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Page
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
 
-#: Routes that one instance answers for all, also where a Tephra decides.
-_ANSWERED_BY_ONE = frozenset(("get_pruning",))
+log = logging.getLogger(__name__)
 
 
 class Forwarding:
-    """Wraps handlers and views, so that they run at the owner.
+    """Wraps handlers, so that each request is answered by the owner that its route names.
 
     Args:
-      decides: whether the cluster decides transactions itself; else each instance answers what it knows of them.
+      decides: ``transactions.service``: the transaction service has an owner where it is ``embedded``, the invalid list
+        unless it is ``off``.
       max_wait_ms: ``poll.max_wait_ms``.
     """
 
-    def __init__(self, owners: Owners, scatter: ScatterGather, *, decides: bool, max_wait_ms: int) -> None:
+    def __init__(self, owners: Owners, scatter: ScatterGather, *, decides: str, max_wait_ms: int) -> None:
         self._owners = owners
         self._scatter = scatter
         self._decides = decides
         self._max_wait_s = max_wait_ms / 1000
 
-    def hot(self, handler: HotHandler) -> HotHandler:
-        """``handler``, run at the owner."""
+    def endpoints(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+        """The same routes, each answered at its owner."""
+        return tuple(Endpoint(each.route, self._routed(each)) for each in endpoints)
 
-        async def routed(request: HotRequest) -> HttpAnswer:
-            name = owned_name_of_hot(request)
-            if name is None or not self._is_owned(name):
+    def _routed(self, endpoint: Endpoint) -> Handler:
+        route, handler = endpoint
+        if not self._has_owner(route):
+            return handler
+        if route.owner == "topics":
+            return partial(self._scatter.poll, route.name)
+        return self._forwarded(endpoint)
+
+    def _forwarded(self, endpoint: Endpoint) -> Handler:
+        route, handler = endpoint
+
+        async def forwarded(request: Request) -> Answer:
+            name = owned_name(route.owner, request.path)
+            if name is None:
                 return await handler(request)
 
-            async def local(waited_ms: int) -> HttpAnswer:
-                return await handler(replace(request, waited_ms=waited_ms) if waited_ms else request)
+            async def local(waited_ms: int) -> Answer:
+                request.waited_ms = waited_ms
+                return await handler(request)
 
-            async def remote(link: Link, owner: Instance, waited_ms: int) -> HttpAnswer:
-                reply = await link.call("hot", encode_hot(request, waited_ms), request.body)
+            async def remote(link: Link, owner: Instance, waited_ms: int) -> Answer:
+                request.waited_ms = waited_ms
+                reply = await link.call("request", encode_request(route.name, request), request.body)
                 return await decode_answer(reply, owner)
 
-            return await self._owners.run_at_owner(
-                name, local, remote, repeatable=request.verb == "poll", patience_s=partial(self._wait_s, request)
-            )
+            wait_s = partial(self._wait_s, route, request)
+            return await self._owners.run_at_owner(name, local, remote, repeatable=route.reads_only, patience_s=wait_s)
 
-        return routed
+        return forwarded
 
-    def routes(self, routes: Iterable[Route]) -> tuple[Route, ...]:
-        """The same routes, each with a view that runs at the owner."""
-        return tuple(self._routed(route) for route in routes)
+    def _wait_s(self, route: Route[Any], request: Request) -> float:
+        """How long a request may wait, and so may wait for an owner."""
+        return 0.0 if route.wait_ms is None else min(route.wait_ms(request) / 1000, self._max_wait_s)
 
-    def _routed(self, route: Route) -> Route:
-        place = place_of(route)
-        if place == "here":
-            return route
-        if place == "topics":
-            return replace(route, view=self._scatter.poll_many)
-        return replace(route, view=partial(self._view, route, place))
-
-    async def _view(self, route: Route, place: Place, service: Service, request: ViewRequest) -> HttpAnswer:
-        name = owned_name(place, request.path)
-        answered_by_one = route.name in _ANSWERED_BY_ONE and service.decider.has_list
-        if name is None or not (self._is_owned(name) or answered_by_one):
-            return await route.view(service, request)
-
-        async def local(waited_ms: int) -> HttpAnswer:
-            return await route.view(service, replace(request, waited_ms=waited_ms) if waited_ms else request)
-
-        async def remote(link: Link, owner: Instance, waited_ms: int) -> HttpAnswer:
-            reply = await link.call("view", encode_view(route.name, request, waited_ms), request.body)
-            return await decode_answer(reply, owner)
-
-        wait_s = partial(self._wait_s_of_view, route, request)
-        return await self._owners.run_at_owner(name, local, remote, repeatable=only_looks(route), patience_s=wait_s)
-
-    def _wait_s(self, request: HotRequest) -> float:
-        """How long a poll may wait; one that cannot be read is refused where it is served."""
-        if request.verb != "poll":
-            return 0.0
-        try:
-            body = codec_for(request.headers.get("content-type")).decode_poll(request.body)
-            apply_query(body, request.query)
-        except PlainsongError:
-            return 0.0
-        return min((body.wait_ms or 0) / 1000, self._max_wait_s)
-
-    def _wait_s_of_view(self, route: Route, request: ViewRequest) -> float:
-        if route.name != "offsets":
-            return 0.0
-        try:
-            given: Any = request.json()
-        except PlainsongError:
-            return 0.0
-        wait_ms = given.get("waitMs") if isinstance(given, dict) else None
-        return min(wait_ms / 1000, self._max_wait_s) if isinstance(wait_ms, int) else 0.0
-
-    def _is_owned(self, name: TopicName) -> bool:
-        return self._decides or name != TRANSACTIONS
+    def _has_owner(self, route: Route[Any]) -> bool:
+        if route.owner == "transactions":
+            return self._decides == "embedded"
+        if route.owner == "invalid_list":
+            return self._decides != "off"
+        return route.owner is not None
 
 
 # --- scatter and gather ----------------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
-
-
 class ScatterGather:
     """Polls of many topics: forwarded whole to the instance that owns them all, else read at each owner."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, polling: PollingMany, topics: LocalTopics) -> None:
         self._owners = owners
+        self._polling = polling
+        self._topics = _RoutedTopics(topics, owners)
 
-    async def poll_many(self, service: Service, request: ViewRequest) -> HttpAnswer:
-        """As ``broker.api.poll_many.poll_many``."""
+    async def poll(self, route: str, request: Request) -> Answer:
+        """As ``PollingMany.poll``."""
         begun_s = trio.current_time()
         names = topics_in(request)
         owners = {self._owners.remote_owner(name) for name in names}
         if len(owners) == 1 and (owner := owners.pop()) is not None:
             try:
-                return await self._forward(names, owner, request)
+                return await self._forward(route, names, owner, request)
             except (NoOwner, LinkBroken):
                 waited_ms = round((trio.current_time() - begun_s) * 1000)
-                request = replace(request, waited_ms=request.waited_ms + waited_ms)
-        return await poll_many(service, request, _RoutedTopics(service, self._owners))
+                request.waited_ms += waited_ms
+        return await self._polling.poll(request, self._topics)
 
-    async def _forward(self, names: Sequence[TopicName], owner: Instance, request: ViewRequest) -> HttpAnswer:
-        async def call(link: Link) -> HttpAnswer:
+    async def _forward(self, route: str, names: Sequence[TopicName], owner: Instance, request: Request) -> Answer:
+        async def call(link: Link) -> Answer:
             self._owners.metrics.forwarded("out")
-            reply = await link.call("view", encode_view("poll_many", request, 0), request.body)
+            reply = await link.call("request", encode_request(route, request), request.body)
             return await decode_answer(reply, owner)
 
         return await self._owners.call_owner(names, owner, call, repeatable=True)
 
 
-def topics_in(request: ViewRequest) -> list[TopicName]:
+def topics_in(request: Request) -> list[TopicName]:
     """The topics of a poll of many; none where it cannot be read, which is refused where it is served."""
     try:
         given: Any = request.json()
@@ -174,15 +141,14 @@ def topics_in(request: ViewRequest) -> list[TopicName]:
 
 
 class _RoutedTopics:
-    """Topics of all instances, those of one owner in one call; a ``Reach``."""
+    """Topics of all instances, those of one owner in one call; a ``TopicsAccess``."""
 
-    def __init__(self, service: Service, owners: Owners) -> None:
-        self._service = service
-        self._local = LocalTopics(service)
+    def __init__(self, local: LocalTopics, owners: Owners) -> None:
+        self._local = local
         self._owners = owners
 
     async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
-        """See ``Reach.look``. A missing owner is looked for as long as for a request about one topic."""
+        """See ``TopicsAccess.look``. A missing owner is looked for as long as for a request about one topic."""
         found: dict[int, Span | PlainsongError | None] = {}
         left = list(range(len(wanted)))
         attempts = self._owners.attempts()
@@ -196,7 +162,7 @@ class _RoutedTopics:
         return [found[index] or NoOwner() for index in range(len(wanted))]
 
     async def wait(self, wanted: Sequence[Since], deadline_s: float) -> list[Span | PlainsongError | None]:
-        """See ``Reach.wait``. A topic without an owner is waited for like one without messages."""
+        """See ``TopicsAccess.wait``. A topic without an owner is waited for like one without messages."""
         answers: list[Span | PlainsongError | None] = []
         async for _ in self._owners.attempts(deadline_s):
             found = await self._ask(list(enumerate(wanted)), deadline_s)
@@ -247,7 +213,7 @@ class _RoutedTopics:
         return answers
 
     async def page(self, name: TopicName, span: Span, limit: int, max_bytes: int, view: View | None) -> Page:
-        """See ``Reach.page``. Its owner most likely has it in memory; but any instance can read what is stored."""
+        """See ``TopicsAccess.page``. Its owner most likely has it in memory; but any instance can read what is stored."""
         owner = self._owners.remote_owner(name)
         if owner is not None:
 
@@ -258,4 +224,4 @@ class _RoutedTopics:
                 return await decode_page(await self._owners.call_owner((name,), owner, call, repeatable=True))
             except (LinkBroken, PlainsongError) as error:
                 log.debug("a page is read here, since its owner did not give it", exc_info=error)
-        return await self._service.read(name, span, limit=limit, max_bytes=max_bytes, view=view)
+        return await self._local.page(name, span, limit, max_bytes, view)

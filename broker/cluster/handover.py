@@ -149,7 +149,7 @@ OPENED_AT_ONCE = 64
 class Handover:
     """Calls the other instances while topics change hands, and answers their calls.
 
-    Implements ``HandoverSteps`` and ``Directory.pass_on``.
+    Implements ``HandoverSteps`` and ``Directory.open_at_owners``.
     """
 
     def __init__(self, directory: Directory, owners: Owners) -> None:
@@ -197,7 +197,7 @@ class Handover:
         return [entry.name for entry in self._directory]
 
     async def given_away(self) -> None:
-        await self._directory.handed()
+        await self._directory.handed_over()
 
     async def taken_over(self, slices: int) -> None:
         ownership = self._owners.ownership
@@ -224,7 +224,7 @@ class Handover:
             return
         async with self._opening:
             try:
-                await self._directory.entry(name).tried.wait()
+                await self._directory.entry(name).first_load_ended.wait()
             except PlainsongError as error:  # its first request is answered with it
                 log.debug("a topic was not opened", extra={"topic": str(name), "why": error.detail})
 
@@ -232,7 +232,7 @@ class Handover:
         instance, slices = str(call.value[0]), int(call.value[1])
         ownership = self._owners.ownership
         await self._seen(lambda: ownership.slices_of(instance) >= slices, trio.current_time() + VIEW_S)
-        await self._directory.handed()
+        await self._directory.handed_over()
         return Reply()
 
     async def _seen(self, holds: Callable[[], bool], until_s: float) -> bool:

@@ -21,10 +21,11 @@ from plainsong.protocol.errors import PlainsongError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from actors.directory import Directory
+    from broker.cluster.handover import Handover
     from broker.cluster.membership import Membership
     from broker.config import Config
     from broker.link.server import Call, CallHandler
-    from broker.service import Service
 
 log = logging.getLogger(__name__)
 #: The part of a hand-over's time that may be spent on steps; then the rest of the topics goes at once.
@@ -79,29 +80,28 @@ async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
         nursery.cancel_scope.cancel()
 
 
-def start_rebalance(service: Service, membership: Membership, nursery: trio.Nursery) -> Rebalance:
+def start_rebalance(handover: Handover, membership: Membership, nursery: trio.Nursery) -> Rebalance:
     """Starts what makes topics come and go in steps, in ``nursery``."""
-    assert service.cluster is not None  # there is one wherever there is a membership
-    rebalance = Rebalance(membership, service.cluster.handover)
+    rebalance = Rebalance(membership, handover)
     nursery.start_soon(rebalance.run)
     return rebalance
 
 
-async def hand_over(service: Service, rebalance: Rebalance, within_s: float) -> None:
+async def hand_over(directory: Directory, stopping: trio.Event, rebalance: Rebalance, within_s: float) -> None:
     """Leaves the cluster: other instances take the topics over, step by step.
 
     Requests for topics that are gone already are forwarded. A parked poll is answered when its topic goes. Readiness is
     denied from now on. Returns when all topics are let go, or after ``within_s``, towards whose end the rest goes at once.
     """
-    service.stopping = True
-    membership, topics, begun_s = rebalance.membership, len(service.directory), trio.current_time()
+    stopping.set()
+    membership, topics, begun_s = rebalance.membership, len(directory), trio.current_time()
     with trio.move_on_after(within_s) as patience:
         if membership.connected:
             with trio.move_on_after(REBALANCE_SHARE * within_s):
                 await membership.begin_to_leave()
                 await rebalance.all_given_away()
         await membership.leave()
-        await service.directory.drained()
+        await directory.drained()
     took_s = round(trio.current_time() - begun_s, 3)
     if patience.cancelled_caught:
         log.warning("left the cluster before all topics were let go", extra={"topics": topics, "seconds": took_s})

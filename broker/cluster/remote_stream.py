@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.route import LOOP_BYTES
-from broker.api.stream import REQUEST_BYTES, LocalStream, StreamBounds, encoded_answer
+from broker.api.stream import REQUEST_BYTES, StreamBounds, encoded_answer
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.ownership import Instance
+    from broker.api.stream import LocalStream, Streams
     from broker.cluster.owners import Owners
     from broker.http.budgets import Reservation
     from broker.http.messages import Conversation
     from broker.link.client import Channel
     from broker.link.server import ServedChannel
-    from broker.service import Service
 
 #: Precedes answers that travel: how many requests of the conversation are answered, these included.
 ANSWERED = struct.Struct(">Q")
@@ -47,9 +47,9 @@ class RoutedStream:
     """A client's stream to a topic of any instance; a ``Conversation``."""
 
     def __init__(
-        self, service: Service, owners: Owners, namespace: str, topic: str, request_id: str, reservation: Reservation
+        self, streams: Streams, owners: Owners, namespace: str, topic: str, request_id: str, reservation: Reservation
     ) -> None:
-        self._service = service
+        self._streams = streams
         self._owners = owners
         self._name = topic_name(namespace, topic)
         self._request_id = request_id
@@ -121,7 +121,7 @@ class RoutedStream:
             if is_mine:
                 break
         # Without an owner, the topic's directory refuses request by request.
-        return self._appended(LocalStream(self._service, *self._name, self._request_id, self._reservation))
+        return self._appended(self._streams.begin(*self._name, self._request_id, self._reservation))
 
     def _appended(self, part: LocalStream | RemoteStream) -> LocalStream | RemoteStream | None:
         if self._finished:
@@ -179,8 +179,9 @@ class RoutedStream:
         self._reservation.release()
         if self._first_owner is not None:
             seconds = perf_counter() - self._begun_s
-            self._service.access.begin(self._request_id)
-            self._service.access.answered("stream", str(self._name), 101, seconds, self.headers)
+            access = self._streams.accounting.access
+            access.begin(self._request_id)
+            access.answered("stream", str(self._name), 101, seconds, self.headers)
 
 
 # --- remote ----------------------------------------------------------------------------------------
@@ -362,7 +363,7 @@ def _unknown(error: Exception) -> PlainsongError:
 
 
 async def serve_stream(
-    service: Service,
+    streams: Streams,
     owners: Owners,
     channel: ServedChannel,
     namespace: str,
@@ -381,7 +382,7 @@ async def serve_stream(
     name = topic_name(namespace, topic)
     if not owners.ownership.is_mine(name):
         raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
-    stream = RoutedStream(service, owners, namespace, topic, request_id, reservation)
+    stream = RoutedStream(streams, owners, namespace, topic, request_id, reservation)
     try:
         await converse(stream, channel)
     finally:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from broker.api.poll import read_within
-from broker.api.poll_many import LocalTopics, Since
-from broker.api.route import owned_name, owned_name_of_hot, place_of
-from broker.api.routes import ROUTES
+from broker.api.poll_many import Since
+from broker.api.route import owned_name
 from broker.cluster.forward import Forwarding, ScatterGather, topics_in
 from broker.cluster.handover import Handover
 from broker.cluster.owners import Owners, RoutedAsks, decode_ask
@@ -21,7 +20,7 @@ from broker.http.messages import only_plain
 from broker.http.wire import answer_to
 from broker.link.client import Links
 from broker.link.flow import Reply
-from broker.link.http_codec import decode_hot, decode_view, encode_admitted, encode_answer, encode_page
+from broker.link.http_codec import decode_request, encode_admitted, encode_answer, encode_page
 from broker.link.server import CallHandler, peer_handler
 from broker.link.wire import LinkBounds
 from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
@@ -32,14 +31,16 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.ownership import Ownership
-    from broker.api.route import Route
+    from broker.api.poll_many import LocalTopics, PollingMany
+    from broker.api.route import Endpoint
+    from broker.api.stream import Streams
     from broker.config import Config
-    from broker.http.budgets import AnswerRoom, Reservation
-    from broker.http.messages import Conversation, HotHandlers, HttpAnswer
+    from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
+    from broker.http.messages import Answer, Conversation
     from broker.http.server import PeerHandler
     from broker.link.server import Call
+    from broker.logs import AccessLog
     from broker.metrics import Metrics
-    from broker.service import Service
 
 #: Calls of a link that are not clients' requests.
 OWN_CALLS = 1024
@@ -62,40 +63,46 @@ class Cluster:
         self.owners = Owners(ownership, self.links, metrics)
         self.asks = RoutedAsks(self.owners, directory)
         self.handover = Handover(directory, self.owners)
-        directory.pass_on = self.handover.pass_on
-        self.forwarding = Forwarding(
-            self.owners,
-            ScatterGather(self.owners),
-            decides=config.transactions.service == "embedded",
-            max_wait_ms=config.poll.max_wait_ms,
-        )
+        directory.open_at_owners = self.handover.pass_on
+        self._config = config
         self._budget = BodyBudget(config.http.max_inflight_bytes)
         self._dispatcher: Dispatcher | None = None
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Answers other instances; there once ``answer_with`` was called."""
+        """Answers other instances; there once ``forward`` was called."""
         assert self._dispatcher is not None
         return self._dispatcher
 
-    def answer_with(self, service: Service, handlers: HotHandlers) -> None:
-        """Answers other instances with this service; ``handlers`` are the local ones, uncounted."""
-        self._dispatcher = Dispatcher(service, self.owners, handlers, ROUTES, self._budget)
+    def forward(self, endpoints: tuple[Endpoint, ...], local: Local) -> tuple[Endpoint, ...]:
+        """The same routes, each answered at its owner; the given ones answer other instances."""
+        self._dispatcher = Dispatcher(endpoints, local, self.owners, self._budget)
         self._dispatcher.kinds |= self.handover.kinds()
+        scatter = ScatterGather(self.owners, local.polling_many, local.topics)
+        decides, max_wait_ms = self._config.transactions.service, self._config.poll.max_wait_ms
+        return Forwarding(self.owners, scatter, decides=decides, max_wait_ms=max_wait_ms).endpoints(endpoints)
 
     def peer_handler(self) -> PeerHandler:
         """Serves the connections of other instances."""
         return peer_handler(self.dispatcher, self._bounds)
 
-    def routes(self) -> tuple[Route, ...]:
-        """All routes that are not hot, each answered at its owner."""
-        return self.forwarding.routes(ROUTES)
-
     def begin(
-        self, service: Service, namespace: str, topic: str, request_id: str, reservation: Reservation
+        self, streams: Streams, namespace: str, topic: str, request_id: str, reservation: Reservation
     ) -> Conversation:
         """A client's stream to a topic of any instance. Raises InvalidName."""
-        return RoutedStream(service, self.owners, namespace, topic, request_id, reservation)
+        return RoutedStream(streams, self.owners, namespace, topic, request_id, reservation)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What answers here, without other instances."""
+
+    directory: Directory
+    topics: LocalTopics
+    polling_many: PollingMany
+    streams: Streams
+    answers: AnswerBudget
+    access: AccessLog
 
 
 # --- dispatch --------------------------------------------------------------------------------------
@@ -107,22 +114,18 @@ class Dispatcher:
     A stream that was begun here is the exception: it goes on when its topic has gone (``serve_stream``).
 
     Args:
-      handlers, routes: the local ones, as without a cluster.
+      endpoints: the local ones, as without a cluster.
       budget: bounds the memory of other instances' streams.
     """
 
-    def __init__(
-        self, service: Service, owners: Owners, handlers: HotHandlers, routes: Iterable[Route], budget: BodyBudget
-    ) -> None:
-        self._service = service
+    def __init__(self, endpoints: Iterable[Endpoint], local: Local, owners: Owners, budget: BodyBudget) -> None:
+        self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
+        self._local = local
         self._owners = owners
-        self._handlers = handlers
-        self._routes = {route.name: route for route in routes}
         self._budget = budget
         #: The handlers by kind of call; other parts of the daemon add their own, such as ``tx.sync``.
         self.kinds: dict[str, CallHandler] = {
-            "hot": self._hot,
-            "view": self._view,
+            "request": self._request,
             "ask": self._ask,
             "look_many": self._look_many,
             "page": self._page,
@@ -142,25 +145,18 @@ class Dispatcher:
 
     # --- requests ------------------------------------------------------------------------------
 
-    async def _hot(self, call: Call) -> Reply:
-        request = decode_hot(call.value, call.body)
-        self._refuse_unless_mine(owned_name_of_hot(request))
-        request.room = self._service.answers.room()
-        return await self._answered(self._handlers[request.verb](request), request.request_id, request.room)
-
-    async def _view(self, call: Call) -> Reply:
-        name, request = decode_view(call.value, call.body)
-        route = self._routes[name]
-        place = place_of(route)
-        for owned in topics_in(request) if place == "topics" else [owned_name(place, request.path)]:
+    async def _request(self, call: Call) -> Reply:
+        name, request = decode_request(call.value, call.body)
+        route, handler = self._endpoints[name]
+        for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
             self._refuse_unless_mine(owned)
-        room = self._service.answers.room()
-        return await self._answered(route.view(self._service, replace(request, room=room)), request.request_id, room)
+        request.room = self._local.answers.room()
+        return await self._answered(handler(request), request.request_id, request.room)
 
-    async def _answered(self, answering: Awaitable[HttpAnswer], request_id: str, room: AnswerRoom) -> Reply:
+    async def _answered(self, answering: Awaitable[Answer], request_id: str, room: AnswerRoom) -> Reply:
         """The whole answer, also a problem, so that the client sees what it would see here. Raises NoOwner."""
         self._owners.metrics.forwarded("in")
-        self._service.access.begin(request_id)
+        self._local.access.begin(request_id)
         try:
             return await encode_admitted(answering, room, only_looks=False)
         except Exception as error:
@@ -174,19 +170,21 @@ class Dispatcher:
         namespace, topic, request_id = call.value
         self._owners.metrics.forwarded("in")
         with self._budget.reserve() as reservation:
-            await serve_stream(self._service, self._owners, call.channel, namespace, topic, request_id, reservation)
+            await serve_stream(
+                self._local.streams, self._owners, call.channel, namespace, topic, request_id, reservation
+            )
         return Reply()
 
     # --- calls of the daemons themselves -------------------------------------------------------
 
     async def _ask(self, call: Call) -> Reply:
         name, ask = decode_ask(call.value)
-        return Reply(await self._service.directory.ask(name, ask))
+        return Reply(await self._local.directory.ask(name, ask))
 
     async def _look_many(self, call: Call) -> Reply:
         given, left_s = call.value
         wanted = [Since(TopicName(namespace, topic), since) for namespace, topic, since in given]
-        here = LocalTopics(self._service)
+        here = self._local.topics
         found: Any
         if left_s is None:
             found = await here.look(wanted)
@@ -196,7 +194,7 @@ class Dispatcher:
 
     async def _page(self, call: Call) -> Reply:
         name, span, limit, max_bytes, view = call.value
-        here, room = LocalTopics(self._service), self._service.answers.room()
+        here, room = self._local.topics, self._local.answers.room()
         try:
             return encode_page(
                 await read_within(room, limit, max_bytes, partial(here.page, name, span, limit, view=view)), room

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.actor import service_moved
-from actors.transactions import SERVICE_NAME
+from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
 from broker.thrift import TephraMethods, failure
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
+    from actors.namespaces import Namespaces
     from actors.ownership import Instance
     from actors.transactions import TransactionService
+    from broker.authority import Authority
     from broker.cluster.owners import Owners
     from broker.link.client import Link
     from broker.link.server import Call, CallHandler
-    from broker.service import Service
     from plainsong.protocol.names import TopicName
 
 #: How long an answer may take that waits for nothing but the service.
@@ -103,8 +103,9 @@ async def announce_namespace(owners: Owners, namespace: str) -> None:
 class TransactionCalls:
     """Answers the calls of other instances; those of the service raise NoOwner unless this instance owns it."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, authority: Authority, namespaces: Namespaces) -> None:
+        self._authority = authority
+        self._namespaces = namespaces
 
     def kinds(self) -> dict[str, CallHandler]:
         """The handlers of this module's calls, by kind."""
@@ -116,7 +117,7 @@ class TransactionCalls:
         }
 
     def _home(self) -> TransactionService:
-        home = self._service.embedded
+        home = self._authority.embedded
         if home is None:
             raise service_moved()
         return home
@@ -134,7 +135,7 @@ class TransactionCalls:
         return Reply(None, await TephraMethods(self._home()).answer(call.body))
 
     async def _namespace_changed(self, call: Call) -> Reply:
-        await self._service.namespaces.read_again(str(call.value))
+        await self._namespaces.read_again(str(call.value))
         return Reply()
 
 
@@ -144,8 +145,9 @@ class TransactionCalls:
 class RoutedTephraMethods:
     """Answers messages as ``TephraMethods`` does, at the instance that owns the service."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, authority: Authority, owners: Owners | None) -> None:
+        self._authority = authority
+        self._owners = owners
 
     async def answer(self, message: bytes) -> bytes:
         """The message that answers a message. Raises MalformedThrift: it is no call."""
@@ -156,7 +158,7 @@ class RoutedTephraMethods:
 
         async def local(waited_ms: int) -> bytes:
             del waited_ms
-            home = self._service.embedded
+            home = self._authority.embedded
             if home is None:
                 raise service_moved()
             return await TephraMethods(home).answer(message)
@@ -165,10 +167,9 @@ class RoutedTephraMethods:
             del owner, waited_ms
             return await collect((await link.call("tx.thrift", None, message)).body)
 
-        cluster = self._service.cluster
         try:
-            if cluster is None:
+            if self._owners is None:
                 return await local(0)
-            return await cluster.owners.run_at_owner(SERVICE_NAME, local, remote, repeatable=False)
+            return await self._owners.run_at_owner(SERVICE_NAME, local, remote, repeatable=False)
         except PlainsongError as error:
             return failure(call, error.detail)

@@ -111,7 +111,7 @@ async def _copy(
             target = await stack.enter_async_context(open_to_look(target_url, settings))
         else:
             target = await stack.enter_async_context(open_named(target_url, settings, make=not instead))
-        copying = CopyRun(source, target, asked, tell=report.step)
+        copying = CopyRun(source, target, asked, on_rows=report.step)
         if instead == "dry-run":
             found = await copying.look()
             await copying.refuse(found)

@@ -10,11 +10,11 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from broker.api.route import Accounting
 from broker.config.config import config_of
 from broker.front.forward import FrontForwarding
 from broker.http import sockets
@@ -28,28 +28,10 @@ from broker.logs import AccessLog, process, setup_logs
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.service import Service
 
 log = logging.getLogger(__name__)
 #: How long the last answers may take to leave once the owning process has ended.
 LAST_ANSWERS_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Accounting:
-    """Counts and logs for the application; the owning process keeps the numbers."""
-
-    forwarding: FrontForwarding
-    access: AccessLog
-
-    @property
-    def metrics(self) -> _Accounting:
-        """Itself."""
-        return self
-
-    def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
-        del requests
-        self.forwarding.count(route, status, seconds)
 
 
 class FrontEnd:
@@ -92,9 +74,9 @@ class FrontEnd:
     async def _serve(self, config: Config, *, has_peers: bool) -> None:
         settings = http_settings(config)
         forwarding = FrontForwarding(self._link)
-        handlers = forwarding.handlers()
-        accounting = cast("Service", _Accounting(forwarding, AccessLog(enabled=config.log.access)))
-        application = build_application(accounting, forwarding.routes(), handlers, settings)
+        endpoints = forwarding.endpoints()
+        accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
+        application = build_application(endpoints, settings, accounting)
         try:
             if not (await self._link.call("ready", None)).value:
                 return
@@ -102,7 +84,7 @@ class FrontEnd:
             return  # the owning process ended meanwhile
         await serve_http(
             settings,
-            handlers,
+            endpoints,
             application,
             binds=self._listeners,
             budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),

@@ -7,18 +7,16 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.ownership import Instance
 from broker.api.publish import answer_publish, read_publish
-from broker.api.route import off_loop
+from broker.api.route import Endpoint, off_loop
 from broker.api.routes import ROUTES
 from broker.cluster.remote_stream import RemoteStream
-from broker.http.messages import HOT_PATHS, HotHandler
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import decode_answer, encode_hot, encode_view
+from broker.link.http_codec import decode_answer, encode_request
 from broker.link.wire import INLINE_BYTES
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import Internal, NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown
@@ -32,10 +30,9 @@ if TYPE_CHECKING:
     from broker.api.publish import Given
     from broker.api.route import Route
     from broker.http.budgets import Reservation
-    from broker.http.messages import Conversation, HotHandlers, HotRequest, HttpAnswer, ViewRequest
+    from broker.http.messages import Answer, Conversation, Handler, Request
     from broker.link.client import Channel, Link
     from broker.link.flow import Reply
-    from broker.service import Service
 
 _OWNER = Instance("the owning process", "")
 
@@ -48,22 +45,22 @@ class FrontForwarding:
         #: Publishes under way; a single one has no other to share a write with.
         self._publishing = 0
 
-    def handlers(self) -> HotHandlers:
-        """The handlers of the hot routes."""
-        found: dict[Any, HotHandler] = dict.fromkeys(HOT_PATHS, self._hot)
-        return found | {"publish": self._publish}
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All routes."""
+        return tuple(Endpoint(route, self._handler(route)) for route in ROUTES)
 
-    def routes(self) -> tuple[Route, ...]:
-        """The other routes."""
-        return tuple(replace(route, view=partial(self._view, route.name)) for route in ROUTES)
+    def _handler(self, route: Route[Any]) -> Handler:
+        whole = partial(self._whole, route.name)
+        return partial(self._publish, whole) if route.name == "publish" else whole
 
     def begin(self, namespace: str, topic: str, request_id: str, reservation: Reservation) -> Conversation:
         """A client's stream. Raises InvalidName."""
         open_channel = partial(self._link.converse, "stream", [namespace, topic, request_id])
         return FrontStream(open_channel, _OWNER, namespace, topic, reservation)
 
-    def count(self, route: str, status: int, seconds: float) -> None:
-        """Has the owning process count an answer of this one."""
+    def count(self, route: str, status: int, seconds: float, requests: int = 1, /) -> None:
+        """Has the owning process count an answer of this one; answers are counted one at a time here."""
+        del requests
         self._link.notify("counted", [route, status, seconds])
 
     async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
@@ -74,24 +71,20 @@ class FrontForwarding:
 
     # --- whole requests ------------------------------------------------------------------------
 
-    async def _hot(self, request: HotRequest) -> HttpAnswer:
-        return await decode_answer(await self._call("hot", encode_hot(request, 0), request.body), None)
-
-    async def _view(self, name: str, service: Service, request: ViewRequest) -> HttpAnswer:
-        del service
-        return await decode_answer(await self._call("view", encode_view(name, request, 0), request.body), None)
+    async def _whole(self, route: str, request: Request) -> Answer:
+        return await decode_answer(await self._call("request", encode_request(route, request), request.body), None)
 
     # --- publishes -----------------------------------------------------------------------------
 
-    async def _publish(self, request: HotRequest) -> HttpAnswer:
+    async def _publish(self, whole: Handler, request: Request) -> Answer:
         try:
             given = await read_publish(request)
         except PlainsongError:
-            return await self._hot(request)
+            return await whole(request)
         try:
             response = await self._published(given, request.request_id)
         except NoOwner:  # another instance owns the topic: whole requests are routed to it
-            return await self._hot(request)
+            return await whole(request)
         return answer_publish(request, given, response)
 
     async def _published(self, given: Given, request_id: str) -> PublishResponse | Receipt:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from broker.api.publish import published
 from broker.api.route import off_loop
 from broker.cluster.remote_stream import converse
 from broker.config import every_setting
@@ -25,7 +24,7 @@ from broker.http import sockets
 from broker.http.messages import only_plain, status_of
 from broker.http.sockets import address_of, bind_shared, start_listening
 from broker.link.flow import Reply
-from broker.link.http_codec import decode_hot, decode_view, encode_admitted
+from broker.link.http_codec import decode_request, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
 from plainsong.protocol.backoff import Backoff
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
 
-    from broker.api.route import Route
+    from broker.api.publish import Publishing
+    from broker.api.route import Accounting, Endpoint
     from broker.config import Config
-    from broker.http.budgets import BodyBudget
-    from broker.http.messages import Begin, Conversation, HotHandlers
+    from broker.http.budgets import AnswerBudget, BodyBudget
+    from broker.http.messages import Begin, Conversation
     from broker.http.server import PeerHandler
     from broker.link.server import Answer, Call, ServedChannel
-    from broker.service import Service
 
 log = logging.getLogger(__name__)
 #: Pauses before a front end that ended is started again, in seconds; the last one repeats.
@@ -211,7 +210,7 @@ class _FrontEndProcess:
                     await process.wait()
 
     async def _serve(self, link: trio.SocketStream, process: trio.Process) -> None:
-        inline = PublishBatcher(self._shared.answering.service)
+        inline = self._shared.answering.batcher()
         bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
         await serve_link(link, self._dispatch, bounds, inline=inline, peer=self._name)
         await trio.sleep(AFTER_LINK_S)
@@ -261,21 +260,27 @@ class Answering:
     ``PublishBatcher`` answers the most frequent calls, small plain publishes, unless each has a line in the access log.
 
     Args:
-      handlers, routes, begin: as for a listener of this process, counted and forwarded.
+      endpoints, begin: as for a listener of this process, counted and forwarded.
       budget: bounds the memory of all clients' streams.
     """
 
     def __init__(
-        self, service: Service, handlers: HotHandlers, routes: Iterable[Route], begin: Begin, budget: BodyBudget
+        self,
+        endpoints: Iterable[Endpoint],
+        begin: Begin,
+        publishing: Publishing,
+        accounting: Accounting,
+        answers: AnswerBudget,
+        budget: BodyBudget,
     ) -> None:
-        self.service = service
-        self._handlers = handlers
-        self._routes = {route.name: route for route in routes}
+        self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
         self._begin = begin
+        self._publishing = publishing
+        self._accounting = accounting
+        self._answers = answers
         self._budget = budget
         self._kinds = {
-            "hot": self._hot,
-            "view": self._view,
+            "request": self._request,
             "publish": self._publish_one,
             "publish_packed": self._publish_packed,
             "stream": self._stream,
@@ -289,20 +294,19 @@ class Answering:
             raise BadRequest(f"{call.kind[:80]!r} is no call of front ends")
         return await handler(call)
 
+    def batcher(self) -> PublishBatcher:
+        """Answers the small publishes of one front end."""
+        return PublishBatcher(self._publishing, self._accounting)
+
     # --- whole requests ------------------------------------------------------------------------
 
-    async def _hot(self, call: Call) -> Reply:
-        request, room = decode_hot(call.value, call.body), self.service.answers.room()
+    async def _request(self, call: Call) -> Reply:
+        name, request = decode_request(call.value, call.body)
+        (route, handler), room = self._endpoints[name], self._answers.room()
         request.room = room
-        return await encode_admitted(self._handlers[request.verb](request), room, only_looks=request.verb == "poll")
-
-    async def _view(self, call: Call) -> Reply:
-        name, request = decode_view(call.value, call.body)
-        self.service.access.begin(request.request_id)
-        room = self.service.answers.room()
-        return await encode_admitted(
-            self._routes[name].view(self.service, replace(request, room=room)), room, only_looks=False
-        )
+        self._accounting.access.begin(request.request_id)
+        # Answers of other routes are refused by the front end, which reads their bodies and counts them.
+        return await encode_admitted(handler(request), room, only_looks=route.hot and route.reads_only)
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -314,7 +318,7 @@ class Answering:
     async def _counted(self, call: Call) -> Reply:
         """Counts a request that a front end has answered."""
         route, status, seconds = call.value
-        self.service.metrics.requested(route, status, seconds)
+        self._accounting.requested(route, status, seconds)
         return Reply()
 
     # --- publishes that a front end has read and checked -----------------------------------------
@@ -332,9 +336,9 @@ class Answering:
 
     async def _published(self, name: TopicName, body: PublishRequest, size: int, request_id: str) -> Reply:
         begun_s = perf_counter()
-        self.service.access.begin(request_id)
+        self._accounting.access.begin(request_id)
         try:
-            response = await published(self.service, name, body, size)
+            response = await self._publishing.published(name, body, size)
         except NoOwner:
             raise
         except Exception as error:
@@ -346,8 +350,8 @@ class Answering:
 
     def _account(self, name: TopicName, status: int, begun_s: float) -> None:
         seconds = perf_counter() - begun_s
-        self.service.metrics.requested("publish", status, seconds)
-        self.service.access.answered("publish", str(name), status, seconds)
+        self._accounting.requested("publish", status, seconds)
+        self._accounting.access.answered("publish", str(name), status, seconds)
 
 
 # --- small publishes -------------------------------------------------------------------------------
@@ -373,13 +377,16 @@ class PublishBatcher:
     publish costs the owning process a frame read and a frame written, and no task.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, publishing: Publishing, accounting: Accounting) -> None:
+        self._publishing = publishing
+        self._accounting = accounting
         self._runs: dict[tuple[str, str], _Run] = {}
         self._begun_s = 0.0
 
     def take(self, call: Call, answer: Answer) -> bool:
-        if call.kind != "publish" or self._service.access.enabled:  # a log line names its request by the task's context
+        if (
+            call.kind != "publish" or self._accounting.access.enabled
+        ):  # a log line names its request by the task's context
             return False
         namespace, topic, messages, size, _ = call.value
         if len(messages) != 1:
@@ -408,36 +415,33 @@ class PublishBatcher:
             self._answer(name, run, outcome, perf_counter() - begun_s)
 
         try:
-            ticket = self._service.directory.put(name, PublishEach(run.payloads, run.size))
+            ticket = self._publishing.directory.put(name, PublishEach(run.payloads, run.size))
         except PlainsongError as error:
             settled(error)
         else:
             ticket.on_settled(settled)
 
     def _answer(self, name: TopicName, run: _Run, outcome: PublishOutcome, seconds: float) -> None:
-        service, answers = self._service, run.answers
+        answers = run.answers
         if isinstance(outcome, Receipt):
             assert outcome.first_id is not None  # plain publishes are never duplicates
             generation = outcome.generation
             for answer, first_id in zip(answers, consecutive_ids(outcome.first_id, len(answers)), strict=True):
                 answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
-            _account(service, name, outcome, len(answers), seconds)
+            self._account(name, outcome, len(answers), seconds)
             return
         each = outcome if isinstance(outcome, list) else [outcome] * len(answers)
         for answer, one in zip(answers, each, strict=True):
             answer(Reply([one.first_id, one.last_id, one.generation]) if isinstance(one, Receipt) else one)
-            _account(service, name, one, 1, seconds)
+            self._account(name, one, 1, seconds)
 
-
-def _account(
-    service: Service, name: TopicName, outcome: Receipt | PlainsongError, requests: int, seconds: float
-) -> None:
-    """Counts answered publishes; one that is forwarded to another owner is counted there."""
-    if isinstance(outcome, Receipt):
-        service.metrics.requested("publish", 200, seconds, requests)
-        service.rates.published(name, requests, trio.current_time())
-    elif not isinstance(outcome, NoOwner):
-        service.metrics.requested("publish", status_of(outcome), seconds, requests)
+    def _account(self, name: TopicName, outcome: Receipt | PlainsongError, requests: int, seconds: float) -> None:
+        """Counts answered publishes; one that is forwarded to another owner is counted there."""
+        if isinstance(outcome, Receipt):
+            self._accounting.requested("publish", 200, seconds, requests)
+            self._publishing.rates.published(name, requests, trio.current_time())
+        elif not isinstance(outcome, NoOwner):
+            self._accounting.requested("publish", status_of(outcome), seconds, requests)
 
 
 # --- streams ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The lane: HTTP/1.1 requests of the hot routes on one connection, one after the other, until one is not for it."""
+"""The lane: HTTP/1.1 requests of hot routes on one connection, one after the other, until one is not for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -27,28 +27,18 @@ from broker.http.budgets import (
     too_large,
     too_slow,
 )
-from broker.http.messages import (
-    TOPIC_VERBS,
-    TRANSACTION_VERBS,
-    HotHandlers,
-    HotRequest,
-    HttpAnswer,
-    Verb,
-    answer_for,
-    new_request_id,
-    only_plain,
-    sane_request_id,
-)
+from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
 from broker.http.wire import ChunkedBody, admitted, respond
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
+    from broker.api.route import Endpoint
     from broker.http.budgets import HttpSettings
-    from broker.http.messages import BodyStream
+    from broker.http.messages import Answer, BodyStream
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
 COPIED_BYTES = 64 << 10
@@ -64,7 +54,7 @@ class LaneParts:
     """What all lanes of a server share."""
 
     settings: HttpSettings
-    handlers: HotHandlers
+    routes: HotRoutes
     budget: BodyBudget
     watch: Watch
 
@@ -119,7 +109,7 @@ class Lane:
     def stop(self) -> None:
         """Lets the current request be the last; a connection that rests is closed if none comes right now.
 
-        Whoever was just answered may be sending its next request already: it gets an answer, not a cut.
+        The client just answered may be sending its next request already: it gets an answer, not a cut.
         """
         self._stopping = True
         if self._resting:
@@ -151,7 +141,7 @@ class Lane:
             self._resting = False
         waiting = False
         while not 4 <= (end := connection.pending.find(b"\r\n\r\n") + 4) <= MAX_HEAD_BYTES:
-            if _is_foreign(connection.pending):
+            if self._is_foreign(connection.pending):
                 return None
             if not waiting:
                 waiting = True
@@ -159,13 +149,20 @@ class Lane:
             connection.pending += await connection.receive()
         raw = connection.pending[:end]
         if raw != self._head_bytes:
-            self._head = parse_head(raw) if raw.startswith(PREFIXES) else None
+            routes = self._parts.routes
+            self._head = parse_head(raw, routes) if raw.startswith(routes.prefixes) else None
             self._head_bytes = raw
         head = self._head
-        if head is None or head.path.verb not in self._parts.handlers:
+        if head is None:
             return None
         connection.pending = connection.pending[end:]
         return head
+
+    def _is_foreign(self, data: bytes) -> bool:
+        """Whether bytes without the end of a head are certainly not the lane's."""
+        if not any(data.startswith(prefix[: len(data)]) for prefix in (*self._parts.routes.prefixes, PREFACE)):
+            return True
+        return len(data) >= MAX_HEAD_BYTES or b"\n\n" in data or b"\n\r\n" in data
 
     async def _serve_one(self, head: Head) -> bool:
         """Answers one request; whether the connection is to be kept."""
@@ -180,20 +177,17 @@ class Lane:
                 self._room.release()
         return keep
 
-    async def _answer_to(self, head: Head, held: Reservation, request_id: str) -> HttpAnswer:
+    async def _answer_to(self, head: Head, held: Reservation, request_id: str) -> Answer:
         """The answer, whose body is held in the connection's room."""
         try:
             body = await self._read_body(head, held)
         except PlainsongError as error:
             return answer_for(error)
-        verb, namespace, topic, transaction = head.path
-        request = HotRequest(
-            verb, namespace, topic, head.query, head.headers, body, request_id, transaction, room=self._room
-        )
-        answer = await self._answer(request)
+        request = Request(head.path, head.query, head.headers, body, request_id, room=self._room)
+        answer = await self._answer(head.endpoint, request)
         if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
-        return await admitted(answer, self._room, only_looks=verb == "poll")
+        return await admitted(answer, self._room, only_looks=head.endpoint.route.reads_only)
 
     async def _read_body(self, head: Head, held: Reservation) -> bytes:
         """The body, decompressed; ``_in_step`` is false after one whose end was not reached."""
@@ -210,19 +204,19 @@ class Lane:
             return await decoded_body(body, head.headers, settings.max_body_bytes, held)
         return body
 
-    async def _answer(self, request: HotRequest) -> HttpAnswer:
+    async def _answer(self, endpoint: Endpoint, request: Request) -> Answer:
         parts = self._parts
         self._connection.scope.deadline = inf
         self._busy = True
         parts.watch.begin(self)
         try:
-            return await respond(parts.handlers[request.verb], request, parts.settings.gzip_min_bytes)
+            return await respond(endpoint.handler, request, parts.settings.gzip_min_bytes)
         finally:
             self._busy = False
             parts.watch.end(self)
             self._connection.unwatch()
 
-    async def _send(self, answer: HttpAnswer, request_id: str, *, chunks: bool, keep: bool) -> None:
+    async def _send(self, answer: Answer, request_id: str, *, chunks: bool, keep: bool) -> None:
         head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
         if isinstance(answer.body, bytes):
             if len(answer.body) > COPIED_BYTES:
@@ -238,11 +232,11 @@ class Lane:
             except OSError:
                 raise  # the reader has gone
             except Exception as error:
-                plain, told = only_plain(error), {"request_id": request_id}
+                plain, about = only_plain(error), {"request_id": request_id}
                 if plain is None:
-                    log.exception("a streamed answer broke off", extra=told)
+                    log.exception("a streamed answer broke off", extra=about)
                 else:  # no bug: such as no room for its next block
-                    log.warning("a streamed answer broke off", extra={**told, "why": plain.detail})
+                    log.warning("a streamed answer broke off", extra={**about, "why": plain.detail})
                 raise CutShort from error
 
     async def _send_stream(self, stream: BodyStream, *, chunks: bool) -> None:
@@ -254,20 +248,11 @@ class Lane:
             await self._connection.send_all(wire.LAST_CHUNK)
 
 
-def _is_foreign(data: bytes) -> bool:
-    """Whether bytes without the end of a head can already be told not to be the lane's."""
-    if not any(data.startswith(prefix[: len(data)]) for prefix in (*PREFIXES, PREFACE)):
-        return True
-    return len(data) >= MAX_HEAD_BYTES or b"\n\n" in data or b"\n\r\n" in data
-
-
 # --- head ------------------------------------------------------------------------------------------
 #
-# The head of a request: whether it belongs to the lane, and how its body is framed.
+# Whether a request belongs to the lane, and how its body is framed.
 
 
-#: Every hot request starts with one of these; what does not is handed over at once.
-PREFIXES = (b"POST /v1/namespaces/", b"POST /v1/transactions")
 #: Larger heads are hypercorn's to refuse (its own bound is the same).
 MAX_HEAD_BYTES = 16 << 10
 MAX_LENGTH_DIGITS = 18
@@ -275,20 +260,54 @@ MAX_LENGTH_DIGITS = 18
 CHUNKED = -1
 
 
-class HotPath(NamedTuple):
-    """The path of a hot request, taken apart and percent-decoded."""
+class _Shape(NamedTuple):
+    """The path of a hot route, cut at its slashes."""
 
-    verb: Verb
-    namespace: str = ""
-    topic: str = ""
-    transaction: str = ""
+    endpoint: Endpoint
+    words: tuple[tuple[int, str], ...]
+    places: tuple[tuple[str, int], ...]
+
+
+class HotRoutes:
+    """Finds the hot route of a path: one look-up by its number of segments and its last one."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._shapes: dict[tuple[int, str], _Shape] = {}
+        starts = set()
+        for endpoint in endpoints:
+            route = endpoint.route
+            if not route.hot:
+                continue
+            assert route.method == "POST"  # the one that the lane knows
+            segments = route.path.split("/")
+            words = [(at, word) for at, word in enumerate(segments) if not word.startswith("{")]
+            places = [(word[1:-1], at) for at, word in enumerate(segments) if word.startswith("{")]
+            shape = _Shape(endpoint, tuple(words), tuple(places))
+            assert self._shapes.setdefault((len(segments), segments[-1]), shape) is shape  # else one look is too few
+            starts.add(f"{route.method} {route.path.partition('{')[0]}".encode())
+        #: Every hot request starts with one of these; what does not is handed over at once.
+        self.prefixes = tuple(sorted(starts))
+
+    def find(self, path: str) -> tuple[Endpoint, Mapping[str, str]] | None:
+        """The route and what stands in its places, if none of them is empty."""
+        segments = path.split("/")
+        shape = self._shapes.get((len(segments), segments[-1]))
+        if shape is None:
+            return None
+        for at, word in shape.words:
+            if segments[at] != word:
+                return None
+        found = {place: segments[at] for place, at in shape.places}
+        return (shape.endpoint, found) if all(found.values()) else None
 
 
 @dataclass(slots=True, frozen=True)
 class Head:
     """The head of a hot request."""
 
-    path: HotPath
+    endpoint: Endpoint
+    #: What stands in the places of the route's path: percent-decoded.
+    path: Mapping[str, str]
     query: str
     headers: Mapping[str, str]
     #: Bytes of the body, or ``CHUNKED``.
@@ -322,7 +341,7 @@ class _HeadParts:
         self.complete = True
 
 
-def parse_head(data: bytes) -> Head | None:
+def parse_head(data: bytes, routes: HotRoutes) -> Head | None:
     """The head in ``data``, which ends with its empty line; None when the request is not for the lane.
 
     The lane takes what every reader of HTTP understands alike. Anything that two readers could take differently
@@ -335,7 +354,7 @@ def parse_head(data: bytes) -> Head | None:
         parser.feed_data(data)
     except httptools.HttpParserError:  # also an upgrade
         return None
-    route = _route(parts.url)
+    route = _route(parts.url, routes)
     if route is None or not parts.complete or b"\r\n " in data or b"\r\n\t" in data:
         return None
     version = parser.get_http_version()
@@ -346,8 +365,9 @@ def parse_head(data: bytes) -> Head | None:
     if length is None:
         return None
     tokens = [token.strip() for token in headers.get("connection", "").lower().split(",")]
-    path, query = route
+    (endpoint, path), query = route
     return Head(
+        endpoint,
         path,
         query,
         headers,
@@ -359,8 +379,8 @@ def parse_head(data: bytes) -> Head | None:
     )
 
 
-def _route(url: bytes) -> tuple[HotPath, str] | None:
-    """Path and query of a hot route (``exchange.HOT_PATHS``); None for any other path."""
+def _route(url: bytes, routes: HotRoutes) -> tuple[tuple[Endpoint, Mapping[str, str]], str] | None:
+    """The hot route, the places of its path, and the query; None for any other path."""
     if not url.isascii():
         return None
     path, _, query = url.decode("ascii").partition("?")
@@ -368,14 +388,8 @@ def _route(url: bytes) -> tuple[HotPath, str] | None:
         path = unquote(path)
         if not path.isascii() or not path.isprintable():
             return None
-    match path.split("/"):
-        case ["", "v1", "namespaces", namespace, "topics", topic, verb] if verb in TOPIC_VERBS and namespace and topic:
-            return HotPath(cast("Verb", verb), namespace, topic), query
-        case ["", "v1", "transactions"]:
-            return HotPath("begin"), query
-        case ["", "v1", "transactions", transaction, verb] if verb in TRANSACTION_VERBS and transaction:
-            return HotPath(cast("Verb", verb), transaction=transaction), query
-    return None
+    found = routes.find(path)
+    return None if found is None else (found, query)
 
 
 def _joined(pairs: list[tuple[str, str]]) -> dict[str, str] | None:
@@ -406,7 +420,7 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
 
 # --- intake ----------------------------------------------------------------------------------------
 #
-# Reading the body of a lane request: bounded before it is read, counted and timed while it is.
+# A body is bounded before it is read, and counted and timed while it is.
 
 
 #: A large body is read in pieces of this size.
@@ -417,7 +431,7 @@ async def read_body(connection: Connection, head: Head, held: Reservation, setti
     """The body as sent, taken off ``connection`` after its head. After an error what follows is not a request.
 
     Raises:
-      BodyTooLarge, Overloaded: before a byte of it was read, where its length was told.
+      BodyTooLarge, Overloaded: before a byte of it was read, where its length was announced.
       MalformedBody: it breaks off, is too slow, or is not chunked as it says.
     """
     length = head.length
@@ -475,8 +489,6 @@ class _Intake:
 
 # --- connection ------------------------------------------------------------------------------------
 #
-# A connection of the lane: its socket, what was received ahead, and the one time-out that is moved along.
-#
 # The socket is read and written directly, since a publish costs little more than its system calls: what a stream
 # object or a time-out scope per request would add is a good part of it. One cancel scope lasts as long as the
 # connection; its deadline is that of the present phase: resting, reading a head, handling (none), sending.
@@ -487,7 +499,7 @@ RECEIVE_BYTES = 64 << 10
 MAX_PIPELINED_BYTES = 64 << 10
 #: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
 LINGER_S = 2.0
-#: The same for a client that may have sent ahead what nobody will answer.
+#: The same for a client that may have sent ahead what will have no answer.
 BRIEF_LINGER_S = 0.1
 _RESET = struct.pack("ii", 1, 0)
 
@@ -598,7 +610,7 @@ class Connection:
 
 # --- watch -----------------------------------------------------------------------------------------
 #
-# The watch over requests that take long: a client that goes away while its answer is awaited is noticed at once.
+# A client that leaves while its answer is awaited is noticed at once.
 
 
 #: Requests answered sooner than this are never watched: a task for each would cost more than they do.

@@ -1,7 +1,4 @@
-"""Requests, their parameters, answers and conversations, free of any server; errors as answers; request ids.
-
-The request and the answer of a hot route, free of any server: what both doors and all handlers speak of.
-"""
+"""The request and the answer of every route, free of any server; parameters, errors as answers, streams, request ids."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
-from plainsong.protocol.codec.json_values import fields_of, parse_json, parse_object
+from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (
     BadRequest,
     Conflict,
@@ -40,30 +37,12 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerRoom, BodyBudget, HttpSettings, Reservation
     from plainsong.protocol.codec.json_values import Kind
 
-#: What has a route of its own in the lane.
-Verb = Literal["publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"]
-#: Those that end the path of a topic, and those that end the path of a transaction.
-TOPIC_VERBS: frozenset[str] = frozenset(("publish", "store", "rollback", "poll"))
-TRANSACTION_VERBS: frozenset[str] = frozenset(("prepare", "commit", "abort"))
-_TOPIC = "/v1/namespaces/{namespace}/topics/{topic}/"
-_TRANSACTION = "/v1/transactions/{transaction}/"
-#: Where each is, by POST.
-HOT_PATHS: Mapping[Verb, str] = {
-    "publish": _TOPIC + "publish",
-    "store": _TOPIC + "store",
-    "rollback": _TOPIC + "rollback",
-    "poll": _TOPIC + "poll",
-    "begin": "/v1/transactions",
-    "prepare": _TRANSACTION + "prepare",
-    "commit": _TRANSACTION + "commit",
-    "abort": _TRANSACTION + "abort",
-}
 #: Says on an answer that was forwarded where the owner is.
 OWNER_HEADER = "Plainsong-Owner"
 
 
 class BodyStream(Protocol):
-    """A body that is made while it is sent, such as an async generator of bytes. Whoever holds one closes it."""
+    """A body that is made while it is sent, such as an async generator of bytes. Its holder closes it."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -72,65 +51,24 @@ class BodyStream(Protocol):
 
 
 @dataclass(slots=True)
-class HotRequest:
-    """One request of a hot route, its body read, decompressed and within bounds."""
-
-    verb: Verb
-    #: Percent-decoded, but not validated; empty where the route has no topic.
-    namespace: str
-    topic: str
-    #: The raw query string, without its question mark.
-    query: str
-    #: Lower-case names; a repeated header's values are joined by a comma and a space.
-    headers: Mapping[str, str]
-    body: bytes
-    #: The client's ``X-Request-Id``, or one made here.
-    request_id: str
-    #: The id in the path of a transaction: percent-decoded, but not validated; else empty.
-    transaction: str = ""
-    #: How much of the wait it asks for is over already, at an instance that could not answer.
-    waited_ms: int = 0
-    #: What its answer holds until it has left; None: nobody counts.
-    room: AnswerRoom | None = None
-
-
-@dataclass(slots=True)
-class HttpAnswer:
-    """What goes back. The doors add ``Date``, ``X-Request-Id`` and the framing."""
-
-    status: int
-    #: All of it, or a stream, which is sent chunked and always closed.
-    body: bytes | BodyStream = b""
-    content_type: str | None = None
-    headers: list[tuple[str, str]] = field(default_factory=list)
-    #: How many bytes a stream will have, where that is known: it is then sent as a whole body is, not chunked.
-    length: int | None = None
-
-
-#: Answers one request. It may raise ``PlainsongError``; anything else it raises is a bug, and answered as one.
-HotHandler: TypeAlias = Callable[[HotRequest], Awaitable[HttpAnswer]]
-HotHandlers: TypeAlias = Mapping[Verb, HotHandler]
-
-
-# --- route -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ViewRequest:
-    """One request, its body read, decompressed and within the route's bound."""
+class Request:
+    """One request, its body read, decompressed and within bounds."""
 
     path: Mapping[str, str]
-    """What stands in the path's places: percent-decoded, not validated."""
+    """What stands in the places of the route's path: percent-decoded, not validated."""
     query: str
     """The raw query string, without its question mark."""
     headers: Mapping[str, str]
-    """Lower-case names."""
+    """Lower-case names; a repeated header's values are joined by a comma and a space."""
     body: bytes = b""
     request_id: str = ""
+    """The client's ``X-Request-Id``, or one made here."""
     waited_ms: int = 0
     """How much of the wait it asks for is over already, at an instance that could not answer."""
     room: AnswerRoom | None = None
-    """What its answer holds until it has left; None: nobody counts."""
+    """What its answer holds until it has left; None: nothing is counted."""
+    decoded: Any = None
+    """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
 
     @property
     def namespace(self) -> str:
@@ -150,16 +88,35 @@ class ViewRequest:
 
     def json(self) -> Any:
         """The body as JSON, whatever its ``Content-Type``; None when there is none. Raises MalformedBody."""
-        return parse_json(self.body) if self.body.strip() else None
+        if self.decoded is None and self.body.strip():
+            self.decoded = parse_json(self.body)
+        return self.decoded
 
     def fields(self, kinds: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
         """The body as a record: our name → value. Raises MalformedBody, UnknownField."""
-        return fields_of(parse_object(self.body), kinds) if self.body.strip() else {}
+        return fields_of(as_object(self.json()), kinds) if self.body.strip() else {}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What goes back. The listeners add ``Date``, ``X-Request-Id`` and the framing."""
+
+    status: int
+    #: All of it, or a stream, which is sent chunked and always closed.
+    body: bytes | BodyStream = b""
+    content_type: str | None = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    #: How many bytes a stream will have, where that is known: it is then sent as a whole body is, not chunked.
+    length: int | None = None
+
+
+#: Answers one request. It may raise ``PlainsongError``; anything else it raises is a bug, and answered as one.
+Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 
 # --- query -----------------------------------------------------------------------------------------
 #
-# Query parameters: the few there are, each read once, unknown ones refused with the nearest known name.
+# The few there are, each given once; an unknown one is refused with the nearest known name.
 
 
 #: Parameters one request may have; ours are a handful.
@@ -214,7 +171,7 @@ def flag(parameters: dict[str, str], key: str) -> bool:
 
 # --- status ----------------------------------------------------------------------------------------
 #
-# Errors as answers: one table from error classes to statuses, and the problem+json they are told in.
+# Errors as answers: one table from error classes to statuses, and their form as problem+json.
 
 
 PROBLEM_TYPE = "application/problem+json"
@@ -242,7 +199,7 @@ def status_of(error: PlainsongError) -> int:
 
 
 def problem_of(error: PlainsongError) -> dict[str, str | int]:
-    """What is told of ``error``, under the names of problem+json."""
+    """``error`` under the names of problem+json."""
     return {
         "type": f"/errors/{error.code}",
         "title": error.title,
@@ -254,7 +211,7 @@ def problem_of(error: PlainsongError) -> dict[str, str | int]:
     }
 
 
-def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> HttpAnswer:
+def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
     """``error`` as problem+json; ``allow`` are the methods that a 405 names instead."""
     problem = problem_of(error)
     status = status_of(error)
@@ -265,7 +222,7 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> HttpAnswe
         headers.append(("Allow", ", ".join(sorted(allow))))
     # surrogateescape cannot occur in what we decode ourselves, but a detail may quote anything: never fail here.
     body = json.dumps(problem, ensure_ascii=False).encode("utf-8", "replace")
-    return HttpAnswer(status, body, PROBLEM_TYPE, headers)
+    return Answer(status, body, PROBLEM_TYPE, headers)
 
 
 def only_plain(error: BaseException) -> PlainsongError | None:
@@ -277,7 +234,7 @@ def only_plain(error: BaseException) -> PlainsongError | None:
 
 # --- conversation ----------------------------------------------------------------------------------
 #
-# A conversation: what stands behind one WebSocket, free of any server. Messages go in, answers come out, in order.
+# What stands behind one WebSocket, free of any server: messages go in, answers come out, in order.
 
 
 class Conversation(Protocol):
@@ -319,7 +276,7 @@ class Conversation(Protocol):
         ...
 
     def close(self) -> None:
-        """The connection has ended. What was taken still happens; nobody is told."""
+        """The connection has ended. What was taken still happens, unanswered."""
         ...
 
 
@@ -339,7 +296,7 @@ class Conversations:
 
 # --- request ids -----------------------------------------------------------------------------------
 #
-# Request ids: the client's own if it is sane, else one that is unique among the daemons of a fleet.
+# The client's own if it is sane, else one that is unique among the daemons of a fleet.
 
 
 #: Longer ones, and ones a log line could choke on, are replaced.

@@ -1,7 +1,4 @@
-"""The application behind hypercorn: every route as Quart sees it, each answer counted, errors as problems.
-
-The application behind hypercorn: every route as Quart sees it, each answer counted, nothing ever HTML.
-"""
+"""The application behind hypercorn: every route as Quart sees it, each answer counted, errors as problems, never HTML."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio as Application
 from werkzeug.exceptions import HTTPException
 
-from broker.api.route import only_looks
 from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
-from broker.http.messages import HOT_PATHS, HotHandler, HotRequest, HttpAnswer, Verb, ViewRequest, answer_for
+from broker.http.messages import Answer, Request, answer_for
 from broker.http.wire import admitted, answer_to, compress, respond
 from plainsong.protocol.errors import (
     BadRequest,
@@ -36,36 +32,30 @@ if TYPE_CHECKING:
 
     from quart import Quart
 
-    from broker.api.route import Route
+    from broker.api.route import Accounting, Endpoint, Route
     from broker.http.budgets import HttpSettings
-    from broker.http.messages import HotHandlers
-    from broker.service import Service
 
 __all__ = ["UNKNOWN_ROUTE", "Application", "build_application"]
+log = logging.getLogger("plainsong.http")
 #: What answers of no route are counted under: their paths are not ours to name.
 UNKNOWN_ROUTE = "unknown"
 
 
-def build_application(
-    service: Service, routes: Iterable[Route], handlers: HotHandlers, settings: HttpSettings
-) -> Application:
-    """The hot routes (for clients that the lane hands over) and ``routes``, errors as problems."""
+def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
+    """Every route, the hot ones too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
     app = Application("plainsong", static_folder=None)
     install_errors(app, settings)
     methods: defaultdict[str, set[str]] = defaultdict(set)
-    for verb, handler in handlers.items():
-        rule = hot_rule(verb)
-        app.add_url_rule(rule, verb, hot_view(verb, handler, settings), methods=["POST"], strict_slashes=True)
-        methods[rule].add("POST")
-    for route in routes:
+    for endpoint in endpoints:
+        route = endpoint.route
         rule = rule_of(route.path)
-        view = _view(service, route)
+        view = hot_view(endpoint, settings) if route.hot else _view(endpoint, accounting)
         app.add_url_rule(rule, route.name, view, methods=[route.method], strict_slashes=True)
         methods[rule] |= {"GET", "HEAD"} if route.method == "GET" else {route.method}
     for rule, allowed in methods.items():
         view = _options(allowed)
         app.add_url_rule(rule, f"OPTIONS {rule}", view, methods=["OPTIONS"], strict_slashes=True)
-    _count_unknown(app, service)
+    _count_unknown(app, accounting)
     return app
 
 
@@ -74,31 +64,34 @@ def rule_of(path: str) -> str:
     return path.replace("{producer}", "<path:producer>").replace("{", "<").replace("}", ">")
 
 
-def _view(service: Service, route: Route) -> Callable[..., Awaitable[Response]]:
+def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable[Response]]:
+    route, handler = endpoint
+    max_bytes = 0 if route.body is None else route.body.max_bytes
+
     async def view(**path: str) -> Response:
         begun_s = perf_counter()
         through = passage()
-        service.access.begin(through.request_id)
+        accounting.access.begin(through.request_id)
         try:
-            body = await _read_small(route.max_body_bytes) if route.max_body_bytes else b""
+            body = await _read_small(max_bytes) if max_bytes else b""
             query = request.query_string.decode("latin-1")
-            asked = ViewRequest(path, query, through.headers, body, through.request_id, room=through.room)
-            answer = await route.view(service, asked)
+            asked = Request(path, query, through.headers, body, through.request_id, room=through.room)
+            answer = await handler(asked)
             answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)
         seconds = perf_counter() - begun_s
-        service.metrics.requested(route.name, answer.status, seconds)
-        service.access.answered(route.name, request.path, answer.status, seconds, answer.headers)
+        accounting.requested(route.name, answer.status, seconds)
+        accounting.access.answered(route.name, request.path, answer.status, seconds, answer.headers)
         return as_response(answer)
 
     return view
 
 
-def _may_be_refused(route: Route, answer: HttpAnswer) -> bool:
+def _may_be_refused(route: Route[Any], answer: Answer) -> bool:
     """What says how the daemon is doing is small, and answered whatever else it is short of."""
     body = answer.body
-    return only_looks(route) and not (isinstance(body, bytes) and len(body) <= SMALL_BYTES)
+    return route.reads_only and not (isinstance(body, bytes) and len(body) <= SMALL_BYTES)
 
 
 async def _read_small(max_bytes: int) -> bytes:
@@ -125,27 +118,19 @@ def _options(allowed: set[str]) -> Callable[..., Awaitable[Response]]:
     headers = [("Allow", ", ".join(sorted(allowed | {"OPTIONS"})))]
 
     async def view(**path: str) -> Response:
-        return as_response(HttpAnswer(200, headers=headers))
+        return as_response(Answer(200, headers=headers))
 
     return view
 
 
-def _count_unknown(app: Application, service: Service) -> None:
+def _count_unknown(app: Application, accounting: Accounting) -> None:
     async def counted(response: Response) -> Response:
         if request.url_rule is None:
             seconds = trio.current_time() - passage().started
-            service.metrics.requested(UNKNOWN_ROUTE, response.status_code, seconds)
+            accounting.requested(UNKNOWN_ROUTE, response.status_code, seconds)
         return response
 
     app.after_request(counted)
-
-
-# --- quart door ------------------------------------------------------------------------------------
-#
-# The hot routes as Quart sees them, for clients the lane hands over; and errors of all routes as problems.
-
-
-log = logging.getLogger("plainsong.http")
 
 
 def passage() -> Passage:
@@ -155,21 +140,17 @@ def passage() -> Passage:
     return found if found is not None else Passage(scope, BodyBudget(1 << 62))  # an application without a server
 
 
-def hot_rule(verb: Verb) -> str:
-    """The path of a hot route as the framework writes it."""
-    return HOT_PATHS[verb].replace("{", "<").replace("}", ">")
+def hot_view(endpoint: Endpoint, settings: HttpSettings) -> Callable[..., Awaitable[Response]]:
+    """A view that answers as the lane does, byte for byte."""
+    route, handler = endpoint
 
-
-def hot_view(verb: Verb, handler: HotHandler, settings: HttpSettings) -> Callable[..., Awaitable[Response]]:
-    """A view for ``hot_rule(verb)`` that answers as the lane does, byte for byte."""
-
-    async def view(namespace: str = "", topic: str = "", transaction: str = "") -> Response:
+    async def view(**path: str) -> Response:
         through = passage()
         body = await read_body(settings)
         query = request.query_string.decode("latin-1")
-        asked = (verb, namespace, topic, query, through.headers, body, through.request_id, transaction)
-        answer = await respond(handler, HotRequest(*asked, room=through.room), settings.gzip_min_bytes)
-        return as_response(await admitted(answer, through.room, only_looks=verb == "poll"))
+        asked = Request(path, query, through.headers, body, through.request_id, room=through.room)
+        answer = await respond(handler, asked, settings.gzip_min_bytes)
+        return as_response(await admitted(answer, through.room, only_looks=route.reads_only))
 
     return view
 
@@ -187,7 +168,7 @@ async def read_body(settings: HttpSettings) -> bytes:
     return body
 
 
-def as_response(answer: HttpAnswer) -> Response:
+def as_response(answer: Answer) -> Response:
     """``answer`` for Quart."""
     response = Response(answer.body, answer.status)
     response.headers.clear()
@@ -220,7 +201,7 @@ def install_errors(app: Quart, settings: HttpSettings) -> None:
 
     async def compressed(response: Response) -> Response:
         if isinstance(response.response, DataBody) and "Vary" not in response.headers and request.method != "HEAD":
-            answer = HttpAnswer(response.status_code, await response.get_data(as_text=False))
+            answer = Answer(response.status_code, await response.get_data(as_text=False))
             await compress(answer, passage().headers.get("accept-encoding"), settings.gzip_min_bytes)
             for name, value in answer.headers:
                 response.headers[name] = value

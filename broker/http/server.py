@@ -25,7 +25,7 @@ from trio.lowlevel import wait_readable
 
 from broker.http import wire
 from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
-from broker.http.lane import BRIEF_LINGER_S, Lane, LaneParts, Watch
+from broker.http.lane import BRIEF_LINGER_S, HotRoutes, Lane, LaneParts, Watch
 from broker.http.messages import Conversations, answer_for, new_request_id
 from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import Overloaded
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework, LifespanState
 
+    from broker.api.route import Endpoint
     from broker.http.budgets import BodyBudget, HttpSettings
-    from broker.http.messages import Begin, HotHandlers
+    from broker.http.messages import Begin
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
@@ -56,7 +57,7 @@ REFUSAL_S = 1.0
 
 async def serve_http(
     settings: HttpSettings,
-    handlers: HotHandlers,
+    endpoints: Sequence[Endpoint],
     app: ASGIFramework,
     *,
     binds: Sequence[str | socket.socket],
@@ -86,8 +87,8 @@ async def serve_http(
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
         hypercorn = HypercornServer(app, settings, budget, begin)
-        # Without handlers a lane only finds out how a connection begins.
-        parts = LaneParts(settings, handlers if settings.lane else {}, budget, Watch())
+        # Without routes a lane only finds out how a connection begins.
+        parts = LaneParts(settings, HotRoutes(endpoints if settings.lane else ()), budget, Watch())
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with hypercorn.opened():
             await server.run(listeners, stop, grace_s, task_status)

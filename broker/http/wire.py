@@ -1,7 +1,4 @@
-"""Bodies and answers as bytes of HTTP/1.1: heads, chunks, gzip; and a handler's answer made ready to send.
-
-Answers as bytes of HTTP/1.1: the head of an answer, and the chunks of a stream.
-"""
+"""Bodies and answers as bytes of HTTP/1.1: heads, chunks, gzip; and a handler's answer made ready to send."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from broker.http.messages import BodyStream, HotHandler, HotRequest, HttpAnswer
+    from broker.http.messages import Answer, BodyStream, Handler, Request
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -50,7 +47,7 @@ class _Dates:
 _dates = _Dates()
 
 
-def answer_head(answer: HttpAnswer, request_id: str, *, chunks: bool, close: bool) -> bytes:
+def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -> bytes:
     """The head of ``answer`` with its empty line. A stream is framed by its length if that
     is known, else by chunks, or by the end of the connection.
     """
@@ -75,13 +72,13 @@ def chunk(data: bytes) -> bytes:
 
 # --- respond ---------------------------------------------------------------------------------------
 #
-# A handler's answer made ready to send: errors told as problems, bodies compressed. Both doors answer through it.
+# A handler's answer made ready to send: errors as problems, bodies compressed. Both listeners answer through it.
 
 
 log = logging.getLogger("plainsong.http")
 
 
-async def respond(handler: HotHandler, request: HotRequest, gzip_min_bytes: int) -> HttpAnswer:
+async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> Answer:
     """What ``handler`` answers to ``request``, or the problem it raised; never raises but for cancellation.
 
     A stream is begun here, so that what fails before its first byte is still an answer of its own.
@@ -107,7 +104,7 @@ def _check_headers(headers: list[tuple[str, str]]) -> None:
             raise ValueError(f"the header {name} of an answer has the value {value!r}")
 
 
-def answer_to(error: Exception, request_id: str) -> HttpAnswer:
+def answer_to(error: Exception, request_id: str) -> Answer:
     """``error`` as an answer; what is no ``PlainsongError`` goes to the log, and nothing of it into the answer."""
     plain = only_plain(error)
     if plain is None:
@@ -136,7 +133,7 @@ class _Begun:
 
 
 async def begun(chunks: BodyStream) -> BodyStream:
-    """``chunks`` with the first one already made; closed if that fails, or whoever waits for it leaves."""
+    """``chunks`` with the first one already made; closed if that fails, or its reader leaves."""
     try:
         return _Begun(await anext(aiter(chunks), None), chunks)
     except BaseException:
@@ -144,14 +141,14 @@ async def begun(chunks: BodyStream) -> BodyStream:
         raise
 
 
-# --- answers ---------------------------------------------------------------------------------------
+# --- admission of answers --------------------------------------------------------------------------
 
 
 #: What an answer that is passed on piece by piece may hold: the window of a link, and the piece at hand.
 PASSED_BYTES = 768 << 10
 
 
-async def admitted(answer: HttpAnswer, room: AnswerRoom, *, only_looks: bool) -> HttpAnswer:
+async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Answer:
     """``answer``, with what its body takes held in ``room``; or the refusal instead of it, if there is no room.
 
     Args:
@@ -187,15 +184,13 @@ async def admitted(answer: HttpAnswer, room: AnswerRoom, *, only_looks: bool) ->
 
 
 # --- compression -----------------------------------------------------------------------------------
-#
-# Compressed answers: whether a client takes gzip, and bodies and streams in it.
 
 
 #: Poll answers are made once and thrown away: the fastest level.
 LEVEL = 1
 #: zlib's window bits that mean "with gzip's header and trailer".
 GZIP_WINDOW = 31
-#: From here on a worker thread compresses, so that nobody else waits.
+#: From here on a worker thread compresses, so that no other request waits.
 INLINE_BYTES = 64 << 10
 
 
@@ -223,7 +218,7 @@ def _weight(parameters: str) -> float:
     return 1.0
 
 
-async def compress(answer: HttpAnswer, accept_encoding: str | None, min_bytes: int) -> None:
+async def compress(answer: Answer, accept_encoding: str | None, min_bytes: int) -> None:
     """Turns the body of ``answer`` into gzip if it is worth it and the client takes it; tells caches either way."""
     body = answer.body
     if isinstance(body, bytes) and len(body) < min_bytes:
@@ -280,7 +275,7 @@ class GzippedStream:
 # Chunked request bodies, bytes in and body out: the transfer coding of RFC 9112, section 7.1, read strictly.
 
 
-#: A chunk's size line, with extensions that nobody uses, and the trailer section.
+#: A chunk's size line, with extensions, which are ignored, and the trailer section.
 MAX_LINE_BYTES = 4 << 10
 MAX_TRAILER_BYTES = 16 << 10
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n]*)?[ \t]*")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from broker.http.messages import OWNER_HEADER, HotRequest, HttpAnswer, ViewRequest
+from broker.http.messages import OWNER_HEADER, Answer, Request
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
@@ -24,38 +24,26 @@ if TYPE_CHECKING:
 _HEADERS = ("content-type", "accept", "prefer")
 
 
-def encode_hot(request: HotRequest, waited_ms: int) -> list[Any]:
-    """A request of a hot route, without its body."""
-    where = [request.verb, request.namespace, request.topic, request.transaction, request.query]
-    return [*where, _kept_headers(request.headers), request.request_id, request.waited_ms + waited_ms]
+def encode_request(route: str, request: Request) -> list[Any]:
+    """A request, without its body."""
+    headers = _kept_headers(request.headers)
+    return [route, dict(request.path), request.query, headers, request.request_id, request.waited_ms]
 
 
-def decode_hot(value: list[Any], body: bytes) -> HotRequest:
-    """The reverse of ``encode_hot``. Raises ValueError."""
-    verb, namespace, topic, transaction, query, headers, request_id, waited_ms = value
-    return HotRequest(verb, namespace, topic, query, headers, body, request_id, transaction, waited_ms)
-
-
-def encode_view(route: str, request: ViewRequest, waited_ms: int) -> list[Any]:
-    """A request of any other route, without its body."""
-    waited_ms += request.waited_ms
-    return [route, dict(request.path), request.query, _kept_headers(request.headers), request.request_id, waited_ms]
-
-
-def decode_view(value: list[Any], body: bytes) -> tuple[str, ViewRequest]:
-    """The reverse of ``encode_view``: the route's name and the request. Raises ValueError."""
+def decode_request(value: list[Any], body: bytes) -> tuple[str, Request]:
+    """The reverse of ``encode_request``: the route's name and the request. Raises ValueError."""
     route, path, query, headers, request_id, waited_ms = value
-    return route, ViewRequest(path, query, headers, body, request_id, waited_ms)
+    return route, Request(path, query, headers, body, request_id, waited_ms)
 
 
-def encode_answer(answer: HttpAnswer, room: AnswerRoom | None = None) -> Reply:
+def encode_answer(answer: Answer, room: AnswerRoom | None = None) -> Reply:
     """An answer, whole or as a stream with its length if that is known; ``room`` is released when it has left."""
     length = len(answer.body) if isinstance(answer.body, bytes) else answer.length
     headers = [list(each) for each in answer.headers]
     return Reply([answer.status, answer.content_type, headers, length], budgeted(answer.body, room))
 
 
-async def encode_admitted(answering: Awaitable[HttpAnswer], room: AnswerRoom, *, only_looks: bool) -> Reply:
+async def encode_admitted(answering: Awaitable[Answer], room: AnswerRoom, *, only_looks: bool) -> Reply:
     """Waits for an answer, admits it to ``room``, begins its stream and encodes it.
 
     A stream that fails before its first byte raises, so that the error is answered instead.
@@ -74,7 +62,7 @@ async def encode_admitted(answering: Awaitable[HttpAnswer], room: AnswerRoom, *,
         raise
 
 
-async def decode_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
+async def decode_answer(reply: Reply, owner: Instance | None) -> Answer:
     """The reverse of ``encode_answer``, with the owner's address in a header; the first piece of a stream has come.
 
     Raises:
@@ -89,7 +77,7 @@ async def decode_answer(reply: Reply, owner: Instance | None) -> HttpAnswer:
         body = await begun(reply.body)
     if owner is not None:
         decoded.append((OWNER_HEADER, owner.address))
-    return HttpAnswer(status, body, content_type, decoded, None if isinstance(body, bytes) else length)
+    return Answer(status, body, content_type, decoded, None if isinstance(body, bytes) else length)
 
 
 def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:

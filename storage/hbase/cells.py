@@ -1,15 +1,15 @@
 """Rows of the metadata table: two cells that a topic's head chooses from, or one that is compared and set.
 
-Rows of the metadata table that belong to a topic or to the service: two cells, of which one counts.
+Rows of topics and of the transaction service have two cells, of which one counts:
 
     cells a, b    stamp  01 value | 00        00: the row is gone
     governed by   ns:topic:  and  00 kind ns:topic: …     the head of the topic
                   00 'x' …                                the head of the transaction service
 
-The value is that of the later commit among those that took place. The owner's next value goes into the other cell, by
-compare-and-set, and counts when the commit does; so a value stays readable until the next one is there for good, and
-what an owner that was replaced puts late either finds another cell than it knew, or is never read. Only the owner of
-the head writes here; whatever else is in the table has one cell (``cells.py``).
+The value is that of the later of the commits that took place. The owner puts its next value into the other cell, by
+compare-and-set, and it counts when the commit does. So a value stays readable until the next one is certain, and a late
+put of a replaced owner either finds another cell than it expects, or is never read. Only the owner of the head writes
+these rows; all other rows of the table have one cell, see ``Cells``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from storage.hbase.pool import Pool
 
 SLOTS = (FAMILY + b":a", FAMILY + b":b")
-#: As ``metadata_key`` makes it of the name under which the transaction service claims.
+#: ``metadata_key`` of the name under which the transaction service claims.
 SERVICE_PREFIX = b":transactions:"
 _THERE, _GONE = b"\x01", b"\x00"
 _SLOT_HEAD_BYTES = STAMP.size + 1
-#: Rows whose cells are remembered, so that they need not be read before they are written; larger cells are not.
+#: Rows whose cells are cached, so that a write need not read them first; larger cells are not cached.
 _MAX_KNOWN = 4096
 _MAX_KNOWN_BYTES = 1024
 _ATTEMPTS = 100
 
 
 def governor(key: bytes) -> bytes | None:
-    """``ns:topic:`` of the head that decides about a row of the metadata table; None: none does."""
+    """``ns:topic:`` of the head that governs a row of the metadata table; None: no head does."""
     if not key.startswith(SYSTEM):
         prefix = topic_prefix(key)
         return prefix if prefix and prefix == key else None
@@ -51,7 +51,7 @@ def governor(key: bytes) -> bytes | None:
 
 
 def slot_of(stamp: Stamp, value: bytes | None) -> bytes:
-    """A cell with a value, or (None) one that says that the row is gone."""
+    """A cell with a value, or (None) a cell that says that the row is gone."""
     return stamp.encode() + (_GONE if value is None else _THERE + value)
 
 
@@ -67,11 +67,11 @@ class SlotPair(NamedTuple):
         return cls(*map(columns.get, SLOTS))
 
     def stamps(self) -> list[Stamp]:
-        """Of the cells that are there. Raises DamagedRow."""
+        """The stamps of the existing cells. Raises DamagedRow."""
         return [_stamp_of(cell) for cell in self if cell]
 
     def valid(self, head: Head) -> int | None:
-        """Which of the two counts; None: neither. Raises DamagedRow."""
+        """The index of the cell that counts; None: neither does. Raises DamagedRow."""
         counting = [(stamp, at) for at, cell in enumerate(self) if cell and head.counts(stamp := _stamp_of(cell))]
         return max(counting)[1] if counting else None
 
@@ -85,11 +85,11 @@ class SlotPair(NamedTuple):
         return cell[_SLOT_HEAD_BYTES:] if cell[STAMP.size : _SLOT_HEAD_BYTES] == _THERE else None
 
     def is_beyond(self, head: Head) -> bool:
-        """Whether a later owner than the head's has written here: the head is not the one that is there now."""
+        """Whether a later owner than the head's has written here: the head is not current."""
         return any(cell is not None and _stamp_of(cell).epoch > head.last.epoch for cell in self)
 
     def put(self, at: int, cell: bytes) -> SlotPair:
-        """With another cell."""
+        """The pair with one cell replaced."""
         return SlotPair(cell, self.b) if at == 0 else SlotPair(self.a, cell)
 
 
@@ -100,7 +100,7 @@ def _stamp_of(cell: bytes) -> Stamp:
 
 
 class Slots:
-    """Writes such rows, for the owner of their head."""
+    """Writes rows of two cells, for the owner of their head."""
 
     def __init__(self, pool: Pool, table: bytes) -> None:
         self._pool = pool
@@ -113,18 +113,18 @@ class Slots:
         return SlotPair.of({column: cell.value for column, cell in rows[0].columns.items()}) if rows else SlotPair()
 
     async def put(self, key: bytes, value: bytes | None, stamp: Stamp, head: Head) -> None:
-        """Put what the row is to be when the commit of ``stamp`` takes place; None: gone.
+        """Put the value that the row has once the commit of ``stamp`` takes place; None: removed.
 
         Args:
           head: the owner's, before that commit.
         Raises:
-          Deposed: a later owner has written it: what it put is not to be taken for something that does not count.
+          Deposed: a later owner has written the row; by this head its cell would seem not to count.
           StoreError: unknown.
         """
         after = slot_of(stamp, value)
         pair = self._known.pop(key, None)
         if pair is None:
-            # Most rows that are not known are new ones; a row that has a cell has the first.
+            # Most rows that are not cached are new; a row with any cell has the first one.
             pair = SlotPair() if value is not None else await self.get(key)
         for _ in range(_ATTEMPTS):
             if pair.is_beyond(head):
@@ -151,22 +151,22 @@ class Slots:
                 self._known.popitem(last=False)
 
     def forget(self, prefix: bytes) -> None:
-        """Nothing is known of the rows that this head governs: others may have written them."""
+        """Drop the cached rows that this head governs: other instances may have written them."""
         for key in [key for key in self._known if governor(key) == prefix]:
             del self._known[key]
 
 
 # --- cells -----------------------------------------------------------------------------------------
 #
-# Rows of the metadata table that no head decides about: one cell, compared and set, never by an older owner.
+# Rows of the metadata table that no head governs have one cell, which no older owner can replace:
 #
 #     cell v    epoch:u64  01 value | 00        00: the row is gone
 #
-# Who writes them has claimed a name without a namespace, and those claims have epochs in the order of time,
-# whatever the name (``epochs.py``): so a cell says whether it may be replaced. A row that is removed stays as a
-# cell that says so: HBase has no compare-and-delete through its gateway, and a plain delete that was long under way
-# would remove what a later owner has put. Such rows are few: properties of namespaces, and what whoever opens a
-# store says about it. They count as soon as they are there.
+# Their writer has claimed a name without a namespace, and the epochs of those claims are in the order of time, whatever
+# the name (``owners.Epochs``): so the cell itself says whether it may be replaced. A removed row stays as a cell that
+# says so: HBase has no compare-and-delete through its gateway, and a plain delete that arrives late would remove what a
+# later owner has put. Such rows are few: properties of namespaces, and rows about the whole store. They count as soon
+# as they are put.
 
 
 _EPOCH = struct.Struct(">Q")
@@ -175,7 +175,7 @@ _CELL_HEAD_BYTES = _EPOCH.size + 1
 
 
 def cell_of(epoch: int, value: bytes | None) -> bytes:
-    """A cell with a value, or (None) one that says that the row is gone."""
+    """A cell with a value, or (None) a cell that says that the row is gone."""
     return _EPOCH.pack(epoch) + (_GONE if value is None else _THERE + value)
 
 
@@ -190,7 +190,7 @@ def value_in(cell: bytes | None) -> bytes | None:
 
 
 def epoch_in(cell: bytes | None) -> int:
-    """Whose it is; 0: nobody's. Raises DamagedRow."""
+    """The epoch of the cell's writer; 0: there is no cell. Raises DamagedRow."""
     if cell is None:
         return 0
     value_in(cell)
@@ -199,7 +199,7 @@ def epoch_in(cell: bytes | None) -> int:
 
 
 class Cells:
-    """The metadata table, cell by cell."""
+    """Reads and writes rows of one cell."""
 
     def __init__(self, pool: Pool, table: bytes) -> None:
         self._pool = pool
@@ -211,9 +211,9 @@ class Cells:
         return rows[0].columns[CELL].value if rows and CELL in rows[0].columns else None
 
     async def swap(self, key: bytes, before: bytes | None, after: bytes) -> bool:
-        """Put ``after`` where ``before`` is (None: nothing). Raises StoreError.
+        """Replace ``before`` (None: no cell) by ``after``. Raises StoreError.
 
-        True also when an attempt whose answer was lost has done it.
+        True also if an attempt whose answer was lost has done so.
         """
         mutation = thrift.Mutation(column=CELL, value=after)
         if await self._pool.call("checkAndPut", self._table, key, CELL, before, mutation, {}):

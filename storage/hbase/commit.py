@@ -1,13 +1,12 @@
-"""Writes a commit: puts its rows and cells, moves the head, then removes rows and rolls back.
+"""Writes a commit: puts its rows and cells at once, moves the head, then removes rows and rolls back.
 
-Writing a commit: all that its rows and cells need at once, then the head, then what follows; and what became of it.
+    a put fails, or finds another owner           the commit did not happen: the head was never moved
+    another instance moved the head               ``Owners.commit`` says whether the commit happened before
+    the answer to the head's move was lost        unknown
+    a removal or rollback behind it fails         unknown: the puts took place
 
-    a put fails, or finds another owner           it did not happen: the head was never moved
-    the head was moved by another                 ``Owners.commit`` says whether it happened before
-    the answer to that was lost                   nobody knows
-    a removal or rollback behind it fails         nobody knows: its puts took place
-
-Rows of the metadata table that no head decides about count as they are put: with one of those nobody knows at once.
+Rows of the metadata table that no head governs count as soon as they are put: after such a put the outcome of a failed
+commit is unknown.
 """
 
 from __future__ import annotations
@@ -53,64 +52,64 @@ class CommitWriter:
     """Writes commits, each under its claim."""
 
     def __init__(
-        self, owners: Owners, cells: Cells, putting: RowWriter, removing: RowRemover, max_row_bytes: int
+        self, owners: Owners, cells: Cells, row_writer: RowWriter, row_remover: RowRemover, max_row_bytes: int
     ) -> None:
         self._owners = owners
         self._cells = cells
-        self._putting = putting
-        self._removing = removing
+        self._row_writer = row_writer
+        self._row_remover = row_remover
         self._max_row_bytes = max_row_bytes
 
     async def write(self, commit: Sequence[Operation], claim: Claim, expect: Sequence[Expect]) -> None:
-        """Write it, its parts in their order; what is expected has been found to hold.
+        """Write a commit part by part, in order; the caller has checked the expectations.
 
         Raises:
-          StoreConflict: it does not hold any more; nothing happened.
+          StoreConflict: an expectation does not hold any more; nothing happened.
           Deposed, NothingWritten, StoreError: as ``Store.write`` says.
         """
-        writing = _CommitProgress()
+        progress = _CommitProgress()
         try:
             for part in commit_parts(commit):
-                await self._write(part, claim, {wanted.key: wanted for wanted in expect}, writing)
+                await self._write(part, claim, {wanted.key: wanted for wanted in expect}, progress)
         except Deposed as error:
-            if writing.is_open:
+            if progress.is_open:
                 error.happened = None
             raise
         except StoreError as error:
-            if writing.is_open:
+            if progress.is_open:
                 raise
             raise NothingWritten(error.detail, hint=error.hint) from error
 
     async def _write(
-        self, part: CommitPart, claim: Claim, expected: dict[bytes, Expect], writing: _CommitProgress
+        self, part: CommitPart, claim: Claim, expected: dict[bytes, Expect], progress: _CommitProgress
     ) -> None:
         batch = part.batch
         self._refuse_too_large(batch)
         if not batch.is_empty:
-            await self._put_free_cells(batch, claim, expected, writing)
+            await self._put_free_cells(batch, claim, expected, progress)
             await gather(self._calls(batch, claim))
-            await self._commit(claim, writing)
-        elif not writing.is_open:
+            await self._commit(claim, progress)
+        elif not progress.is_open:
             await self._owners.check(claim)
         if part.removals or part.rollback:
-            writing.is_open = True
+            progress.is_open = True
             await self._follow(part)
-            # Still the owner: whoever claims the topic from now on reads what this has left.
+            # Still the owner: an instance that claims the topic from now on reads the rows as they are now.
             await self._owners.check(claim)
 
     async def _follow(self, part: CommitPart) -> None:
         for removal in part.removals:
-            await self._removing.remove(removal.table, removal.keys)
+            await self._row_remover.remove(removal.table, removal.keys)
         if part.rollback is not None:
-            await self._removing.roll_back(part.rollback)
+            await self._row_remover.roll_back(part.rollback)
 
-    async def _commit(self, claim: Claim, writing: _CommitProgress) -> None:
-        """Move the head; from then on something may have taken place, unless it is told that it did not."""
-        before, writing.is_open = writing.is_open, True
+    async def _commit(self, claim: Claim, progress: _CommitProgress) -> None:
+        """Move the head; from then on the commit may have taken place, unless the answer says that it did not."""
+        before, progress.is_open = progress.is_open, True
         try:
             await self._owners.commit(claim)
         except Deposed:
-            writing.is_open = before
+            progress.is_open = before
             raise
 
     def _refuse_too_large(self, batch: CommitBatch) -> None:
@@ -122,16 +121,16 @@ class CommitWriter:
             )
 
     async def _put_free_cells(
-        self, batch: CommitBatch, claim: Claim, expected: dict[bytes, Expect], writing: _CommitProgress
+        self, batch: CommitBatch, claim: Claim, expected: dict[bytes, Expect], progress: _CommitProgress
     ) -> None:
-        """Those that no head decides about; one with an expectation first, since what it finds decides about all."""
+        """Put the cells that no head governs; one with an expectation first, since it may refuse the whole commit."""
         free = {key: value for key, value in batch.metadata.items() if governor(key) != metadata_key(claim.name)}
         for key in sorted(free, key=lambda key: key not in expected):
             value, wanted = free[key], expected.get(key)
             kind, other = kind_of(key), governor(key)
-            if kind and other:  # a row of a topic that was not claimed, which only tests write
-                await self._owners.say_kind(other, kind)
-            before, writing.is_open = writing.is_open, True
+            if kind and other:  # a row of a topic that was not claimed: only tests write one
+                await self._owners.record_kind(other, kind)
+            before, progress.is_open = progress.is_open, True
             if wanted is None:
                 await self._cells.put(key, value, claim.epoch)
                 continue
@@ -144,29 +143,28 @@ class CommitWriter:
 
     def _calls(self, batch: CommitBatch, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
         for put in batch.rows:
-            yield from self._putting.calls(put, claim)
+            yield from self._row_writer.calls(put, claim)
         prefix = metadata_key(claim.name)
         governed = {key: value for key, value in batch.metadata.items() if governor(key) == prefix}
-        for kind in self._owners.unsaid(claim, (key for key, value in governed.items() if value is not None)):
-            yield partial(self._owners.say_kind, prefix, kind)
+        for kind in self._owners.unrecorded_kinds(claim, (key for key, value in governed.items() if value is not None)):
+            yield partial(self._owners.record_kind, prefix, kind)
         for key, value in governed.items():
             yield partial(self._owners.put, key, value, claim)
 
 
 class _CommitProgress:
-    """How far a commit is."""
+    """The state of a commit while it is written."""
 
     def __init__(self) -> None:
         self.is_open = False
-        """Whether something of it may have taken place."""
+        """Whether part of the commit may have taken place."""
 
 
-# --- batch -----------------------------------------------------------------------------------------
+# --- parts of a commit -----------------------------------------------------------------------------
 #
-# What of a commit takes place in one moment, and what follows it.
-#
-# Batch all puts, and removals of metadata, as they have to be in the end removals of messages and payloads, behind
-# it: nobody can see those rows any more rollback behind those; what comes after it in the commit is the next part
+#     batch      all puts, and removals of metadata, as the last operation on each row has them: at one moment
+#     removals   of messages and payloads, behind the batch: no reader can see those rows any more
+#     rollback   behind the removals; what follows it in the commit is the next part
 
 
 class CommitBatch:
@@ -174,18 +172,18 @@ class CommitBatch:
 
     def __init__(self) -> None:
         self.rows: list[Put] = []
-        """Of messages and payloads."""
+        """Rows of messages and payloads."""
         self.metadata: dict[bytes, bytes | None] = {}
-        """Rows of the metadata table, as the last operation on each has them; None: gone."""
+        """Rows of the metadata table, as the last operation on each has them; None: removed."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was taken."""
+        """Whether there is nothing to put."""
         return not (self.rows or self.metadata)
 
 
 class CommitPart:
-    """A batch, and what is done when it has taken place."""
+    """A batch, and the operations that follow it."""
 
     def __init__(self) -> None:
         self.batch = CommitBatch()
@@ -194,7 +192,7 @@ class CommitPart:
         self._gone: set[tuple[Table, bytes]] = set()
 
     def take(self, operation: Operation) -> bool:
-        """Take an operation in; False: it has to come after all that this part has."""
+        """Add an operation; False: it must come after everything in this part."""
         if self.rollback is not None:
             return False
         if isinstance(operation, RollBack):
@@ -221,7 +219,7 @@ class CommitPart:
 
 
 def commit_parts(commit: Sequence[Operation]) -> Iterator[CommitPart]:
-    """A commit as parts that are done one after the other; most often there is one."""
+    """The parts of a commit, one after the other; usually one."""
     part = CommitPart()
     for operation in commit:
         if not part.take(operation):
@@ -231,12 +229,12 @@ def commit_parts(commit: Sequence[Operation]) -> Iterator[CommitPart]:
     yield part
 
 
-# --- putting ---------------------------------------------------------------------------------------
+# --- puts of messages and payloads: if absent, so that no late attempt replaces an acknowledged row -
 #
-# Putting rows of messages and payloads: if absent, so that nobody's late attempt replaces what was acknowledged.
-#
-# absent put the same bytes an attempt of ours had landed: done of a commit that can never take place nobody will
-# see it: replaced anything else another owner is at work
+#     absent                                     put
+#     the same bytes                             an earlier attempt of ours has landed: done
+#     of a commit that can never take place      no reader will ever see it: replaced
+#     anything else                              another owner is at work
 
 
 class RowWriter:
@@ -249,14 +247,14 @@ class RowWriter:
         self._max_cell_bytes = max_cell_bytes
 
     def calls(self, operation: Put, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
-        """What puts the operation's rows, in as few rows of HBase as its cells allow; in whatever order.
+        """Calls that put the operation's rows, in as few rows of HBase as its cells allow; in any order.
 
         They raise:
-          Deposed: another owner has put something there.
-          StoreError: the rows up to some may be there; they count when the commit does.
+          Deposed: another owner has put a row there.
+          StoreError: some rows may have been put; they count if the commit does.
         """
         keys = [operation.prefix + suffix for suffix in operation.suffixes]
-        # Rows of another topic than the claim's, which only tests of stores write, are decided by no head.
+        # No head governs rows of another topic than the claim's; only tests of stores write those.
         own = not keys or topic_prefix(keys[0]) == metadata_key(claim.name)
         stamp = self._owners.next_stamp(claim) if own else NO_OWNER
         for packed in pack(keys, operation.values, stamp, self._max_cell_bytes):
@@ -280,21 +278,19 @@ class RowWriter:
                 raise Deposed(f"row {packed.key.hex()} of {name.decode()} was put in epoch {stamp.epoch}")
 
 
-# --- removing --------------------------------------------------------------------------------------
+# --- removals and rollbacks: cells beside the packed rows, until all rows of one are removed --------
 #
-# Removing and rolling back rows that are packed with others: by cells beside theirs, until all of them are gone.
-#
-# A row of HBase goes as it was seen, by its time: one that has come to the same place since stays, and what removes
-# it hides nothing that is put later, by whatever clock.
+# A row of HBase is removed as it was read, by its time: a row that was put in the same place since stays, and the
+# removal hides nothing that is put later, by whatever clock.
 
 
 _FIRST_REMOVAL_PAGE = 16
-#: Rows of metadata looked at in one call.
+#: Rows of metadata read in one call.
 _ROWS = 500
 
 
 class RowRemover:
-    """Changes what is there of rows."""
+    """Removes rows and rolls them back."""
 
     def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float) -> None:
         self._pool = pool
@@ -303,7 +299,7 @@ class RowRemover:
         self._timeout_s = timeout_s
 
     async def remove(self, table: Table, keys: Sequence[bytes]) -> None:
-        """Remove rows; those that are not there are no error. Raises StoreError: some may be removed."""
+        """Remove rows; absent ones are no error. Raises StoreError: some may have been removed."""
         if table is Table.METADATA:
             for at in range(0, len(keys), _ROWS):
                 found = await self._pool.call("getRows", self._tables[table], list(keys[at : at + _ROWS]), {})
@@ -334,19 +330,19 @@ class RowRemover:
                 whole.append(self._gone(table, found))
             else:
                 columns = removing_columns(found.columns[CELL], [row[0] for row in rows], gone)
-                await self._say(table, found.key, columns)
+                await self._put_marks(table, found.key, columns)
             return key < last
 
         await self._each(table, min(gone), topic_prefix(last), change)
         await gather(whole)
 
     def _gone(self, table: Table, found: ScannedRow) -> Callable[[], Awaitable[None]]:
-        """What removes a row of HBase as it was seen."""
+        """The call that removes a row of HBase as it was read."""
         call = partial(self._pool.call, "deleteAllRowTs", self._tables[table])
         return partial(call, found.key, found.time_ms, {})
 
     async def roll_back(self, operation: RollBack) -> None:
-        """Turn the pointer's sign in its rows of the range. Raises StoreError: some may be turned."""
+        """Roll back the pointer's rows of the range. Raises StoreError: some may have been rolled back."""
         if operation.start >= operation.stop:
             return
         head = await self._owners.head_of(topic_prefix(operation.start))
@@ -359,7 +355,7 @@ class RowRemover:
             turned = [row[0] for row in rolled_back(inside, operation.pointer)]
             if turned:
                 column = rolling_column(found.columns[CELL], operation.pointer, turned[0], turned[-1])
-                await self._say(Table.MESSAGE, found.key, [column])
+                await self._put_marks(Table.MESSAGE, found.key, [column])
             return key < operation.stop
 
         await self._each(Table.MESSAGE, operation.start, topic_prefix(operation.start), change)
@@ -367,7 +363,7 @@ class RowRemover:
     async def _each(
         self, table: Table, start: bytes, prefix: bytes, change: Callable[[ScannedRow], Awaitable[bool]]
     ) -> None:
-        """Call ``change`` with each of HBase's rows from the one with ``start`` on, until it says False."""
+        """Call ``change`` with each row of HBase from the one with ``start`` on, until it returns False."""
 
         async def take(page: list[ScannedRow]) -> bool:
             for found in page:
@@ -378,7 +374,7 @@ class RowRemover:
         wanted = ScanRange(self._tables[table], hashed(start), stop_after(hashed(prefix)))
         await scan(self._pool, wanted, take, first_page=_FIRST_REMOVAL_PAGE, timeout_s=self._timeout_s)
 
-    async def _say(self, table: Table, row: bytes, columns: list[bytes]) -> None:
+    async def _put_marks(self, table: Table, row: bytes, columns: list[bytes]) -> None:
         mutations = [thrift.Mutation(column=column, value=PRESENT) for column in columns]
         if mutations:
             await self._pool.call("mutateRow", self._tables[table], row, mutations, {})

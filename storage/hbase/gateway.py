@@ -1,10 +1,10 @@
 """One connection to HBase's Thrift gateway: framed calls on a trio stream, and aiohappybase on top of them.
 
-aiohappybase brings the interface (its IDL) and the tables; its own clients are made for asyncio, trust that answers
-come in order, and decode in Python. The client here is what ``Connection.THRIFT_CLIENTS`` is for: no other event loop,
-the compiled codec, and an answer that is not the one to the request ends the connection.
+aiohappybase has the interface (its IDL) and functions for tables; its own clients are for asyncio, trust that answers
+come in order, and decode in Python. The client here fits ``Connection.THRIFT_CLIENTS``: it needs no other event loop,
+uses the compiled codec, and closes the connection if an answer does not belong to the request.
 
-The gateway has to be started with ``-f`` (framed).
+The gateway must be started with ``-f`` (framed).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyMemoryBuffer
 
 _SIZE = struct.Struct("!i")
-#: A call of a function that no service has: whoever speaks this protocol says so at once, with or without an HBase.
+#: A call of a function that no service has: a Thrift server says so at once, with or without an HBase.
 GREETING = b"\x80\x01\x00\x01" + _SIZE.pack(9) + b"plainsong" + _SIZE.pack(0) + b"\x00"
 GREETED = b"\x80\x01\x00\x03"
 _RECEIVE_BYTES = 1 << 18
-#: An answer may be a list of cells; beyond this it is no answer of ours.
+#: An answer may be a list of cells; a larger frame is no answer to the store's requests.
 _MAX_ANSWER_BYTES = 256 << 20
 
 
 def _import_aiohappybase() -> ModuleType:
-    """aiohappybase 1.4 asks pkg_resources where its IDL is, and setuptools has dropped that: answer it here."""
+    """Import aiohappybase 1.4, which asks pkg_resources for its IDL: setuptools has dropped that, so stand in."""
     name = "pkg_resources"
     if name in sys.modules or find_spec(name) is not None:
         return import_module("aiohappybase")
@@ -56,7 +56,7 @@ def _origin(module: str) -> str:
 aiohappybase = _import_aiohappybase()
 #: The module that thriftpy2 makes of the IDL: the service and its types.
 thrift: Any = import_module("Hbase_thrift")
-#: The gateway has understood, and says that it did not go well: the connection is in step.
+#: Errors that the gateway answers; the connection can be used again.
 REFUSALS: tuple[type[Exception], ...] = (
     thrift.IOError,
     thrift.IllegalArgument,
@@ -68,7 +68,7 @@ Address = tuple[str, int]
 
 
 class OutOfStep(OSError):
-    """What came is not the answer to what was asked."""
+    """The received frame is not the answer to the request."""
 
 
 class Gateway:
@@ -79,13 +79,13 @@ class Gateway:
         self._stream = stream
         self._sequence = 0
         self._buffer = bytearray()
-        #: Calls that go out with the next one, and whose answers nobody waits for.
-        self._held = b""
-        self._unheard: list[tuple[int, str]] = []
+        #: Calls to send with the next one, and those whose answers have to be skipped.
+        self._deferred = b""
+        self._unread_answers: list[tuple[int, str]] = []
 
     @classmethod
     async def open(cls, address: Address) -> Gateway:
-        """Connect to a gateway that answers, whether or not its HBase does. Raises OSError, trio.BrokenResourceError."""
+        """Connect to a gateway that answers, even if its HBase does not. Raises OSError, trio.BrokenResourceError."""
         gateway = cls(await trio.open_tcp_stream(*address), address)
         try:
             await gateway._greet()
@@ -98,24 +98,24 @@ class Gateway:
     async def call(self, name: str, *args: object) -> Any:
         """Call the service's function ``name`` with all its arguments, in the order of the IDL.
 
-        A call that was not awaited to its end leaves its answer in the stream: the connection is to be closed then.
+        A call that was not awaited to its end leaves its answer in the stream: the caller must close the connection.
 
         Raises:
           OSError, trio.BrokenResourceError: the outcome is unknown.
-          one of ``REFUSALS``: the gateway's own answer.
+          one of ``REFUSALS``: the gateway answered with it.
         """
-        held, self._held = self._held, b""
-        await self._stream.send_all(held + self._request(name, args))
-        unheard, self._unheard = self._unheard, []
-        for sequence, held_name in unheard:
+        deferred, self._deferred = self._deferred, b""
+        await self._stream.send_all(deferred + self._request(name, args))
+        unread, self._unread_answers = self._unread_answers, []
+        for sequence, deferred_name in unread:
             with suppress(*REFUSALS):
-                self._answer(held_name, await self._frame(), sequence)
+                self._answer(deferred_name, await self._frame(), sequence)
         return self._answer(name, await self._frame(), self._sequence)
 
     def call_later(self, name: str, *args: object) -> None:
-        """Call ``name`` along with the next call, whatever it answers: for what tidies up and nobody waits for."""
-        self._held += self._request(name, args)
-        self._unheard.append((self._sequence, name))
+        """Send a call with the next one, and ignore its answer: for cleanup that no caller waits for."""
+        self._deferred += self._request(name, args)
+        self._unread_answers.append((self._sequence, name))
 
     async def aclose(self) -> None:
         """Close, whatever is under way."""
@@ -175,7 +175,7 @@ class Gateway:
 
 
 class TrioClient:
-    """The service's functions as aiohappybase calls them, on a gateway that somebody else opened and closes."""
+    """The service's functions as aiohappybase calls them, on a gateway that the caller opens and closes."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -194,18 +194,18 @@ class TrioClient:
 
 
 class TrioConnection(aiohappybase.Connection):  # type: ignore[misc, name-defined]
-    """aiohappybase's connection, for what it does with tables."""
+    """aiohappybase's connection, for its functions for tables."""
 
     @classmethod
     def on(cls, gateway: Gateway) -> TrioConnection:
-        """One that calls through ``gateway``."""
+        """A connection that calls through ``gateway``."""
         connection = cls()
         connection.client = TrioClient(gateway)
         return connection
 
 
 def refusal_text(error: BaseException) -> str:
-    """The first line of what a gateway says: its messages are bytes, with a stack trace of Java behind."""
+    """The first line of a gateway's message: bytes, followed by a Java stack trace."""
     message = getattr(error, "message", None)
     text = message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message or repr(error))
     return text.partition("\n")[0][:300]

@@ -49,15 +49,14 @@ def is_within_topic(start: bytes, stop: bytes) -> bool:
 
 # --- stamps ----------------------------------------------------------------------------------------
 #
-# Stamps: whose commit a row or cell of HBase is of, and what a topic's head says of those that count.
+# A stamp says which commit a row or cell of HBase belongs to; a topic's head says which stamps count.
 #
-#     stamp     epoch:u64 serial:u64      the owner's epoch, and the number of its commit; 0 0: nobody's, counts always
-#     head      01 stamp stamp            the last commit of the owner that is; the last one of the owner before
+#     stamp     epoch:u64 serial:u64      the owner's epoch, and the number of its commit; 0 0: no owner, always counts
+#     head      01 stamp stamp            the last commit of the present owner; the last one of the owner before
 #     fence     serial:u64                of an epoch: the last commit that counts
 #
-# Everything of a commit carries its stamp, and counts from the moment on in which the head says so. Whatever is put
-# later under a stamp that the head has passed by, or in an epoch without a fence, counts for nothing and never
-# will.
+# All rows and cells of a commit carry its stamp, and count once the head says so. What is put later under a stamp that
+# the head has passed by, or in an epoch without a fence, never counts.
 
 
 STAMP = struct.Struct(">QQ")
@@ -67,14 +66,14 @@ _SERIAL = struct.Struct(">Q")
 
 
 class Stamp(NamedTuple):
-    """Of which commit something is."""
+    """The commit that a row or cell belongs to."""
 
     epoch: int
     serial: int
     """From 1; 0: before the first commit of the epoch."""
 
     def encode(self) -> bytes:
-        """As cells begin."""
+        """The beginning of a cell."""
         return STAMP.pack(*self)
 
 
@@ -87,7 +86,7 @@ def encode_serial(serial: int) -> bytes:
 
 
 def decode_serial(value: bytes) -> int:
-    """Read it. Raises DamagedRow."""
+    """Read a fence's value. Raises DamagedRow."""
     if len(value) != _SERIAL.size:
         raise DamagedRow(f"a fence has {len(value)} bytes")
     serial: int = _SERIAL.unpack(value)[0]
@@ -96,22 +95,22 @@ def decode_serial(value: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What decides whose rows of a topic count."""
+    """Decides which rows of a topic count."""
 
     last: Stamp = NO_OWNER
     """The owner's last commit."""
     before: Stamp = NO_OWNER
-    """The last commit of the last owner before that had any."""
+    """The last commit of the last earlier owner that made any."""
     fences: Mapping[int, int] = field(default_factory=dict)
-    """Of owners before that one: epoch → serial of the last commit."""
+    """Of the owners before that: epoch → serial of the last commit."""
 
     def encode(self) -> bytes:
-        """The cell, without the fences: they have cells of their own."""
+        """The head's cell; fences have cells of their own."""
         return _HEAD_STRUCT.pack(_HEAD_FORMAT, *self.last, *self.before)
 
     @classmethod
     def decode(cls, cell: bytes | None, fences: Mapping[int, int]) -> Head:
-        """Read the cell; None: the topic was never claimed. Raises DamagedRow."""
+        """Read the head's cell; None: the topic was never claimed. Raises DamagedRow."""
         if cell is None:
             return cls()
         if len(cell) != _HEAD_STRUCT.size or cell[0] != _HEAD_FORMAT:
@@ -120,7 +119,7 @@ class Head:
         return cls(Stamp(epoch, serial), Stamp(epoch_before, serial_before), fences)
 
     def claimed(self, epoch: int) -> Head:
-        """The head of the next owner, who has committed nothing yet."""
+        """The head of the next owner, before its first commit."""
         if not self.last.serial:
             return Head(Stamp(epoch, 0), self.before, self.fences)
         fences = {**self.fences, self.before.epoch: self.before.serial} if self.before.epoch else self.fences
@@ -131,16 +130,16 @@ class Head:
         return replace(self, last=Stamp(self.last.epoch, self.last.serial + 1))
 
     def counts(self, stamp: Stamp) -> bool:
-        """Whether what carries ``stamp`` is of a commit that took place."""
+        """Whether the commit of ``stamp`` took place."""
         for known in (self.last, self.before):
             if stamp.epoch == known.epoch:
                 return stamp.serial <= known.serial
         return stamp == NO_OWNER or stamp.serial <= self.fences.get(stamp.epoch, 0)
 
-    def tells(self, stamp: Stamp) -> bool | None:
-        """What became of a commit of an earlier owner; None: it is too long ago to be told, or not over.
+    def outcome_of(self, stamp: Stamp) -> bool | None:
+        """Whether a commit of an earlier owner took place; None: it is too long ago to say, or not decided yet.
 
-        No later attempt of it can take place any more, once this is the head.
+        Once this is the head, no later attempt of that commit can take place.
         """
         if stamp.epoch >= self.last.epoch:
             return None
@@ -148,37 +147,36 @@ class Head:
         return stamp.serial <= known[stamp.epoch] if stamp.epoch in known else None
 
     def is_void(self, stamp: Stamp) -> bool:
-        """Whether it will never count: its owner was replaced before the commit took place."""
+        """Whether the commit of ``stamp`` will never count: its owner was replaced before it took place."""
         return stamp.epoch < self.last.epoch and not self.counts(stamp)
 
 
 # --- packed ----------------------------------------------------------------------------------------
 #
-# Message and payload rows as HBase keeps them: many in one row, since one row is what it writes as a whole.
+# One row of HBase has many message or payload rows, since HBase writes a single row atomically.
 #
 #     row key   hash:u8  key of the last row in it
 #     cell v    01  stamp  shared:u16  tail:u16  count:u32  (tail bytes, size:u32) × count  values
 #     cell t…   stamp  pointer:i64  first tail  last tail  →  01     rows of this pointer in between are rolled back
 #     cell r…   stamp  first tail  last tail  →  01                  rows in between, both included, are removed
 #
-# A stamp is 16 bytes (``stamps.py``). All rows of one begin with the first ``shared`` bytes of its key, and end
-# with tails of one length. Cells t and r come later, and only ever say more: what they say is in their names, so
-# that none replaces another. They are about the cell v with their stamp, so that one that comes late says nothing
-# about what has taken its place. A row has the key of its last one, so that a scan that begins in its middle finds
-# it.
+# A stamp has 16 bytes. All rows inside begin with the first ``shared`` bytes of the key, and end with tails of one
+# length. Cells t and r come later, and only add changes: the names say what changed, so that none replaces another.
+# They refer to the cell v with their stamp, so that a late one does not change a row that has taken its place. The key
+# is that of the last row inside, so that a scan which begins in the middle finds it.
 
 
 FAMILY = b"d"
 CELL = b"d:v"
 ROLLED, REMOVED = b"d:t", b"d:r"
-#: What stands in cells whose names say it all.
+#: The value of cells whose names say everything.
 PRESENT = b"\x01"
 PACKED_FORMAT = 1
-#: As many as a position's sequence ids in one millisecond.
+#: The number of sequence ids in one millisecond.
 MAX_ROWS = 1 << 16
 _PACKED_STRUCT = struct.Struct(">BQQHHI")
 _POINTER = struct.Struct(">q")
-#: What a row in it takes besides its tail and its value.
+#: Bytes of a row inside, besides its tail and its value.
 _SIZE_BYTES = 4
 
 
@@ -186,15 +184,15 @@ class Packed(NamedTuple):
     """One row of HBase."""
 
     key: bytes
-    """Of the last row in it, without the hash."""
+    """The key of the last row in it, without the hash."""
     cell: bytes
 
 
 def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_bytes: int) -> Iterator[Packed]:
-    """Rows with ascending keys, in as few rows of HBase as the bound on cells allows.
+    """Pack rows with ascending keys into as few rows of HBase as the bound on cells allows.
 
-    No later row belongs between two that share one: rows of a generation, and those of a pointer, are written in their
-    order; whatever else there may be shares one with its neighbours only.
+    No later row may belong between two rows that are packed together: rows of a generation, and those of a pointer, are
+    written in order; other rows are packed with direct neighbours only.
     """
     if keys and _fits(keys, values, max_cell_bytes):
         yield _pack(keys, values, stamp)
@@ -213,14 +211,14 @@ def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_
 
 
 def _fits(keys: Sequence[bytes], values: Sequence[bytes], max_cell_bytes: int) -> bool:
-    """Whether all of them go into one row of HBase, as most commits do."""
+    """Whether all of them fit one row of HBase, as those of most commits do."""
     size = _PACKED_STRUCT.size + len(keys) * (len(keys[0]) + _SIZE_BYTES) + sum(map(len, values))
     same = len(set(map(len, keys))) == 1 and _is_placed(keys[0])
     return len(keys) <= MAX_ROWS and size <= max_cell_bytes and same
 
 
 def _is_placed(key: bytes) -> bool:
-    """Whether a key ends in a position, behind a topic and what belongs to it."""
+    """Whether a key is that of a message or payload: a topic with a tail that ends in a position."""
     return len(key) - len(topic_prefix(key)) in (MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES) and b":" in key
 
 
@@ -239,18 +237,18 @@ def _pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp) -> Packe
 
 
 def stamp_of(cell: bytes) -> Stamp:
-    """Which commit a cell is of. Raises DamagedRow."""
+    """The stamp of a cell. Raises DamagedRow."""
     if len(cell) < _PACKED_STRUCT.size or cell[0] != PACKED_FORMAT:
         raise DamagedRow(f"a cell begins with {cell[:1].hex()}, which this version does not know")
     return Stamp(*STAMP.unpack_from(cell, 1))
 
 
 def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
-    """The rows that are in a row of HBase now, in key order.
+    """The rows in a row of HBase as they are now, in key order.
 
     Args:
       key: of the row, without the hash.
-      columns: its cells, by column.
+      columns: its cells by column.
     Raises:
       DamagedRow: the cell cannot be read.
     """
@@ -273,7 +271,7 @@ def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
 
 
 def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], stamp: bytes) -> list[Row]:
-    """What later cells make of the rows."""
+    """Apply the later cells to the rows."""
     removed, rolled = REMOVED + stamp, ROLLED + stamp
     for column in columns:
         if column.startswith(removed):
@@ -288,7 +286,7 @@ def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], sta
 
 
 def _ends(prefix: bytes, tails: bytes) -> tuple[bytes, bytes]:
-    """First and last key of what a cell is about."""
+    """The first and last key that a later cell is about."""
     return prefix + tails[: len(tails) // 2], prefix + tails[len(tails) // 2 :]
 
 
@@ -299,7 +297,7 @@ def rolling_column(cell: bytes, pointer: int, first: bytes, last: bytes) -> byte
 
 
 def removing_columns(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> list[bytes]:
-    """Columns that remove those of the cell's ``keys`` (all that are there, in order) that are ``gone``, run by run."""
+    """The columns that remove the ``gone`` ones among the cell's ``keys`` (all, in order), one for each run."""
     stamp, shared = _about(cell)
     columns: list[bytes] = []
     run: list[bytes] = []
@@ -313,40 +311,40 @@ def removing_columns(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> li
 
 
 def _about(cell: bytes) -> tuple[bytes, int]:
-    """The stamp, as other cells have it, and what keys share."""
+    """The stamp as later cells have it, and the number of bytes that keys share."""
     return stamp_of(cell).encode(), _PACKED_STRUCT.unpack_from(cell)[3]
 
 
 # --- kinds -----------------------------------------------------------------------------------------
 #
-# Of which kinds a topic has system rows: said in its head's row, so that who opens it need not look for the others.
+# A topic's head row records the kinds of its system rows, so that loading the topic skips the others.
 #
-#     cell k           kinds are said in this row: from the first claim on
-#     cell k kind:u8   there may be rows of this kind; never taken back
+#     cell k           this row records kinds: from the first claim on
+#     cell k kind:u8   there may be rows of this kind; never removed
 #
-# A commit that puts the first row of a kind puts the cell along with it, before the head is moved. So whoever finds
-# a head finds the kinds of everything that counts by it: a claim, which reads the row and then replaces the head
-# that it has read, knows which kinds the topic does not have. Cells that are put late only say too much.
+# A commit that puts the first row of a kind puts this cell too, before it moves the head. So a reader of the head finds
+# the kinds of all rows that count by it: a claim, which reads the row and then replaces the head that it has read,
+# knows which kinds the topic does not have. Cells that are put late only make it look for more.
 
 
 KINDS_COLUMN = FAMILY + b":k"
 KIND_PRESENT = b"\x01"
-#: Those that are asked for when a topic is opened.
+#: The kinds that loading a topic reads.
 ALL_KINDS = frozenset((HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS))
 
 
 def kind_of(key: bytes) -> bytes | None:
-    """The kind of a row of the metadata table; None: it is no system row."""
+    """The kind of a row of the metadata table; None: not a system row."""
     return key[1:2] if key.startswith(SYSTEM) else None
 
 
 def are_kinds_recorded(columns: Mapping[bytes, bytes]) -> bool:
-    """Whether a head's row says which kinds there are."""
+    """Whether a head's row records kinds."""
     return KINDS_COLUMN in columns
 
 
 def kinds_in(columns: Mapping[bytes, bytes]) -> set[bytes]:
-    """Those of which there may be rows."""
+    """The recorded kinds: there may be rows of these."""
     return {
         column[len(KINDS_COLUMN) :] for column in columns if column.startswith(KINDS_COLUMN) and column != KINDS_COLUMN
     }

@@ -1,16 +1,15 @@
-"""Owners of topics: epochs for claims, and the head of a topic, which says which of its commits count.
+"""Owners of topics: epochs for claims, and the head of a topic, which decides which of its commits count.
 
-Who may write a topic, and which of its commits took place: one row a topic, changed by compare-and-set alone.
+Each topic has one head row, changed by compare-and-set alone.
 
     head row   hash:u8 ns:topic:       in the message table, before the topic's messages
     cell h     the head                cell f epoch:u64    a fence: never changed once it is there
-    cells k    ``kinds.py``
+    cells k    the kinds of system rows that the topic may have, see ``layout``
 
-Whoever claims a topic takes an epoch above all that it ever had, and puts it into the head: from then on no commit
-of an owner before can take place, and what had taken place until then stands in the head as it was replaced. A commit
-takes place when its owner moves the head by one: that is at once the check that nobody else has come, and the record
-that all rows with this stamp count. Rows that are put late, by owners that were replaced, have a stamp that the head
-never reached.
+An instance that claims a topic takes an epoch above all that the topic ever had, and puts it into the head: from then
+on no commit of an earlier owner can take place, and the head keeps the last one that did. A commit takes place when its
+owner moves the head by one: that is at once the check that no other owner has come, and the record that all rows with
+this stamp count. Rows that replaced owners put late have a stamp that the head never reached.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ HEAD = FAMILY + b":h"
 FENCE = FAMILY + b":f"
 _EPOCH = struct.Struct(">Q")
 _ATTEMPTS = 100
-#: Heads asked for in one call.
+#: Heads read in one call.
 _HEADS = 500
 
 
@@ -53,7 +52,7 @@ class Owners:
         self._slots = slots
         #: Heads of the topics that this instance owns, by ``ns:topic:``.
         self._heads: dict[bytes, Head] = {}
-        #: Of which kinds they may have system rows, as is said in HBase; none for a topic of which nothing is said.
+        #: The kinds of system rows that they may have, as HBase records them; no entry for a topic without a record.
         self._kinds: dict[bytes, set[bytes]] = {}
 
     async def claim(self, name: TopicName) -> Claim:
@@ -67,51 +66,51 @@ class Owners:
             if epoch <= head.last.epoch:
                 epoch = await (self._epochs.above(head.last.epoch) if name.namespace else self._epochs.latest())
             await self._keep_fence(prefix, head)
-            said = await self._begin_kinds(prefix, head, columns)
+            recorded = await self._begin_kinds(prefix, head, columns)
             claimed = head.claimed(epoch)
             if await self._swap(prefix, _cell(head), claimed.encode()):
                 self._heads[prefix] = claimed
                 self._slots.forget(prefix)
                 self._kinds.pop(prefix, None)
-                if said is None:
+                if recorded is None:
                     return Claim(name, epoch)
-                self._kinds[prefix] = said
-                return Claim(name, epoch, lacks=layout.ALL_KINDS - said)
+                self._kinds[prefix] = recorded
+                return Claim(name, epoch, lacks=layout.ALL_KINDS - recorded)
         raise StoreError(f"topic {name} is being claimed by many instances", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
-        """What the head is about to lose goes into a cell of its own: it is true already, whoever claims next."""
+        """Put what the head is about to lose into a cell of its own; it is true whichever instance claims next."""
         if head.last.serial and head.before.epoch:
             column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
             await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     async def _begin_kinds(self, prefix: bytes, head: Head, columns: Mapping[bytes, bytes]) -> set[bytes] | None:
-        """The kinds that are said in the head's row, from the topic's first claim on; None: they are not."""
+        """The kinds that the head's row records, from the topic's first claim on; None: it records none."""
         if not layout.are_kinds_recorded(columns):
             if head.last.epoch:
                 return None
-            await self._say(prefix, b"")
+            await self._put_kind(prefix, b"")
         return layout.kinds_in(columns)
 
-    async def say_kind(self, prefix: bytes, kind: bytes) -> None:
-        """Say that the topic may have rows of this kind. Raises StoreError."""
-        said = self._kinds.get(prefix)
-        if said is None or kind not in said:
-            await self._say(prefix, kind)
+    async def record_kind(self, prefix: bytes, kind: bytes) -> None:
+        """Record that the topic may have rows of this kind. Raises StoreError."""
+        recorded = self._kinds.get(prefix)
+        if recorded is None or kind not in recorded:
+            await self._put_kind(prefix, kind)
             self._kinds.get(prefix, set()).add(kind)
 
-    def unsaid(self, claim: Claim, keys: Iterable[bytes]) -> set[bytes]:
-        """The kinds of these rows, the claimed topic's, that are to be said before a commit with them takes place."""
-        said = self._kinds.get(metadata_key(claim.name))
-        return set() if said is None else {kind for key in keys if (kind := layout.kind_of(key))} - said
+    def unrecorded_kinds(self, claim: Claim, keys: Iterable[bytes]) -> set[bytes]:
+        """The kinds of these rows of the claimed topic to record before a commit with them takes place."""
+        recorded = self._kinds.get(metadata_key(claim.name))
+        return set() if recorded is None else {kind for key in keys if (kind := layout.kind_of(key))} - recorded
 
-    async def _say(self, prefix: bytes, kind: bytes) -> None:
+    async def _put_kind(self, prefix: bytes, kind: bytes) -> None:
         mutation = thrift.Mutation(column=layout.KINDS_COLUMN + kind, value=layout.KIND_PRESENT)
         await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     def next_stamp(self, claim: Claim) -> Stamp:
-        """What the rows of the owner's next commit carry. Raises Deposed."""
+        """The stamp of the rows of the owner's next commit. Raises Deposed."""
         return self._own(claim).committed().last
 
     async def put(self, key: bytes, value: bytes | None, claim: Claim) -> None:
@@ -123,8 +122,8 @@ class Owners:
         """Let everything that carries ``next_stamp`` count, if the claim still holds.
 
         Raises:
-          Deposed: another one came; ``happened`` says what became of this commit.
-          StoreError: nobody can say.
+          Deposed: another owner has come; ``happened`` says what became of this commit.
+          StoreError: the outcome is unknown.
         """
         prefix = metadata_key(claim.name)
         head = self._own(claim)
@@ -137,11 +136,13 @@ class Owners:
             now = await self.read(prefix)
             if now.last != after.last:  # else an attempt whose answer was lost has done it
                 self._heads.pop(prefix, None)
-                raise _deposed(claim, happened=None if attempts > 1 and now.tells(after.last) is not False else False)
+                raise _deposed(
+                    claim, happened=None if attempts > 1 and now.outcome_of(after.last) is not False else False
+                )
         self._heads[prefix] = after
 
     async def check(self, claim: Claim) -> None:
-        """See that the claim still holds, also while a commit of it is under way. Raises Deposed, StoreError."""
+        """Check that the claim still holds, also while a commit under it is under way. Raises Deposed, StoreError."""
         prefix = metadata_key(claim.name)
         self._own(claim)
         if Head.decode(await self._cell(prefix), {}).last.epoch != claim.epoch:
@@ -155,11 +156,11 @@ class Owners:
         return head
 
     def forget(self, prefix: bytes) -> None:
-        """Another instance was seen to own the topic."""
+        """Forget the head: another instance owns the topic."""
         self._heads.pop(prefix, None)
 
     async def head_of(self, prefix: bytes) -> Head:
-        """The head of the topic whose keys begin with ``prefix``; a topic of this instance's: as it knows it."""
+        """The head of the topic whose keys begin with ``prefix``; of an own topic, as this instance knows it."""
         return (await self.heads_of([prefix]))[prefix]
 
     async def heads_of(self, prefixes: Iterable[bytes]) -> Mapping[bytes, Head]:
@@ -175,7 +176,7 @@ class Owners:
         return heads
 
     async def _swap(self, prefix: bytes, before: bytes | None, after: bytes) -> bool:
-        """Put ``after`` where ``before`` is; True also when an attempt whose answer was lost has done it."""
+        """Replace ``before`` by ``after``; True also if an attempt whose answer was lost has done so."""
         mutation = thrift.Mutation(column=HEAD, value=after)
         if await self._pool.call("checkAndPut", self._table, hashed(prefix), HEAD, before, mutation, {}):
             return True
@@ -186,7 +187,7 @@ class Owners:
         return found[0].value if found else None
 
     async def read(self, prefix: bytes) -> Head:
-        """The head as HBase has it now, also of a topic of this instance's. Raises StoreError."""
+        """The head as HBase has it now, also of an own topic. Raises StoreError."""
         return _head_in(await self._columns(prefix))
 
     async def _columns(self, prefix: bytes) -> Mapping[bytes, bytes]:
@@ -196,7 +197,7 @@ class Owners:
 
 
 def encode_epoch(epoch: int) -> bytes:
-    """As it stands in a fence's column."""
+    """The end of a fence's column."""
     return _EPOCH.pack(epoch)
 
 
@@ -219,33 +220,31 @@ def _head_in(columns: Mapping[bytes, bytes]) -> Head:
 
 # --- epochs ----------------------------------------------------------------------------------------
 #
-# Epochs for claims: taken from one counter in blocks, so that a thousand claims are not a thousand turns at one
-# row.
+# Instances take epochs from one counter in blocks, so that a thousand claims do not queue at one row.
 #
-# An epoch is given once, and to one claim. A claim needs one above all that its topic ever had, which its head
-# tells: of a block that others have overtaken nothing is used any more. Claims of names without a namespace, the
-# services, take theirs from the counter itself: what they write where no head decides (``cells.py``) is ordered by
-# epochs alone.
+# An epoch is given once, to one claim. A claim needs an epoch above all that its topic ever had, which the head
+# shows: an instance drops the rest of a block that others have overtaken. Claims of names without a namespace (the
+# services) take theirs from the counter itself, since epochs alone order what they write to ``cells.Cells``.
 
 
-#: Where epochs are counted, for all topics: the last one that was given.
+#: The counter for all topics: the last epoch given.
 EPOCHS_KEY, EPOCHS_COLUMN = SYSTEM + b"o", FAMILY + b":n"
-#: What an instance takes at a time; those that it does not use are nobody's.
+#: Epochs that an instance takes at a time; it never returns those that it does not use.
 BLOCK = 100
 
 
 class Epochs:
-    """Those of one instance."""
+    """The epochs of one instance."""
 
     def __init__(self, pool: Pool, counter: bytes) -> None:
-        """``counter``: the table that it is in."""
+        """``counter``: the table that has the counter."""
         self._pool = pool
         self._counter = counter
         self._block = range(0)
         self._taking = trio.Lock()
 
     async def above(self, epoch: int) -> int:
-        """One that is above ``epoch``, which was given before. Raises StoreError."""
+        """A new epoch above ``epoch``, which was given before. Raises StoreError."""
         async with self._taking:
             if not self._block or self._block[-1] <= epoch:
                 last = await self._count(BLOCK)
@@ -255,7 +254,7 @@ class Epochs:
             return taken
 
     async def latest(self) -> int:
-        """One above all that were given to whomever. Raises StoreError."""
+        """A new epoch above all that were given to any instance. Raises StoreError."""
         return await self._count(1)
 
     async def _count(self, step: int) -> int:

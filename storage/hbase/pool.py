@@ -1,11 +1,11 @@
 """Connections to the Thrift gateways: a bounded pool, rotation over gateways, and the deadline of retries.
 
-Connections to the gateways: bounded, each with one call under way, thrown away when their answer was not awaited.
+Each connection has one call under way, and is closed if its answer was not awaited.
 
-A call that fails on the way is made again, on another connection and the next gateway, until its time is over. That is
-right for every call the store makes, because none of them does something else the second time: rows are put if absent
-or with the bytes that are there already, and what a first attempt did is recognised by the second. Nor does a first one
-that lands long after: what it compares with is gone by then, and as stamps are never given again, it does not come back.
+A call that fails is retried, on another connection and the next gateway, until its deadline. Every call of the store
+can be retried: rows are put if absent or with the bytes that are there already, and a second attempt recognises what
+the first one did. A first attempt that lands much later does no harm either: the value that it compares with is gone
+by then, and since stamps are never given again, it does not come back.
 """
 
 from __future__ import annotations
@@ -25,52 +25,53 @@ if TYPE_CHECKING:
 
     from storage.hbase.gateway import Address
 
-#: How long one attempt to connect may take, so that a gateway that is cut off does not use up a call's time.
+log = logging.getLogger(__name__)
+#: How long one attempt to connect may take, so that an unreachable gateway does not use up a call's time.
 _CONNECT_S = 3.0
-#: A call's time has room for so many gateways that do not answer, where there are others.
+#: Where there are several gateways, a call has time for this many that do not answer.
 _GATEWAYS_A_CALL = 3
 
 
 class GatewayRefused(StoreError):
-    """HBase answered that it did not do it: no such table, a cell too large, a region that cannot be written."""
+    """HBase refused the call: no such table, a cell too large, a region that cannot be written."""
 
 
 class Pool:
     """At most ``size`` connections, to gateways at ``addresses`` in turn."""
 
     def __init__(self, addresses: Sequence[Address], *, size: int, timeout_s: float) -> None:
-        self._turns = GatewayRotation(addresses)
+        self._rotation = GatewayRotation(addresses)
         self._slots = trio.Semaphore(size)
-        #: Scans keep a connection while calls about their rows are made: one is left for those, or all wait for ever.
+        #: A scan keeps its connection during calls about its rows: one is left for those, or all would wait for ever.
         self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
         self.timeout_s = timeout_s
-        """How long a call may take, with all its attempts."""
+        """How long a call may take, all attempts together."""
         self._closed = False
 
     async def call(self, name: str, *args: object) -> Any:
         """Call the service's function ``name``; attempts are repeated until there is an answer.
 
         Raises:
-          GatewayRefused: the answer was no.
-          StoreError: there was none in time; whether it happened is unknown.
+          GatewayRefused: HBase refused it.
+          StoreError: no answer in time; whether it happened is unknown.
         """
         return (await self.call_counting(name, *args))[0]
 
     async def call_counting(self, name: str, *args: object) -> tuple[Any, int]:
-        """As ``call``; and how many attempts there were: from two on, an earlier one may have happened too."""
-        patience = self.patience(name)
+        """As ``call``, with the number of attempts: from two on, an earlier one may have happened too."""
+        retry = self.retry_deadline(name)
         while True:
             try:
-                return await self._attempt(patience.attempt_s, name, args), patience.backoff.failures + 1
+                return await self._attempt(retry.attempt_s, name, args), retry.backoff.failures + 1
             except BROKEN_CONNECTION as error:
-                await patience.after(error)
+                await retry.pause(error)
 
-    def patience(self, doing: str, timeout_s: float | None = None) -> RetryDeadline:
-        """With what is done in several attempts; ``timeout_s``: the pool's."""
+    def retry_deadline(self, doing: str, timeout_s: float | None = None) -> RetryDeadline:
+        """The deadline of an operation with several attempts; ``timeout_s``: by default the pool's."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        attempt_s = timeout_s / (_GATEWAYS_A_CALL if len(self._turns.addresses) > 1 else 1)
-        return RetryDeadline(f"{doing} through {self._turns}", timeout_s=timeout_s, attempt_s=attempt_s)
+        attempt_s = timeout_s / (_GATEWAYS_A_CALL if len(self._rotation.addresses) > 1 else 1)
+        return RetryDeadline(f"{doing} through {self._rotation}", timeout_s=timeout_s, attempt_s=attempt_s)
 
     async def _attempt(self, attempt_s: float, name: str, args: tuple[object, ...]) -> Any:
         asked: Gateway | None = None
@@ -85,13 +86,13 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Gateway]:
-        """A connection for the block, which goes back when every call of it was answered.
+        """A connection for the block; it returns to the pool if all calls of the block were answered.
 
-        Put deadlines around the block, never into it: a cancellation that the block keeps to itself would hand on a
-        connection with an answer still to come.
+        Put deadlines around the block, never into it: a cancellation that the block catches would return a connection
+        with an answer still to come.
 
         Raises:
-          GatewayRefused: a call's answer was no.
+          GatewayRefused: HBase refused a call.
           OSError: no gateway can be connected to, or the connection broke.
         """
         async with self._slots:
@@ -114,10 +115,10 @@ class Pool:
 
     @asynccontextmanager
     async def connection_to_scan(self, wait_s: float) -> AsyncIterator[Gateway]:
-        """As ``connection``, where the block makes other calls of the pool; blocks of this kind are never nested.
+        """As ``connection``, for a block that makes other calls through the pool; such blocks are never nested.
 
         Raises:
-          OSError: also when none was free in ``wait_s``.
+          OSError: also if no connection was free in ``wait_s``.
         """
         try:
             with trio.fail_after(wait_s):
@@ -131,16 +132,16 @@ class Pool:
             self._scans.release()
 
     async def suspect(self, address: Address, why: str) -> None:
-        """The gateway broke a connection, or was asked and did not answer: those to it are not used again."""
+        """Drop the idle connections to a gateway that broke a connection or did not answer a call."""
         idle, self._idle = self._idle, []
         self._idle = [each for each in idle if each.address != address]
-        self._turns.failed(address, why)
+        self._rotation.failed(address, why)
         for each in idle:
             if each.address == address:
                 await each.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; those in use go when their block is left."""
+        """Close the connections; those in use are closed when their block ends."""
         self._closed = True
         idle, self._idle = self._idle, []
         for gateway in idle:
@@ -153,39 +154,36 @@ class Pool:
             self._idle.append(gateway)
 
     async def _connect(self) -> Gateway:
-        address = self._turns.next()
+        address = self._rotation.next()
         try:
             with trio.fail_after(_CONNECT_S):
                 gateway = await Gateway.open(address)
         except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or f"no answer in {_CONNECT_S:g} s"
-            self._turns.failed(address, why)
-            raise OSError(f"{self._turns.named(address)}: {why}") from error
-        self._turns.answered(address)
+            self._rotation.failed(address, why)
+            raise OSError(f"{self._rotation.named(address)}: {why}") from error
+        self._rotation.answered(address)
         return gateway
 
 
-# --- turns -----------------------------------------------------------------------------------------
-#
-# Which gateway is connected to next: each in its turn, those that failed a moment ago only when there is no other.
+# --- rotation: each gateway in turn; one that has just failed only if there is no other ------------
 
 
-log = logging.getLogger(__name__)
-#: How long a gateway that failed is left alone, where there are others.
+#: How long a gateway that failed is avoided, where there are others.
 _AVOIDED_S = 2.0
 
 
 class GatewayRotation:
-    """The gateways, and which of them do not answer."""
+    """The gateways in turn, and which of them have just failed."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self.addresses = tuple(addresses)
         self._next = 0
-        #: Until when those that failed are avoided.
+        #: Failed gateways, and until when to avoid each.
         self._failed: dict[Address, float] = {}
 
     def next(self) -> Address:
-        """The next one."""
+        """The gateway to connect to next."""
         order = [self.addresses[(self._next + step) % len(self.addresses)] for step in range(len(self.addresses))]
         now_s = trio.current_time()
         chosen = next((each for each in order if self._failed.get(each, now_s) <= now_s), order[0])
@@ -193,18 +191,18 @@ class GatewayRotation:
         return chosen
 
     def failed(self, address: Address, why: str) -> None:
-        """It cannot be connected to, broke a connection, or did not answer. Said once, until it answers."""
+        """Note that a gateway refused or broke a connection, or did not answer; logged once until it answers again."""
         if address not in self._failed:
             log.warning("an HBase gateway does not answer", extra={"gateway": self.named(address), "why": why})
         self._failed[address] = trio.current_time() + _AVOIDED_S
 
     def answered(self, address: Address) -> None:
-        """It was connected to, and said something."""
+        """Note that a gateway accepted a connection and answered."""
         if self._failed.pop(address, None) is not None:
             log.info("an HBase gateway answers again", extra={"gateway": self.named(address)})
 
     def named(self, address: Address) -> str:
-        """As it is written in a setting."""
+        """The address as in a setting."""
         host, port = address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -212,22 +210,21 @@ class GatewayRotation:
         return ", ".join(map(self.named, self.addresses))
 
 
-# --- patience --------------------------------------------------------------------------------------
-#
-# How long attempts at one thing go on, and how they pause: for calls and for scans alike.
+# --- retries of calls and scans --------------------------------------------------------------------
 
 
-#: What breaks a connection: another attempt may find another one.
+#: Errors of a broken connection; the next attempt uses another one.
 BROKEN_CONNECTION = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 #: Pauses between attempts; the last one repeats.
 _PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 
 
 class RetryDeadline:
-    """With one thing that is attempted until it is done, or its time is over."""
+    """The deadline and the pauses of one operation that is retried."""
 
     def __init__(self, doing: str, *, timeout_s: float, attempt_s: float) -> None:
         self.backoff = Backoff(_PAUSES_S)
+        """Failed attempts since the start, or since the last progress."""
         self._doing = doing
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
@@ -240,16 +237,16 @@ class RetryDeadline:
 
     @property
     def left_s(self) -> float:
-        """How long all further attempts may take."""
+        """How long all further attempts together may take."""
         return max(0.0, self._deadline_s - trio.current_time())
 
-    def went_on(self) -> None:
-        """A part of it is done: the next has all the time again."""
+    def progressed(self) -> None:
+        """Part of the operation is done: the next part has the whole time again."""
         self.backoff.reset()
         self._deadline_s = trio.current_time() + self._timeout_s
 
-    async def after(self, error: BaseException) -> None:
-        """Pause after an attempt that failed. Raises StoreError: there is no time for another one."""
+    async def pause(self, error: BaseException) -> None:
+        """Pause after a failed attempt. Raises StoreError: there is no time for another one."""
         pause_s = self.backoff.failed()
         if trio.current_time() + pause_s >= self._deadline_s:
             raise StoreError(

@@ -1,4 +1,4 @@
-"""Reading: from HBase's rows to rows as the store has them, without those that do not count, in lists as asked for."""
+"""Reading: turns HBase's rows into the store's rows, without those that do not count, in lists for the caller."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from storage.hbase.pool import Pool
     from storage.hbase.tables import Tables
 
-#: Rows of HBase in the first page: each may have thousands of the store's.
+#: Rows of HBase in the first page: each may have thousands of the store's rows.
 _FIRST_PAGE = 4
-#: From how many bytes on a page is taken apart in a thread.
+#: A page with more bytes is unpacked in a thread.
 _THREAD_BYTES = 1 << 16
 
 
@@ -74,7 +74,7 @@ class RowReader:
     async def _valid(self, page: list[ScannedRow]) -> list[Row]:
         """The rows of metadata on a page, each as the commits that took place have left it.
 
-        The heads are asked for behind the page: what counted when it was read still does then, or what came after it.
+        The heads are read after the page: a cell that counted when the page was read then still counts, or a later one.
         """
         found = [row for row in page if row.key != EPOCHS_KEY]
         governors = {row.key: governor(row.key) for row in found if CELL not in row.columns}
@@ -96,7 +96,7 @@ class RowReader:
         return rows
 
     async def _scan_topic(self, table: Table, start: bytes, stop: bytes, lists: ChunkedRows, *, reverse: bool) -> None:
-        """One range of HBase: from the row in which ``start`` is to the one in which ``stop`` is."""
+        """Scan one range of HBase: from the row that contains ``start`` to the one that contains ``stop``."""
         prefix = topic_prefix(start)
         head = await self._owners.head_of(prefix)
         span = _Span(start, stop, head, reverse=reverse)
@@ -117,7 +117,7 @@ class RowReader:
         )
 
     async def _scan_all(self, table: Table, start: bytes, stop: bytes, lists: ChunkedRows, *, reverse: bool) -> None:
-        """All topics, for looking at everything: rows one by one, in order over all regions."""
+        """Scan all topics, for tools that read everything: rows one by one, in order over all regions."""
         heads: dict[bytes, Head] = {}
 
         async def take(page: list[ScannedRow]) -> bool:
@@ -130,7 +130,7 @@ class RowReader:
                     return False
             return True
 
-        # A row has the key of its last one: what reaches over ``stop`` may begin before it.
+        # A row of HBase has the key of the last row in it: one that reaches over ``stop`` may begin before it.
         ranges = [
             ScanRange(self._tables[table], bytes([index]) + start, _above(index), reverse) for index in range(HASHES)
         ]
@@ -151,20 +151,20 @@ def _hashed_stop(prefix: bytes, stop: bytes) -> bytes:
 
 
 class _Span:
-    """Which rows of one topic are wanted."""
+    """The wanted rows of one topic."""
 
     def __init__(self, start: bytes, stop: bytes, head: Head, *, reverse: bool) -> None:
         self._start, self._stop = start, stop
         self._head = head
         self._reverse = reverse
-        #: Whether rows at the end of the range, or behind it, have been seen.
+        #: Whether the scan has reached the end of the range.
         self.passed = False
 
     def rows_of(self, found: ScannedRow) -> Iterator[Row]:
-        """The wanted rows of one of HBase's."""
+        """The wanted rows in a row of HBase."""
         key = found.key[1:]
         if CELL not in found.columns:
-            return  # a head, or cells that came after the row had been removed: cleaning finds those
+            return  # a head, or cells put after the row was removed: cleaning finds those
         if not self._head.counts(stamp_of(found.columns[CELL])):
             return
         rows = unpack(key, found.columns)
@@ -187,7 +187,7 @@ async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator
 
 
 class ChunkedRows:
-    """Rows on their way to ``feed``, in lists that begin small and stay bounded, as ``storage.base`` cuts them."""
+    """Gathers rows for ``feed`` in lists that begin small and stay bounded, as ``storage.base.chunks`` does."""
 
     def __init__(self, feed: Callable[[list[Row]], bool], first_chunk: int, *, values: bool) -> None:
         self._feed = feed
@@ -198,7 +198,7 @@ class ChunkedRows:
         self._done = False
 
     def add(self, rows: Iterator[Row]) -> bool:
-        """Take rows; False when no more are wanted."""
+        """Add rows; False once ``feed`` wants no more."""
         for key, value in rows:
             if self._done:
                 return False
@@ -211,7 +211,7 @@ class ChunkedRows:
         return not self._done
 
     def end(self) -> None:
-        """There are no more rows."""
+        """Give the last list."""
         if self._rows and not self._done:
             self._give()
 

@@ -1,7 +1,7 @@
-"""Scans of HBase: its rows page by page, from one range, or from many at a time in the order of their rows.
+"""Scans of HBase: rows page by page, from one range, or merged from many ranges.
 
-A page has few rows first, then as many as fit into a bound by what the last ones took: a row of HBase may have nine
-megabytes. A scanner belongs to its gateway, so a scan keeps its connection; when that breaks, another scanner goes on
+A page has few rows first, then as many as fit a bound, by the size of the last ones: a row of HBase may have nine
+megabytes. A scanner belongs to its gateway, so a scan keeps its connection; if that breaks, another scanner goes on
 behind the last row.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from storage.hbase.gateway import Gateway
     from storage.hbase.pool import Pool, RetryDeadline
 
-#: Rows of HBase asked for at once, at most; and the bytes that they should not pass by much.
+#: Rows of HBase in a page at most, and the bytes that a page should not exceed by much.
 _MAX_PAGE_ROWS = 1000
 _PAGE_BYTES = 2 << 20
 _GROWTH = 4
-#: Rows of a page of one of many ranges: most of them have none.
+#: Rows in a page of one of many ranges: most ranges have none.
 _MERGED_PAGE_ROWS = 64
 
 
@@ -35,7 +35,7 @@ class ScannedRow(NamedTuple):
     key: bytes
     columns: Mapping[bytes, bytes]
     time_ms: int = 0
-    """HBase's, of its newest cell."""
+    """HBase's time of the newest cell."""
 
 
 class ScanRange(NamedTuple):
@@ -47,7 +47,7 @@ class ScanRange(NamedTuple):
     reverse: bool = False
 
     def behind(self, key: bytes) -> ScanRange:
-        """What is left of it when ``key`` has been seen."""
+        """The rest of the range after ``key``."""
         return self._replace(stop=key) if self.reverse else self._replace(start=key + b"\x00")
 
 
@@ -59,35 +59,35 @@ async def scan(
     first_page: int,
     timeout_s: float,
 ) -> None:
-    """Give the range's rows to ``take``, page by page, until it says False or there are no more.
+    """Give the range's rows to ``take``, page by page, until it returns False or there are no more.
 
     Args:
-      take: may call the pool, but not scan.
-      timeout_s: for each page, with all attempts to get it.
+      take: may call through the pool, but not scan.
+      timeout_s: for each page, all attempts together.
     Raises:
-      StoreError: a page did not come; those before it were good. Exceptions of ``take`` pass through.
+      StoreError: a page could not be read; those before it were good. Exceptions of ``take`` pass through.
     """
     left = wanted
-    patience = pool.patience("reading", timeout_s)
+    retry = pool.retry_deadline("reading", timeout_s)
     while True:
         try:
-            async with pool.connection_to_scan(patience.left_s) as gateway:
-                scanner = await _within(patience, _Scanner.open(gateway, left, first_page))
-                while page := await _within(patience, scanner.page()):
+            async with pool.connection_to_scan(retry.left_s) as gateway:
+                scanner = await _within(retry, _Scanner.open(gateway, left, first_page))
+                while page := await _within(retry, scanner.page()):
                     left = left.behind(page[-1].key)
-                    patience.went_on()
+                    retry.progressed()
                     if not await take(page):
                         break
-                    patience.went_on()
+                    retry.progressed()
                 scanner.close()
                 return
         except BROKEN_CONNECTION as error:
-            await patience.after(error)
+            await retry.pause(error)
 
 
-async def _within(patience: RetryDeadline, call: Awaitable[Any]) -> Any:
-    """What ``call`` gives; OSError when it takes too long, so that the connection is thrown away."""
-    attempt_s = patience.attempt_s
+async def _within(retry: RetryDeadline, call: Awaitable[Any]) -> Any:
+    """The result of ``call``; OSError if it takes too long, so that the connection is closed."""
+    attempt_s = retry.attempt_s
     try:
         with trio.fail_after(attempt_s):
             return await call
@@ -112,7 +112,7 @@ class _Scanner:
         return cls(gateway, await gateway.call("scannerOpenWithScan", wanted.table, asked, {}), wanted, rows)
 
     async def page(self) -> list[ScannedRow]:
-        """The next rows; none: that was all."""
+        """The next rows; none at the end."""
         page: list[ScannedRow] = []
         while not page and not self._ended:
             answer = await self._gateway.call("scannerGetList", self._number, self._rows)
@@ -124,23 +124,23 @@ class _Scanner:
         return page
 
     def _is_wanted(self, key: bytes) -> bool:
-        """On the way down HBase has the row it begins with, and not the one it ends at: not what a range has."""
+        """Whether a row is in the range: a reverse scan of HBase includes its start, and excludes its end."""
         return not self._wanted.reverse or self._wanted.start <= key < self._wanted.stop or not self._wanted.stop
 
     def close(self) -> None:
-        """With the connection's next call: a scan at its end has closed itself at the region server."""
+        """Close with the connection's next call: at its end a scan has closed itself at the region server."""
         self._gateway.call_later("scannerClose", self._number)
 
 
 def _below(key: bytes) -> bytes:
-    """A key below ``key``, with few between the two."""
+    """A key just below ``key``."""
     if not key or key.endswith(b"\x00"):
         return key[:-1]
     return key[:-1] + bytes([key[-1] - 1]) + b"\xff" * 32
 
 
 def scanned_row(row: Any) -> ScannedRow:
-    """A row as an answer has it."""
+    """A row of an answer."""
     columns = {column: cell.value for column, cell in row.columns.items()}
     return ScannedRow(row.row, columns, max((cell.timestamp for cell in row.columns.values()), default=0))
 
@@ -165,9 +165,9 @@ async def merged_rows(
     *,
     timeout_s: float,
 ) -> None:
-    """As ``scan``, for many ranges of one direction at a time: their rows in the order of ``key_of``, a page each.
+    """As ``scan``, for many ranges of one direction: gives their rows one by one, in the order of ``key_of``.
 
-    For looking at everything: each range is asked for anew for each of its pages.
+    For tools that read everything: each page of a range is a scan of its own.
     """
     reverse = ranges[0].reverse
     waiting: list[tuple[_Order, int]] = []
@@ -196,7 +196,7 @@ async def merged_rows(
 
 
 class _Order(NamedTuple):
-    """A key as the heap orders it: the other way round on the way down."""
+    """A key in the heap's order: descending for reverse scans."""
 
     key: bytes
     reverse: bool

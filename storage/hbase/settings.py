@@ -1,10 +1,10 @@
-"""What an HBase store is told."""
+"""The options of the HBase store."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What a cell's own head, and a key in it, may take of its bound.
+#: Bytes of a cell's bound that its own head, and a key in it, may take.
 _CELL_MARGIN = 1 << 10
 
 
@@ -13,19 +13,19 @@ class HBaseOptions:
     """Settings of ``storage.hbase``, of the same names."""
 
     table_prefix: str = "plainsong_"
-    """What the names of the three tables start with."""
+    """The prefix of the names of the three tables."""
     timeout_s: float = 30.0
-    """How long a call may take, with all its attempts; what has no answer by then is unknown."""
+    """How long a call may take, all attempts together; without an answer by then its outcome is unknown."""
     max_connections: int = 16
-    """To gateways, all together; two at least, since a scan keeps one while calls about its rows are made."""
+    """To all gateways together; at least two, since a scan keeps one while calls about its rows are made."""
     max_cell_bytes: int = 9 << 20
-    """The largest cell that HBase takes; its own bound is 10 MiB (hbase.client.keyvalue.maxsize)."""
+    """The largest cell; HBase's own bound is 10 MiB (hbase.client.keyvalue.maxsize)."""
     create_tables: bool = True
-    """Whether missing tables are made; where that is not allowed, ``etc/hbase/tables.rb`` makes them."""
+    """Whether to create missing tables; where that is not allowed, ``etc/hbase/tables.rb`` creates them."""
     gone_kept_s: float = 86_400.0
-    """How long cells that say that a row is gone are kept; no setting."""
+    """How long cells that say that a row is gone are kept; not a setting."""
 
     @property
     def max_row_bytes(self) -> int:
-        """The largest row: a cell has a head of its own in front of it."""
+        """The largest row: a cell has a head in front of it."""
         return self.max_cell_bytes - _CELL_MARGIN

@@ -1,12 +1,10 @@
 """The HBase store: rows of a commit are put if absent, and count once the topic's head says so.
 
-The HBase store: rows of a commit put if absent, which count once the topic's head says so.
-
-    messages, payloads   packed, one row of HBase for as many rows of a commit as a cell holds; put if absent
+    messages, payloads   packed, one row of HBase for as many rows of a commit as fit a cell; put if absent
     metadata             two cells a row, in turn; compare-and-set
-    then                 the owner moves the topic's head by one: the commit takes place, if nobody else has come
+    then                 the owner moves the topic's head by one: the commit takes place, unless another owner has come
 
-All puts of a commit, and its removals of metadata, become visible in one moment, up to a rollback; a crash leaves all of
+All puts of a commit, and its removals of metadata, become visible at once, up to a rollback; a crash leaves all of
 them or none. Removals of messages and payloads follow.
 """
 
@@ -52,23 +50,23 @@ class HBaseStore:
         )
         self._pool = pool
         self._owners = Owners(pool, tables, Slots(pool, tables[Table.METADATA]))
-        self._reading = RowReader(pool, tables, self._owners, timeout_s=options.timeout_s)
-        self._removing = RowRemover(pool, tables, self._owners, timeout_s=options.timeout_s)
-        putting = RowWriter(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
+        self._reader = RowReader(pool, tables, self._owners, timeout_s=options.timeout_s)
+        self._remover = RowRemover(pool, tables, self._owners, timeout_s=options.timeout_s)
+        row_writer = RowWriter(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
         cells = Cells(pool, tables[Table.METADATA])
-        self._tidying = Upkeep(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
-        self._committing = CommitWriter(self._owners, cells, putting, self._removing, options.max_row_bytes)
-        #: In which epoch this instance may write a topic; none after a failure, until it claims it again.
+        self._upkeep = Upkeep(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
+        self._commit_writer = CommitWriter(self._owners, cells, row_writer, self._remover, options.max_row_bytes)
+        #: The epoch in which this instance may write a topic; none after a failure, until it claims the topic again.
         self._epochs: dict[TopicName, int] = {}
         self._closed = False
 
     @classmethod
     async def open(cls, addresses: Sequence[tuple[str, int]], options: HBaseOptions) -> Self:
-        """Connect to the Thrift gateways at ``addresses`` (host, port), and see that the tables are there.
+        """Connect to the Thrift gateways at ``addresses`` (host, port), and check that the tables exist.
 
         Raises:
-          StoreUnusable: no gateway answers, or one is not set up for this; or a table is missing (NoTables: all of
-            them), and may not or cannot be made; or HBase does not answer.
+          StoreUnusable: no gateway answers, or one is not configured for the store; or a table is missing (NoTables:
+            all are) and may not or cannot be created; or HBase does not answer.
         """
         pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s)
         tables = Tables(options.table_prefix)
@@ -97,7 +95,7 @@ class HBaseStore:
         return claim
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``: one look at the topic's head."""
+        """See ``Store.check``: reads the topic's head."""
         self._refuse_if_closed()
         await self._owners.check(claim)
 
@@ -113,7 +111,7 @@ class HBaseStore:
             except StoreConflict:
                 raise
             except BaseException:
-                # What is under way may still land: only a later epoch sees to it that it counts for nothing.
+                # Puts under way may still land: only a later epoch makes sure that they never count.
                 self._epochs.pop(claim.name, None)
                 raise
 
@@ -125,18 +123,18 @@ class HBaseStore:
                 raise NothingWritten(error.detail, hint=error.hint) from error
             if found != wanted.value:
                 raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
-        await self._committing.write(commit, claim, expect)
+        await self._commit_writer.write(commit, claim, expect)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``."""
         self._refuse_if_closed()
-        await self._removing.remove(table, keys)
+        await self._remover.remove(table, keys)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""
         self._refuse_if_closed()
         if table is Table.METADATA:
-            return await self._reading.metadata(key)
+            return await self._reader.metadata(key)
         rows: list[Row] = []
 
         def feed(chunk: list[Row]) -> bool:
@@ -162,7 +160,7 @@ class HBaseStore:
         if start >= stop:
             await trio.lowlevel.checkpoint()
             return
-        await self._reading.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
+        await self._reader.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: HBase compacts by itself, when it has reason to."""
@@ -173,10 +171,10 @@ class HBaseStore:
     async def tidy(self) -> int:
         """See ``Store.tidy``."""
         self._refuse_if_closed()
-        return await self._tidying.step()
+        return await self._upkeep.step()
 
     def statistics(self) -> StoreStatistics:
-        """See ``Store.statistics``: what HBase occupies, it tells its own operators."""
+        """See ``Store.statistics``: HBase has its own tools for that."""
         return StoreStatistics(bytes=None, free_bytes=None)
 
     async def aclose(self) -> None:
@@ -189,19 +187,16 @@ class HBaseStore:
             raise StoreError("the store is closed")
 
 
-# --- looking ---------------------------------------------------------------------------------------
+# --- blocking scans, for commands without an event loop --------------------------------------------
 #
-# Looking at a store in HBase without owning anything of it: scans that block, for commands without an event loop.
-#
-# Nothing is claimed and nothing is written; daemons on the same tables go on. What is seen is what counts at that
-# time.
+# They claim and write nothing; daemons on the same tables go on. A scan shows the rows that count at that time.
 
 
 class HBaseRows:
-    """The rows of a store, as ``storage.inspect.explain`` walks over them."""
+    """The rows of a store; implements ``storage.inspect.explain.RowSource``."""
 
     def __init__(self, addresses: Sequence[Address], options: HBaseOptions) -> None:
-        """See that it can be opened, tables and all. Raises StoreUnusable."""
+        """Check that the store and its tables can be opened. Raises StoreUnusable."""
         self._addresses = addresses
         self._options = replace(options, create_tables=False)
         trio.run(self._open)

@@ -1,10 +1,10 @@
-"""Opening a store in HBase: checks the gateways, and checks or makes the three tables.
+"""Opening a store in HBase: checks the gateways, and checks or creates the three tables.
 
-Before a store is opened: whether the gateways are what it needs, and if not, what they lack and how to mend it.
+An error says what is missing and how to correct it.
 
-connect, greet         nobody listens, or not a framed gateway
-a frame of two cells   larger than the gateway takes: it would fail once a commit is large
-the tables             see ``tables.py``
+    connect, greet         finds an address without a listener, or with a gateway that is not framed
+    a frame of two cells   finds a bound of the gateway that a large commit would exceed later
+    the tables             ``Tables.prepare``
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from storage.hbase.gateway import Address
     from storage.hbase.pool import Pool
 
-#: How long a gateway may take to say a word.
+#: How long a gateway may take to answer a greeting.
 _WORD_S = 3.0
-#: As much again for a frame of some megabytes.
+#: How long it may take to answer a frame of some megabytes.
 _FRAME_S = 15.0
 _MIB = 1 << 20
 
 
 async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_bytes: int) -> None:
-    """See that a gateway answers, and that those which do are framed and take what the store sends.
+    """Check that a gateway answers, and that all that answer are framed and accept the store's largest frame.
 
-    Waits for one as long as for any call, since HBase may be starting too.
+    Waits for a gateway as long as for any call, since HBase may be starting too.
 
     Raises:
-      StoreUnusable: none answers, or one is not set up for this store.
+      StoreUnusable: no gateway answers, or one is not configured for the store.
     """
-    patience = pool.patience("looking for a gateway")
+    retry = pool.retry_deadline("looking for a gateway")
     while True:
         absent: list[str] = []
         for address in addresses:
@@ -51,7 +51,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
         if len(absent) < len(addresses):
             return
         try:
-            await patience.after(OSError("; ".join(absent)))
+            await retry.pause(OSError("; ".join(absent)))
         except StoreError as error:
             raise StoreUnusable(
                 f"no Thrift gateway of HBase answers: {'; '.join(absent)}",
@@ -60,7 +60,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
 
 
 async def _check_gateway(address: Address, max_cell_bytes: int) -> None:
-    """Raises StoreUnusable, or an OSError where nobody answers."""
+    """Raises StoreUnusable, or an OSError if nothing answers."""
     try:
         with trio.fail_after(_WORD_S):
             gateway = await Gateway.open(address)
@@ -87,7 +87,7 @@ async def _check_gateway(address: Address, max_cell_bytes: int) -> None:
 
 
 async def _is_unframed(address: Address) -> bool:
-    """Whether a gateway is there that speaks the same without frames. Raises OSError: nobody is there."""
+    """Whether an unframed gateway listens there. Raises OSError: nothing listens."""
     stream = await trio.open_tcp_stream(*address)
     async with stream:
         with trio.move_on_after(_WORD_S):
@@ -100,7 +100,7 @@ async def _is_unframed(address: Address) -> bool:
 
 
 async def _send_a_large_frame(gateway: Gateway, max_cell_bytes: int) -> None:
-    """A put into a row whose key no table can have: it is refused, if it was read at all.
+    """Put into a row with a key that no table can have: a gateway that reads the frame refuses it.
 
     The largest frame of a store has the cell that it replaces and the one that it puts.
     """
@@ -118,15 +118,15 @@ def _named(address: Address) -> str:
 
 
 NAMES = {Table.METADATA: "metadata", Table.MESSAGE: "messages", Table.PAYLOAD: "payloads"}
-#: One version, since rows are written once; a filter and a cache for those that are asked for by key.
+#: One version, since rows are written once; a filter and a cache for rows that are read by key.
 FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_enabled": True}
 
-#: How long it may take to make a table: a busy master takes seconds.
+#: How long it may take to create a table: a busy master takes seconds.
 _CREATE_S = 60.0
 
 
 class NoTables(StoreUnusable):
-    """None of the three is there, and they may not be made."""
+    """None of the three tables exists, and they may not be created."""
 
 
 class Tables:
@@ -139,11 +139,11 @@ class Tables:
         return self._names[table]
 
     async def prepare(self, pool: Pool, *, create: bool) -> None:
-        """See that the tables are there, and make those that are not.
+        """Check that the tables exist, and create the missing ones.
 
         Raises:
-          NoTables: there are none, and none may be made.
-          StoreUnusable: one is missing and may not be made, or was lost.
+          NoTables: none exists, and none may be created.
+          StoreUnusable: one is missing and may not be created, or was lost.
           StoreError: no gateway answers.
         """
         there = set(await self._there(pool))
@@ -161,9 +161,9 @@ class Tables:
             await self._create(pool, name)
 
     async def _refuse_lost(self, pool: Pool, here: Sequence[bytes]) -> None:
-        """Raise StoreUnusable for a table that was there: made anew it would be empty, and nobody would be told."""
+        """Raise StoreUnusable for a lost table: a new one would be empty, and hide the loss."""
         used = [name for name in here if await first_rows(pool, ScanRange(name, b"", b""), 1, timeout_s=pool.timeout_s)]
-        # Looked at again: another instance that starts has rows only when it has made them all.
+        # Listed again: another instance that starts writes rows only once it has created all tables.
         if used and (lost := set(self._names.values()) - set(await self._there(pool))):
             raise StoreUnusable(
                 f"HBase has rows in table {used[0].decode()}, and no table {min(lost).decode()}",
@@ -194,10 +194,10 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
     try:
         await TrioConnection.on(gateway).create_table(name, {"d": FAMILY_OPTIONS})
     except thrift.AlreadyExists:
-        return  # by another instance, just now
+        return  # another instance has just created it
     except REFUSALS as error:
         if "TableExistsException" in refusal_text(error):
-            return  # the same, found out later
+            return  # the same, noticed later
         raise StoreUnusable(
             f"HBase does not make table {name.decode()}: {refusal_text(error)}",
             hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
@@ -205,7 +205,7 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
 
 
 def _hint(there: set[bytes]) -> str:
-    """What to do about a table that is missing; stores of other prefixes are named, if there are any."""
+    """The hint for a missing table; it names the prefixes of other stores, if there are any."""
     ending = NAMES[Table.METADATA].encode()
     prefixes = sorted(name[: -len(ending)].decode() for name in there if name.endswith(ending))
     others = f"; there are tables with storage.hbase.table_prefix {', '.join(map(repr, prefixes))}" if prefixes else ""

@@ -1,11 +1,11 @@
-"""What HBase keeps of rows that are gone: cells that say so, and fences of owners of whom nothing is left.
+"""Upkeep: removes what HBase keeps of removed rows, and fences of owners that have left no rows.
 
     row of the metadata table whose cell that counts says *gone*   removed whole
-    fence of an epoch, once a topic has more than a few            removed, when no row of the topic has that epoch
+    fence of an epoch, once a topic has more than a few            removed, if no row of the topic has that epoch
 
-Both only when they are older than a day by HBase's own clock, and as they were seen, by their time. Whatever was put
-before then and is still under way has a day to land; and a row may be put again though HBase's clock is set back by as
-much, since what removes a row hides what has its time or an earlier one. Rows that no head decides about stay.
+Both only when they are older than a day by HBase's own clock, and as they were read, by their time. So a put that is
+still under way has a day to land; and a row can be put again even if HBase's clock was set back by as much, since a
+removal hides every cell with its time or an earlier one. Rows that no head governs stay.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from storage.hbase.scan import ScannedRow
     from storage.hbase.tables import Tables
 
-#: Rows of the metadata table that a step looks at.
+#: Rows of the metadata table that a step reads.
 STEP_ROWS = 1000
-#: Fences of a topic from which on a step looks whether some can go; and rows of it that it looks at for that.
+#: A step looks for fences to remove in topics with more of them; and the rows of a topic that it reads for that.
 MANY_FENCES = 16
 _ROWS_FOR_FENCES = 10_000
 _KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
 class Upkeep:
-    """Removes such cells, a step at a time, from the first row to the last and again."""
+    """Removes them step by step, from the first row of the table to the last and again."""
 
     def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float, kept_s: float) -> None:
         self._pool = pool
@@ -46,7 +46,7 @@ class Upkeep:
         self._at = b""
 
     async def step(self) -> int:
-        """One step; the number of rows and fences that were removed. Raises StoreError."""
+        """One step; returns the number of rows and fences removed. Raises StoreError."""
         table = self._tables[Table.METADATA]
         found = await first_rows(self._pool, ScanRange(table, self._at, b""), STEP_ROWS, timeout_s=self._timeout_s)
         self._at = found[-1].key + b"\x00" if len(found) == STEP_ROWS else b""
@@ -65,14 +65,14 @@ class Upkeep:
         return removed
 
     async def _now_ms(self) -> int:
-        """HBase's clock: the time of a cell that is written now."""
+        """HBase's clock: the time of a cell written now."""
         table = self._tables[Table.METADATA]
         await self._pool.call("atomicIncrement", table, EPOCHS_KEY, EPOCHS_COLUMN, 1)
         (cell,) = await self._pool.call("get", table, EPOCHS_KEY, EPOCHS_COLUMN, {})
         return int(cell.timestamp)
 
     async def _remove_fences(self, prefix: bytes, before_ms: int) -> int:
-        """Remove fences of epochs that nothing of the topic has any more; none when that takes too long to see."""
+        """Remove fences of epochs that no row of the topic has; none if there are too many rows to check."""
         table, row = self._tables[Table.MESSAGE], hashed(prefix)
         head = await self._owners.read(prefix)
         needed = await self._epochs(prefix)
@@ -91,19 +91,19 @@ class Upkeep:
         return removed
 
     async def _epochs(self, prefix: bytes) -> tuple[int, set[int]] | None:
-        """The epoch from which on messages have any, and those of other rows; None: there are too many to look at."""
+        """The first epoch of the messages, and the epochs of other rows; None: there are too many rows to read."""
         others: set[int] = set()
         start = hashed(prefix)
         payloads = ScanRange(self._tables[Table.PAYLOAD], start, stop_after(start))
         if await first_rows(self._pool, payloads, 1, timeout_s=self._timeout_s):
-            return None  # in the order of their pointers: each would have to be read
+            return None  # they are ordered by pointer: each would have to be read
         for low, high in _governed(prefix):
             wanted = ScanRange(self._tables[Table.METADATA], low, high)
             found = await first_rows(self._pool, wanted, _ROWS_FOR_FENCES, timeout_s=self._timeout_s)
             if len(found) == _ROWS_FOR_FENCES:
                 return None
             others.update(stamp.epoch for row in found for stamp in SlotPair.of(row.columns).stamps())
-        # Messages are in the order of their epochs: each owner goes on behind the last position.
+        # Messages are ordered by epoch: each owner goes on behind the last position.
         messages = ScanRange(self._tables[Table.MESSAGE], start + b"\x00", stop_after(start))
         rows = await first_rows(self._pool, messages, 1, timeout_s=self._timeout_s)
         if not rows:
@@ -120,7 +120,7 @@ def _governed(prefix: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _is_gone(row: ScannedRow, head: Head) -> bool:
-    """Whether nothing in the row counts but that it is gone, and nothing of it ever will."""
+    """Whether all that counts in the row is that it is gone, and nothing else in it ever will."""
     if CELL in row.columns:
         return False
     pair = SlotPair.of(row.columns)

@@ -1,1 +1,1 @@
-"""What a stored row says, what a stopped store holds, and how it is opened without changing it."""
+"""Describes stored rows, sums up a stopped store, and opens one without changing it."""

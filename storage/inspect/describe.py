@@ -1,7 +1,4 @@
-"""Describes a stored row: what each row of the three tables says, or why it cannot be read.
-
-A stored row in words: what each row of the three tables says, or why it cannot be read.
-"""
+"""Describes a stored row of any of the three tables in words, or says why it cannot be read."""
 
 from __future__ import annotations
 
@@ -52,15 +49,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DescribedRow:
-    """One row. What could not be read has its place empty and says so in ``problem``."""
+    """One row. Fields that could not be read are empty, and ``problem`` says why."""
 
     table: Table
     key: bytes
     value: bytes
     kind: str = "unparseable"
-    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``, ``reference``,
-    ``payload``; ``namespace``; ``copying``; of the transaction
-    service ``transactions``, ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
+    """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``,
+    ``reference``, ``payload``; ``namespace``; ``copying``; of the transaction service ``transactions``,
+    ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
     time_ms: int | None = None
@@ -87,7 +84,7 @@ class DescribedRow:
 
 
 def describe(table: Table, key: bytes, value: bytes) -> DescribedRow:
-    """What a row says; never raises for whatever bytes it has."""
+    """Describe a row; never raises, whatever its bytes are."""
     row = DescribedRow(table, key, value)
     try:
         if table is Table.MESSAGE:
@@ -202,7 +199,7 @@ def _system(row: DescribedRow) -> None:
 
 
 def _plain(value: object) -> object:
-    """What msgpack may give, as JSON can say it."""
+    """A value from msgpack as JSON can represent it."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
@@ -214,20 +211,18 @@ def _plain(value: object) -> object:
     return repr(value)
 
 
-# --- describe producers ----------------------------------------------------------------------------
-#
-# Rows about producers in words: who sent a message, what a topic remembers of senders, what a namespace says.
+# --- producers and namespaces ----------------------------------------------------------------------
 
 
 Fields = dict[str, object]
-#: Extras of message rows that are told in words.
+#: Extras of message rows that have fields of their own.
 DESCRIBED_EXTRAS = frozenset((ATTRIBUTES, BATCH, INDEX, STAMP))
 #: Sequence ids of a stamp that are shown one by one; all are counted.
 MAX_IDS = 20
 
 
 def origin_fields(message: MessageRow) -> Fields:
-    """What a message row says beside its payload: attributes, producer, ids, batch. Raises DamagedRow."""
+    """The fields of a message row beside its payload: attributes, producer, ids, batch. Raises DamagedRow."""
     fields: Fields = {}
     attributes = attributes_in(message.extras)
     if attributes:
@@ -256,7 +251,7 @@ def is_namespace_key(key: bytes) -> bool:
 
 
 def namespace_fields(key: bytes, value: bytes) -> Fields:
-    """What was said about a namespace. Raises DamagedRow."""
+    """A namespace's properties. Raises DamagedRow."""
     namespace = keys.namespace_of(key)
     properties = NamespaceProperties.decode(value)
     return {
@@ -302,9 +297,7 @@ def producers_fields(value: bytes) -> Fields:
     }
 
 
-# --- describe transactions -------------------------------------------------------------------------
-#
-# Rows about transactions in words: what a topic knows of a write pointer, and what the transaction service keeps.
+# --- write pointers and the transaction service ----------------------------------------------------
 
 
 #: Keys of a change set that are shown; all are counted.
@@ -312,7 +305,7 @@ MAX_CHANGES = 20
 
 
 def reference_fields(message: MessageRow) -> Fields:
-    """What a message row without payload refers to. Raises DamagedRow when it does not say."""
+    """The stored messages that a row without payload refers to. Raises DamagedRow if it names none."""
     stored = Stored.of(message)
     fields: Fields = {
         "messages": stored.messages,
@@ -328,7 +321,7 @@ def reference_fields(message: MessageRow) -> Fields:
 
 
 def pointer_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
-    """Kind and words of a topic's row about a write pointer, or about what is staged. Raises DamagedRow."""
+    """Kind and fields of a topic's row about a write pointer, or about a staged one. Raises DamagedRow."""
     pending = Pending.decode(keys.parse_pointer_key(key)[2], value)
     if pending.staged_by is not None:
         return "staged", {"staged_pointer": pending.pointer, "producer": pending.staged_by} | _used(pending)
@@ -345,7 +338,7 @@ def pointer_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
 
 
 def _used(pending: Pending) -> Fields:
-    """When it was used, and what is stored under it."""
+    """When a pointer was used, and what is stored under it."""
     fields: Fields = {"first_used_ms": pending.since_ms, "last_used_ms": pending.used_ms}
     if pending.last_stored is not None and pending.first_stored is not None:
         fields |= {
@@ -374,7 +367,7 @@ def is_service_key(key: bytes) -> bool:
 
 
 def service_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
-    """Kind and words of a row of the transaction service. Raises DamagedRow."""
+    """Kind and fields of a row of the transaction service. Raises DamagedRow."""
     letter, pointer = parse_service_key(key)
     if letter not in _KINDS and letter != ENLISTED:
         raise DamagedRow(f"rows {letter!r} of the transaction service are not known to this version")

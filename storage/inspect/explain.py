@@ -1,6 +1,6 @@
-"""What a stopped store holds: a walk over its rows, by choice or summed up by topic and generation.
+"""Sums up a stopped store: walks over its rows, filtered, or counted by topic and generation.
 
-Reads everything once, in key order, and keeps numbers only: memory grows with topics and with the invalid list,
+It reads everything once, in key order, and keeps numbers only: memory grows with topics and with the invalid list,
 not with messages.
 """
 
@@ -29,13 +29,13 @@ MAX_EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which rows to show; None: no matter. Unreadable rows are shown unless they are of another topic."""
+    """Which rows to show; None: any. Unreadable rows are shown unless they belong to another topic."""
 
     namespace: str | None = None
     topic: str | None = None
     generation: int | None = None
     first: bytes | None = None
-    """The first position (ten bytes) of messages; payload rows go by its time. Other rows have none."""
+    """The first position (ten bytes) of messages; for payload rows its time counts. Other rows have none."""
     stop: bytes | None = None
     """The position before which to stop."""
     tables: frozenset[Table] = frozenset(Table)
@@ -51,7 +51,7 @@ class RowFilter:
         if row.kind == "namespace" and self.namespace in (None, row.fields["namespace"]):
             return not (self.topic or self.generation)
         if row.name is None and not row.problem and (self.namespace or self.topic or self.generation):
-            return False  # the transaction service's rows are of no topic
+            return False  # the transaction service's rows belong to no topic
         at = row.position
         if at is None and row.time_ms is not None:
             at = row.key[-10:]
@@ -61,7 +61,7 @@ class RowFilter:
 
 
 class RowSource(Protocol):
-    """A store that somebody looks at."""
+    """A store whose rows can be scanned."""
 
     def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
         """As ``Store.scan``, upwards; blocks. Raises StoreError."""
@@ -69,9 +69,9 @@ class RowSource(Protocol):
 
 
 def walk(rows: RowSource, table: Table, take: Callable[[DescribedRow], bool]) -> str:
-    """Give every row of ``table`` to ``take`` until it says False. Blocks.
+    """Give every row of ``table`` to ``take`` until it returns False. Blocks.
 
-    Returns what the store said when it could not read on, else an empty string.
+    Returns the store's error if it could not read on, else an empty string.
     """
 
     def feed(chunk: list[Row]) -> bool:
@@ -86,21 +86,21 @@ def walk(rows: RowSource, table: Table, take: Callable[[DescribedRow], bool]) ->
 
 @dataclass(slots=True)
 class Pruning:
-    """What the transaction service's rows say about the invalid list."""
+    """The state of the invalid list, by the transaction service's rows."""
 
     authority: str | None = None
-    """``transactions.service`` of the daemon that ran last; None: there was none yet."""
+    """``transactions.service`` of the daemon that ran last; None: no daemon has run yet."""
     transactions: int = 0
-    """In progress when the daemon stopped."""
+    """Transactions in progress when the daemon stopped."""
     invalid: set[int] = field(default_factory=set)
     """Pointers on the list."""
     safe_bound: int | None = None
-    """The list may be pruned up to here: no row carries any of these; None: no pass was complete yet."""
+    """The list may be pruned up to here: no row has any of those pointers; None: no pass was complete yet."""
     last_pass_ms: int | None = None
     """When the last complete pass began."""
 
     def add(self, row: DescribedRow) -> None:
-        """Take what one row says."""
+        """Take one row into account."""
         fields = row.fields
         if row.kind == "authority":
             self.authority = str(fields["service"])
@@ -129,7 +129,7 @@ class GenerationSummary:
     references: int = 0
     """Message rows that stand for stored messages; those are among ``messages``."""
     pointers: int = 0
-    """Write pointers that the topic has not forgotten."""
+    """Write pointers that the topic still has a row about."""
     oldest_pointer: int | None = None
     """The lowest of them, rolled back or not."""
     stored: int = 0
@@ -137,7 +137,7 @@ class GenerationSummary:
     staged: int = 0
     """Messages staged by producers and not published."""
     producers: int = 0
-    """Of which the topic has a row."""
+    """Producers with a row."""
     invalid: int = 0
     """Messages under a pointer that is on the invalid list, and not rolled back yet."""
 
@@ -177,14 +177,14 @@ class GenerationSummary:
 
 @dataclass(slots=True)
 class TopicSummary:
-    """A topic: what its metadata row says, and its rows by generation."""
+    """A topic: its metadata, and its rows by generation."""
 
     metadata: Metadata | None = None
     """None: there are rows, but no metadata row that can be read."""
     generations: dict[int, GenerationSummary] = field(default_factory=dict)
 
     def cleaned(self, generation: int) -> int:
-        """How many messages of a generation the janitor would remove, now or after the grace of a deletion."""
+        """The number of messages that the janitor would remove, now or after the grace of a deletion."""
         summary = self.generations[generation]
         if self.metadata is None:
             return 0
@@ -195,19 +195,19 @@ class TopicSummary:
 
 @dataclass(slots=True)
 class TableSummary:
-    """A table: its rows, those that do not parse, and where reading stopped."""
+    """A table: its rows, those that cannot be parsed, and why reading stopped."""
 
     rows: int = 0
     bytes: int = 0
     unparseable: int = 0
     examples: list[DescribedRow] = field(default_factory=list)
     stopped: str = ""
-    """What the store said when it could not read on: there are more rows than were counted."""
+    """The store's error if it could not read on: there are more rows than were counted."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """All that a store holds."""
+    """The contents of a store."""
 
     topics: dict[TopicName, TopicSummary] = field(default_factory=dict)
     tables: dict[Table, TableSummary] = field(default_factory=dict)
@@ -220,13 +220,13 @@ class Summary:
 
 
 def explain(looked_at: RowSource, *, now_ms: int) -> Summary:
-    """Sum a store up. Blocks, and reads all of it.
+    """Sum up a store. Blocks, and reads all of it.
 
     Args:
-      now_ms: what has expired is counted as of this time.
+      now_ms: the time by which messages count as expired.
     """
     summary = Summary()
-    # Metadata first: it says what the ttl of the messages is, and which pointers are invalid.
+    # Metadata first: it has the ttl of the messages, and the invalid pointers.
     for table in Table:
         counted = summary.tables[table] = TableSummary()
         counted.stopped = walk(looked_at, table, partial(_count, summary, counted, now_ms))
@@ -258,7 +258,7 @@ def _count_of(row: DescribedRow) -> int:
 
 
 def _whole(value: object) -> int:
-    assert isinstance(value, int)  # as describe gives it
+    assert isinstance(value, int)  # describe makes it so
     return value
 
 

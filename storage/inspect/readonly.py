@@ -1,7 +1,7 @@
-"""A stopped store, to look at: LevelDB cannot open without writing, so a copy is opened, and the original left alone.
+"""Opens a stopped store without changing it: LevelDB writes whenever it opens, so this opens a copy.
 
-Table files never change once written: they are linked, not copied, where the copy is on the same file
-system. Everything else is small.
+Table files never change once written: they are linked, not copied, if the copy is on the same file system.
+Everything else is small.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NEVER_REWRITTEN = {".ldb", ".sst"}
 def open_stopped(directory: Path) -> Iterator[tuple[Database, str]]:
     """The database of a stopped ``directory``, from a copy that is removed afterwards; the original stays as it is.
 
-    Gives the database and, when LevelDB's own checks failed and it was opened leniently, what they said (else
-    an empty string): rows may be missing then, and those that are there are good.
+    Gives the database and, if LevelDB's own checks failed and it was opened leniently, their message (else an empty
+    string): rows may be missing then, but those that are there are good.
 
     Raises:
-      StoreInUse: a daemon holds the directory.
+      StoreInUse: a daemon uses the directory.
       StoreTooNew, StoreDamaged, StoreUnusable: it cannot be read, or is no store.
     """
     directory = directory.absolute()
@@ -64,7 +64,7 @@ def _open_leniently(directory: Path, rows: Path, complaint: str) -> Database:
 
 @contextmanager
 def _copy(directory: Path) -> Iterator[Path]:
-    """A copy of the rows beside ``directory``, or where temporary files go; made while no daemon is inside."""
+    """A copy of the rows beside ``directory``, or in the folder for temporary files; made while no daemon uses it."""
     try:
         if read_format(directory) is None:
             raise StoreUnusable(f"{directory} is no store: it has no FORMAT", hint="name the daemon's data directory")
@@ -103,7 +103,7 @@ def _copy_files(rows: Path, copy: Path) -> None:
                 target.hardlink_to(source)
                 continue
             except OSError:
-                # Another file system, or one that has no links, or somebody else's file.
+                # Another file system, or one without links, or another user's file.
                 pass
         if source.is_file():
             shutil.copyfile(source, target)

@@ -1,8 +1,7 @@
 """One opening of the LevelDB, in blocking calls: options, tables, batches, scans, and plyvel's errors.
 
-What can be chosen about LevelDB, with the measurements behind each default.
-
-Measured on two cores and a local SSD: commits of 1000 rows of 100 B, synced, 1.5 M rows.
+The defaults of the options were measured on two cores and a local SSD: synced commits of 1000 rows of 100 B, 1.5 M
+rows.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Delete, Expect
     from storage.base import Row
 
+log = logging.getLogger(__name__)
 MIB = 1 << 20
 
 
@@ -54,20 +54,17 @@ class LevelDBOptions:
     paranoid_checks: bool = True
     """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
     max_readers: int = 8
-    """Threads that read at once. More than a few gain nothing beside one interpreter lock; each holds a list of rows."""
+    """Threads that read at once. More than a few gain nothing under one interpreter lock; each keeps a list of rows."""
 
 
-# --- failures --------------------------------------------------------------------------------------
-#
-# The seam: what plyvel raises from an open database, and what it means here.
+# --- errors of an open database --------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
 #: The folders of a path, but not its last part.
 _FOLDERS = re.compile(r"/(?:[^/:]+/)+")
-#: All that a call into the database may raise; RuntimeError is plyvel's word for a closed handle.
+#: The exceptions of calls into the database; plyvel raises RuntimeError for a closed handle.
 FOREIGN = (plyvel.Error, OSError, RuntimeError, MemoryError)
-#: Words of LevelDB's messages → what to do. The first match counts.
+#: Texts in LevelDB's messages → the hint. The first match counts.
 _RUNNING: tuple[tuple[str, str], ...] = (
     ("No space left", "free some space; the store opens itself again"),
     ("Disk quota exceeded", "raise the quota; the store opens itself again"),
@@ -77,20 +74,18 @@ _RUNNING: tuple[tuple[str, str], ...] = (
 
 
 def call_failed(error: BaseException, doing: str) -> StoreError:
-    """What to raise when a call into an open database failed."""
+    """The error to raise when a call into an open database failed."""
     text = message_of(error)
     log.error("the store failed", extra={"doing": doing, "why": text})
     hint = next((hint for words, hint in _RUNNING if words in text), "")
-    # Clients are told what failed; where the files are is for the log.
+    # Clients learn what failed; the log alone has the paths of files.
     return StoreError(f"{doing}: {_FOLDERS.sub('', text)}", hint=hint)
 
 
 # --- database --------------------------------------------------------------------------------------
 #
-# One opening of the LevelDB, in blocking calls: tables, batches, scans.
-#
-# The first byte of a key is the table's number. Nothing here knows of tasks; ``storage.leveldb.store`` calls it
-# from worker threads and sees to it that one thread writes at a time.
+# The first byte of a key is the table's number. ``storage.leveldb.store`` calls these methods from worker threads, one
+# writer at a time.
 
 
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
@@ -104,11 +99,11 @@ class Database:
     """An open LevelDB. Methods block, are for threads, and raise StoreError."""
 
     def __init__(self, path: Path, options: LevelDBOptions, *, create: bool, check: bool = True) -> None:
-        """Open ``path``, reading the log again.
+        """Open ``path``; LevelDB reads its log again.
 
         Args:
-          create: make a database where none is.
-          check: look for missing files first, which LevelDB would not miss.
+          create: create the database if there is none.
+          check: look for missing files first, since LevelDB does not notice them.
 
         Raises:
           StoreUnusable: one of its kinds; without ``create`` a missing database is StoreDamaged.
@@ -130,12 +125,12 @@ class Database:
         except FOREIGN as error:
             raise opening_failed(error, path) from error
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
-        #: Held by the one scan that iterates; others take turns, list by list.
+        #: Scans take turns, list by list: the one that iterates has this lock.
         self._turn = threading.Lock()
         self._log_bytes = 0
         self._max_log_bytes = options.write_buffer_bytes
         self._measure_at_s = 0.0
-        #: What the rows occupy: table files exactly, the log as what was written, at most a write buffer.
+        #: The size on disk: table files exactly; the log by what was written, at most a write buffer.
         self.bytes = 0
         #: Set before the handle is closed; scans stop at their next list.
         self.leaving = False
@@ -192,8 +187,8 @@ class Database:
         # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
         with closing(self._chunks(table, start, stop, reverse, first_chunk, values)) as lists:
             while True:
-                # plyvel lets go of the interpreter at every row. Two threads that iterate at once hand it to
-                # each other row by row: four readers together had half the throughput of one.
+                # plyvel releases the interpreter lock at every row, so two threads that iterate at once pass it
+                # back and forth row by row: four readers together had half the throughput of one.
                 with self._turn:
                     chunk = next(lists, None)
                 if chunk is None or not feed(chunk):
@@ -203,10 +198,10 @@ class Database:
                     raise StoreError("the store was closed or opened again during a scan", hint="ask again")
 
     def first_rows(self, table: Table, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
-        """The first rows of a range, at least one if there is any; for the writer, whom nothing interrupts.
+        """The first rows of a range, at least one if there is any; for the writer, which nothing interrupts.
 
         Args:
-          max_bytes: of values, each counted as ``row_bytes`` more than it has. The last row may go beyond.
+          max_bytes: of values, with ``row_bytes`` more for each row. The last row may go beyond.
         """
         found: list[Row] = []
         with closing(self._chunks(table, start, stop, False, 64, True)) as lists:
@@ -246,7 +241,7 @@ class Database:
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the rows that were removed."""
         byte = _TABLE_BYTE[table]
-        # LevelDB begins with writing its memory to a table file, and a new log.
+        # LevelDB first writes its memory to a table file, and begins a new log.
         self._log_bytes = 0
         try:
             self._db.compact_range(start=byte + start, stop=byte + stop)
@@ -255,7 +250,7 @@ class Database:
         self.measure()
 
     def measure(self) -> None:
-        """Bring ``bytes`` up to date; LevelDB adds the sizes of its files up in memory, without the disk."""
+        """Update ``bytes``; LevelDB sums the sizes of its files in memory, without the disk."""
         self._measure_at_s = time.monotonic() + _MEASURE_EVERY_S
         try:
             files = int(self._db.approximate_size(b"\x00", _AFTER_ALL))
@@ -269,7 +264,7 @@ class Database:
 
 
 def _put_rows(put: Callable[[bytes, bytes], None], operation: Put) -> None:
-    # The hottest loop of the daemon: nothing but the put.
+    # The daemon's hottest loop: nothing but the put.
     prefix = _TABLE_BYTE[operation.table] + operation.prefix
     for suffix, value in zip(operation.suffixes, operation.values, strict=True):
         put(prefix + suffix, value)

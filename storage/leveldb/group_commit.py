@@ -1,13 +1,12 @@
 """Group commit over all topics: waiting commits become one synced batch; long rollbacks take bounded steps.
 
-Group commit over all topics: whoever finds nobody writing writes for all who wait.
-
-LevelDB would join concurrent writers by itself, but two things speak for doing it here, on the event loop:
+A task that finds no write under way leads: it writes for all that wait. LevelDB joins concurrent writers by
+itself, but two things speak for doing it here, on the event loop:
 
 * A failed write can leave a torn record at the end of LevelDB's log and the handle open. A second
   writer that succeeds behind it is acknowledged, and gone at the next opening (with a full disk that
   was freed in between: tried, and a test). So no write may begin before the last one is known to be good.
-* A hop into a thread per group costs less than one per commit: single-row commits of 16 tasks went from
+* One move to a thread per group costs less than one per commit: single-row commits of 16 tasks went from
   9 000 to 26 000 a second, those of 64 tasks from 9 500 to 55 000.
 """
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Expect, Operation
     from storage.leveldb.database import Database
 
-#: Bytes after which a group takes no further commit: beyond, joining saves nothing and only delays its first.
+#: Bytes after which a group takes no further commit: beyond, joining saves nothing and delays the first one.
 MAX_GROUP_BYTES = 4 << 20
 #: What a row costs besides its value, roughly.
 _ROW_BYTES = 64
@@ -42,24 +41,24 @@ class PendingWrite:
     expect: Sequence[Expect] = ()
     sync: bool = True
     turn: trio.Event = field(default_factory=trio.Event)
-    """Set when the work is settled, or when it is this one's turn to write."""
+    """Set when the work is settled, or when its task is to lead the next group."""
     settled: bool = False
     error: StoreError | None = None
     rest: Sequence[Operation] = ()
-    """What a long rollback leaves to do, once the work is settled: the next work of whoever submitted it."""
+    """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
 
 
 class GroupCommit:
-    """The queue before the database. As long as the number of writing tasks: one a topic."""
+    """The queue in front of the database; no longer than the number of writing tasks, one per topic."""
 
     def __init__(self, write: Callable[[list[PendingWrite]], Awaitable[None]]) -> None:
-        """``write`` makes a group durable; a StoreError of it is the answer of the whole group."""
+        """``write`` makes a group durable; its StoreError is the answer to the whole group."""
         self._write = write
         self._waiting: deque[PendingWrite] = deque()
         self._writing = False
 
     async def submit(self, work: PendingWrite) -> None:
-        """Return when ``work`` is written; not interrupted by cancellation.
+        """Return when ``work`` is written; cancellation does not interrupt it.
 
         Raises:
           StoreError, StoreConflict: as ``write`` raised it.
@@ -72,12 +71,12 @@ class GroupCommit:
                 self._writing = True
                 await self._lead(work)
         if work.error is not None:
-            # Each caller gets an exception of its own: one object raised in many tasks mixes their tracebacks.
+            # Each caller gets an exception of its own: one object raised in several tasks mixes their tracebacks.
             raise type(work.error)(work.error.detail, hint=work.error.hint) from work.error
 
     async def _lead(self, first: PendingWrite) -> None:
         group = self._group(first)
-        # What the others learn if something unforeseen passes through: nobody may wait for ever.
+        # The answer to the group if an unforeseen error passes through: no caller may wait for ever.
         error: StoreError | None = StoreError("a commit of the same group failed")
         try:
             await self._write(group)
@@ -94,7 +93,7 @@ class GroupCommit:
                 work.turn.set()
 
     def _group(self, first: PendingWrite) -> list[PendingWrite]:
-        """``first`` and those waiting behind it, in order; a commit with expectations goes alone."""
+        """``first`` and the commits that wait behind it, in order; a commit with expectations goes alone."""
         group = [first]
         if first.expect or not self._waiting:
             return group
@@ -115,30 +114,28 @@ def _size(work: PendingWrite) -> int:
         elif isinstance(operation, Delete):
             size += len(operation.keys) * _ROW_BYTES
         else:
-            # The rollbacks of a group share a bound of their own: storage.leveldb.group_commit.
+            # The rollbacks of a group share a bound of their own: STEP_BYTES.
             size += _ROW_BYTES
     return size
 
 
-# --- rolling ---------------------------------------------------------------------------------------
+# --- from a group to batches: rollbacks in bounded steps -------------------------------------------
 #
-# From a group of commits to batches: rollbacks read their rows in the writer's thread, a bounded number at a time.
-#
-# LevelDB has no update in place, so a rollback is a scan, and a batch of the rows it turns. Both happen in the
+# LevelDB has no update in place, so a rollback is a scan, then a batch of the rows that it changes. Both happen in the
 # writer's thread: a row that another thread had read before could be discarded meanwhile, and would come back.
 #
-# A commit is one batch as long as its rollbacks are short. Otherwise what comes before, and each step, is durable
-# by itself, in order; the rest is left in ``Work.rest`` for its owner to submit again, behind the others that wait.
+# A commit is one batch as long as its rollbacks are short. Otherwise the operations before, and each step, are durable
+# by themselves, in order; ``PendingWrite.rest`` keeps the rest, to be submitted again behind the commits that wait.
 
 
-#: What the rollbacks of a group may read together, in bytes: a writer's step, and what it holds in memory.
+#: Bytes that the rollbacks of a group may read together: one step of the writer, and the memory that it takes.
 STEP_BYTES = 2 << 20
 #: What a row counts besides its value, so that a step has 2048 rows at most: a hundredth of a second.
 STEP_ROW_BYTES = 1024
 
 
 def write_group(database: Database, group: Sequence[PendingWrite]) -> None:
-    """Make a group durable, except for what is left in each ``Work.rest``. For the one thread that writes."""
+    """Make a group durable, except for each ``PendingWrite.rest``. For the one thread that writes."""
     batch = _Batch(database, sync=any(work.sync for work in group))
     for work in group:
         work.rest = batch.take(work.operations)
@@ -146,18 +143,18 @@ def write_group(database: Database, group: Sequence[PendingWrite]) -> None:
 
 
 class _Batch:
-    """Operations on their way into one batch."""
+    """Operations that gather for one batch."""
 
     def __init__(self, database: Database, *, sync: bool) -> None:
         self._database = database
         self._sync = sync
         self._left = STEP_BYTES
         self._operations: list[Put | Delete] = []
-        #: Those of them that put or remove message rows: a rollback does not see them before they are written.
+        #: The operations among them on message rows: a rollback does not see these before they are written.
         self._unseen: list[Put | Delete] = []
 
     def take(self, operations: Sequence[Operation]) -> Sequence[Operation]:
-        """Take a commit's operations in, and give those that are for a later batch."""
+        """Add a commit's operations; returns those that have to wait for a later batch."""
         for index, operation in enumerate(operations):
             if isinstance(operation, RollBack):
                 again = self._roll_back(operation)
@@ -170,13 +167,13 @@ class _Batch:
         return ()
 
     def write(self) -> None:
-        """Write what was taken in so far."""
+        """Write the operations added so far."""
         if self._operations:
             self._database.write(self._operations, sync=self._sync)
         self._operations, self._unseen = [], []
 
     def _roll_back(self, operation: RollBack) -> RollBack | None:
-        """Turn rows of the range; what is left of the operation, None when all of it is done."""
+        """Roll back rows of the range; returns the rest of the operation, None if there is none."""
         if self._left <= 0:
             return operation
         if any(_touches(unseen, operation) for unseen in self._unseen):
@@ -184,7 +181,7 @@ class _Batch:
         rows = self._database.first_rows(Table.MESSAGE, operation.start, operation.stop, self._left, STEP_ROW_BYTES)
         turned = list(rolled_back(rows, operation.pointer))
         if turned:
-            # Not among the unseen: no other rollback would find anything else in these rows.
+            # Not among the unseen: another rollback finds nothing to change in these rows.
             self._operations.append(Put(Table.MESSAGE, b"", [key for key, _ in turned], [value for _, value in turned]))
         self._left -= sum(len(value) + STEP_ROW_BYTES for _, value in rows)
         if self._left > 0:

@@ -1,9 +1,9 @@
-"""Before LevelDB is let in: do the files that it would take for granted exist?
+"""Checks, before LevelDB opens a directory, that the files exist which LevelDB takes for granted.
 
-LevelDB trusts its manifest. With one that lost its end it opens happily at an older state, and removes
-the newer tables as left-overs. What gives this away is the log file that the older state names and that
-was removed since; LevelDB does not look for it, so we do. Source of the formats: LevelDB's documents
-``log_format.md`` and ``impl.md``, and the tags of ``db/version_edit.cc``.
+LevelDB trusts its manifest. If the manifest has lost its end, LevelDB opens an older state without an error, and
+removes the newer tables as leftovers. The sign is a log file that the older state names and that was removed since:
+LevelDB does not look for it, so this module does. Sources of the formats: LevelDB's documents ``log_format.md`` and
+``impl.md``, and the tags of ``db/version_edit.cc``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIELDS = {1: "s", 2: "n", 3: "n", 4: "n", 5: "ns", 6: "nn", 7: "nnnss", 9: "n"}
 
 
 def check_files(rows: Path) -> None:
-    """Return when ``rows`` has a database whose manifest, and the log it names, are there.
+    """Check that ``rows`` has a database with a manifest and the log that it names.
 
     Raises:
       StoreDamaged: something is missing; nothing was touched.
@@ -55,7 +55,7 @@ def check_files(rows: Path) -> None:
 
 
 def newest_log(manifest: bytes) -> int:
-    """The number of the log that the last readable edit names; 0 if none does."""
+    """The number of the log that the last readable edit names; 0 if no edit names one."""
     log = 0
     for record in _records(manifest):
         try:
@@ -63,13 +63,13 @@ def newest_log(manifest: bytes) -> int:
                 if tag == _LOG_NUMBER:
                     log = number
         except (IndexError, KeyError):
-            # LevelDB itself refuses such an edit, with its own words.
+            # LevelDB itself refuses such an edit, and says why.
             break
     return log
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """The whole records of a file in log format; an end that was torn off ends the walk."""
+    """The whole records of a file in log format, up to a torn end."""
     parts: list[bytes] = []
     at = 0
     while at + _HEADER.size <= len(data):

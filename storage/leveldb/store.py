@@ -1,10 +1,10 @@
-"""The LevelDB store on the event loop: who may be inside the database, and when it is opened again.
+"""The LevelDB store on the event loop: which threads may be inside the database, and when it is reopened.
 
     write, discard   one thread, one group at a time         storage.leveldb.group_commit
     get, scan        up to ``max_readers`` threads
-    reclaim          one thread of its own, so that it never takes a writer's or a reader's place
+    reclaim          one thread of its own, so that it never takes the place of a writer or reader
 
-Threads are never abandoned: LevelDB must not be closed under one.
+No thread is abandoned: LevelDB must not be closed while one is inside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from storage.base import Row
 
 T = TypeVar("T")
-#: Rows of a discard that ride in one group, so that cleaning never makes a publish wait for long.
+#: Rows of a discard in one group, so that cleaning never makes a publish wait for long.
 DISCARD_ROWS = 500
 
 
@@ -40,34 +40,34 @@ class LevelDBStore:
     traits = StoreTraits(
         kind="leveldb",
         durability="acknowledged messages are synced to the disk: they survive kill -9, and a power cut of an honest disk",
-        # LevelDB's lengths are 32 bits, and a batch is built in memory; far above any message bound.
+        # LevelDB's lengths have 32 bits, and a batch is built in memory; this is far above any bound on messages.
         max_row_bytes=1 << 30,
         whole_commits=True,
     )
 
     def __init__(self, home: DataDirectory, database: Database, options: LevelDBOptions) -> None:
         """Use ``open``."""
-        self._home = home
+        self._directory = home
         self._options = options
         self._db: Database | None = database
         self._broken = False
         self._closed = False
-        self._inside = 0
-        self._idle: trio.Event | None = None
-        self._door = trio.Lock()
-        self._joining = GroupCommit(self._write_group)
+        self._calls_inside = 0
+        self._no_calls_inside: trio.Event | None = None
+        self._reopening = trio.Lock()
+        self._group_commit = GroupCommit(self._write_group)
         self._writer = trio.CapacityLimiter(1)
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._upkeep = trio.CapacityLimiter(1)
 
     @classmethod
     async def open(cls, directory: Path, options: LevelDBOptions | None = None, *, address: str = "") -> Self:
-        """Open the store in ``directory``, creating it if nothing is there.
+        """Open the store in ``directory``, and create it if there is none.
 
         Use it as ``async with await LevelDBStore.open(directory) as store``.
 
         Args:
-          address: where this process serves, for the one who finds the directory in use.
+          address: where this process serves, for the message to a process that finds the directory in use.
         Raises:
           StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
         """
@@ -93,16 +93,16 @@ class LevelDBStore:
         await self.aclose()
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``: this process is the one writer; after a failed write the database is opened again."""
+        """See ``Store.claim``: this process is the one writer; reopens the database after a failed write."""
         await trio.lowlevel.checkpoint()
-        async with self._door:
+        async with self._reopening:
             self._refuse_if_closed()
             if self._broken or self._db is None:
-                await self._open_again()
+                await self._reopen()
         return Claim(name, 0)
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``: nobody else can open the directory."""
+        """See ``Store.check``: no other process can open the directory."""
         del claim
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
@@ -112,28 +112,28 @@ class LevelDBStore:
         await trio.lowlevel.checkpoint_if_cancelled()
         work = PendingWrite(commit, expect)
         with trio.CancelScope(shield=True):
-            await self._joining.submit(work)
+            await self._group_commit.submit(work)
             while work.rest:
-                # Behind whoever waits by now: a rollback of a million rows holds nobody else up for long.
+                # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
                 work = PendingWrite(work.rest)
                 await self._finish(work)
 
     async def _finish(self, work: PendingWrite) -> None:
         try:
-            await self._joining.submit(work)
+            await self._group_commit.submit(work)
         except NothingWritten as error:
             raise StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint) from error
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """See ``Store.discard``; rides along with commits, a bounded number of rows at a time."""
+        """See ``Store.discard``; joins commits, a bounded number of rows at a time."""
         await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._joining.submit(PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
+            await self._group_commit.submit(PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""
-        return await self._inside_of(lambda database: database.get(table, key), self._readers)
+        return await self._run_inside(lambda database: database.get(table, key), self._readers)
 
     async def scan(
         self,
@@ -160,14 +160,14 @@ class LevelDBStore:
                 between=trio.from_thread.check_cancelled,
             )
 
-        await self._inside_of(read, self._readers)
+        await self._run_inside(read, self._readers)
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: compacts the range."""
-        await self._inside_of(lambda database: database.compact(table, start, stop), self._upkeep)
+        await self._run_inside(lambda database: database.compact(table, start, stop), self._upkeep)
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: nothing is kept."""
+        """See ``Store.tidy``: there is nothing to remove."""
         await trio.lowlevel.checkpoint()
         return 0
 
@@ -176,7 +176,7 @@ class LevelDBStore:
         if self._db is not None:
             self._db.measure_if_due()
         try:
-            free = shutil.disk_usage(self._home.path).free
+            free = shutil.disk_usage(self._directory.path).free
         except OSError:
             free = None
         return StoreStatistics(bytes=self._db.bytes if self._db is not None else None, free_bytes=free)
@@ -185,9 +185,9 @@ class LevelDBStore:
         """See ``Store.aclose``; scans end at their next list, writes that wait are refused."""
         self._closed = True
         with trio.CancelScope(shield=True):
-            async with self._door:
-                await self._leave()
-                await trio.to_thread.run_sync(self._home.close)
+            async with self._reopening:
+                await self._close_database()
+                await trio.to_thread.run_sync(self._directory.close)
 
     async def _write_group(self, group: list[PendingWrite]) -> None:
         if self._broken:
@@ -199,19 +199,19 @@ class LevelDBStore:
             try:
                 write_group(database, group)
             except BaseException as error:
-                # Whatever it was: the log may now end in a torn record, behind which nothing may be written.
+                # After any error the log may end in a torn record, behind which nothing may be written.
                 self._broken = True
                 if isinstance(error, StoreError):
                     raise
                 raise StoreError(f"writing: {error!r}") from error
 
-        await self._inside_of(run, self._writer)
+        await self._run_inside(run, self._writer)
 
-    async def _inside_of(self, call: Callable[[Database], T], limiter: trio.CapacityLimiter) -> T:
-        """``call`` in a thread that counts as inside the database."""
+    async def _run_inside(self, call: Callable[[Database], T], limiter: trio.CapacityLimiter) -> T:
+        """Run ``call`` in a thread, counted as inside the database."""
         if self._db is None:
-            # Being opened again: wait for it to come back, or for the news that it does not.
-            async with self._door:
+            # It is being reopened: wait until that has ended.
+            async with self._reopening:
                 pass
         self._refuse_if_closed()
         database = self._db
@@ -222,32 +222,32 @@ class LevelDBStore:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        self._inside += 1
+        self._calls_inside += 1
         try:
             yield
         finally:
-            self._inside -= 1
-            if self._inside == 0 and self._idle is not None:
-                self._idle.set()
+            self._calls_inside -= 1
+            if self._calls_inside == 0 and self._no_calls_inside is not None:
+                self._no_calls_inside.set()
 
-    async def _leave(self) -> None:
-        """Close the database when no thread is inside; new ones find the door closed meanwhile."""
+    async def _close_database(self) -> None:
+        """Close the database once no thread is inside; new calls wait for it to be reopened."""
         database, self._db = self._db, None
         if database is None:
             return
         database.leaving = True
-        if self._inside:
-            self._idle = trio.Event()
-            await self._idle.wait()
-            self._idle = None
+        if self._calls_inside:
+            self._no_calls_inside = trio.Event()
+            await self._no_calls_inside.wait()
+            self._no_calls_inside = None
         await trio.to_thread.run_sync(database.close, limiter=self._upkeep)
 
-    async def _open_again(self) -> None:
+    async def _reopen(self) -> None:
         with trio.CancelScope(shield=True):
-            await self._leave()
+            await self._close_database()
             try:
                 self._db = await trio.to_thread.run_sync(
-                    lambda: Database(self._home.rows, self._options, create=False), limiter=self._upkeep
+                    lambda: Database(self._directory.rows, self._options, create=False), limiter=self._upkeep
                 )
             except StoreUnusable as error:
                 raise StoreError(f"the store cannot be opened again: {error.detail}", hint=error.hint) from error

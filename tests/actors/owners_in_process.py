@@ -75,4 +75,4 @@ async def instances(*names, owner=None, **options):
 def say(worlds, owner, name=None):
     """All of them learn at once who owns a topic."""
     for world in worlds.values():
-        world.directory.around.ownership.set(owner, name)
+        world.directory.environment.ownership.set(owner, name)

@@ -106,7 +106,7 @@ async def run(steps):
             for world in worlds.values():
                 world.store.reachable.set()
         for world in worlds.values():
-            world.directory.around.ownership.set("a")
+            world.directory.environment.ownership.set("a")
         with trio.move_on_after(60):
             await read_or_be_told(worlds["a"])  # it may be the one that learns only now that it was replaced
             return course, await worlds["a"].read(cached=False)
@@ -126,10 +126,10 @@ async def take(course, nursery, step):
     if kind in ("publish", "read", "wait"):
         nursery.start_soon(getattr(course, kind), *rest)
     elif kind == "view":
-        course.worlds[rest[0]].directory.around.ownership.set(rest[1])
+        course.worlds[rest[0]].directory.environment.ownership.set(rest[1])
     elif kind == "agree":
         for world in course.worlds.values():
-            world.directory.around.ownership.set(rest[0])
+            world.directory.environment.ownership.set(rest[0])
     elif kind == "stall":
         store = course.worlds[rest[0]].store
         store.reachable = trio.Event() if store.reachable.is_set() else store.reachable

@@ -264,7 +264,7 @@ class Elsewhere:
         self._may_fail("begin")
         return CompletePass(1, (7,), 9)
 
-    async def where(self):
+    async def pointer_locations(self):
         self._may_fail("where")
         return PointerIndex()
 

@@ -26,7 +26,7 @@ async def test_defect_1_payloads_of_older_generations_are_removed_and_their_poin
             await publish(world, FIRST + 10 * life + 1, "inline")
             if life < 2:
                 await world.ask(Remove())
-        pointers = world.directory.around.pointers
+        pointers = world.directory.environment.pointers
         await world.janitor.clean_all()
         assert (world.rows(), payload_rows(world), len(pointer_rows(world))) == (2, 3, 2)
         assert await world.read(cached=False) == [b"published", b"inline"]

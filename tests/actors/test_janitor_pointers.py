@@ -151,7 +151,7 @@ async def test_what_was_stored_and_rolled_back_is_removed_and_the_topic_forgets_
         with pytest.raises(RolledBack):
             await publish(world, FIRST)
         said.standings[FIRST] = "aborted"
-        world.directory.around.pointers.decided([FIRST])
+        world.directory.environment.pointers.decided([FIRST])
         await world.janitor.clean_all()
         assert len(pointer_rows(world)) == 1
         await publish(world, FIRST + 1)
@@ -169,7 +169,7 @@ async def test_what_was_stored_and_never_published_goes_after_the_longest_life_o
         world.clock.ms += 1
         assert await world.janitor.clean_all() == 8
         assert (payload_rows(world), pointer_rows(world)) == (0, [])
-        assert world.directory.around.pointers.topics_of([FIRST]) == set()
+        assert world.directory.environment.pointers.topics_of([FIRST]) == set()
         with pytest.raises(TransactionExpired):
             await publish(world, FIRST)
         assert await world.read(cached=False) == []

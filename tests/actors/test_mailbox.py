@@ -157,3 +157,35 @@ async def _cancel_when_blocked(scope, before=lambda: None):
     await wait_all_tasks_blocked()
     before()
     scope.cancel()
+
+
+async def test_a_woken_receiver_gets_nothing_and_a_closed_one_the_end(nursery):
+    mailbox = Mailbox(10, 100)
+    received = []
+
+    async def receive():
+        while True:
+            try:
+                received.append(await mailbox.receive_batch(10, 100))
+            except trio.EndOfChannel:
+                received.append("end")
+                return
+
+    nursery.start_soon(receive)
+    await wait_all_tasks_blocked()
+    mailbox.wake()
+    await wait_all_tasks_blocked()
+    ticket = Ticket(Describe())
+    mailbox.put(ticket)
+    mailbox.wake()
+    mailbox.close()
+    await wait_all_tasks_blocked()
+    assert received == [[], [ticket], "end"]
+
+
+async def test_a_deadline_ends_the_wait_of_the_receiver(autojump_clock):
+    mailbox = Mailbox(10, 100)
+    assert await mailbox.receive_batch(10, 100, deadline_s=trio.current_time() + 5) == []
+    assert trio.current_time() == 5
+    mailbox.put(Ticket(Describe()))
+    assert len(await mailbox.receive_batch(10, 100, deadline_s=trio.current_time() - 1)) == 1

@@ -73,7 +73,7 @@ async def test_who_was_not_told_of_a_namespace_reads_it_again_by_itself(autojump
     async def tell(namespace):
         told.append(namespace)
 
-    one, other = Namespaces(shared.store(), tell=tell), Namespaces(shared.store())
+    one, other = Namespaces(shared.store(), notify=tell), Namespaces(shared.store())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other.run)
         await one.put("ns", {"deduplication": "disabled"})
@@ -91,7 +91,7 @@ async def test_what_a_namespace_says_already_is_told_again_since_who_wrote_it_ma
         told.append(namespace)
 
     await Namespaces(shared.store()).put("ns", {"deduplication": "disabled"})
-    assert await Namespaces(shared.store(), tell=tell).put("ns", {"deduplication": "disabled"})
+    assert await Namespaces(shared.store(), notify=tell).put("ns", {"deduplication": "disabled"})
     assert told == ["ns"]
 
 
@@ -102,7 +102,7 @@ async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump
         nursery.start_soon(other.run)
         for chosen in ("disabled", "enabled"):
             await one.put("ns", {"deduplication": chosen})
-            other.look_again()
+            other.reload_soon()
             await trio.sleep(0.1)
             assert other.properties("ns") == {"deduplication": chosen}
         nursery.cancel_scope.cancel()

@@ -44,7 +44,7 @@ async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_all_t
         assert await worlds["b"].read() == [b"one", b"two", b"three"]
         with pytest.raises(NoOwner):
             await worlds["a"].publish("four")
-        assert worlds["a"].directory.around.ownership.lost == []
+        assert worlds["a"].directory.environment.ownership.lost == []
 
 
 async def test_what_was_taken_before_a_hand_over_is_served_and_what_comes_later_is_not_taken(nursery):
@@ -100,9 +100,9 @@ async def test_a_parked_poll_of_a_topic_that_was_taken_is_told_so_instead_of_an_
 
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
-        worlds["b"].directory.around.ownership.set("b")
+        worlds["b"].directory.environment.ownership.set("b")
         await worlds["b"].publish("newer")
-        worlds["a"].directory.around.ownership.set("b")
+        worlds["a"].directory.environment.ownership.set("b")
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [NoOwner]
 
@@ -119,20 +119,20 @@ async def test_a_parked_poll_whose_time_is_over_is_told_when_the_topic_was_taken
 
             nursery.start_soon(wait)
             await trio.sleep(1)
-            worlds["b"].directory.around.ownership.set("b")
+            worlds["b"].directory.environment.ownership.set("b")
             await worlds["b"].publish("newer")
         assert [type(answer) for answer in answers] == [NoOwner]
-        assert worlds["a"].directory.around.ownership.lost == [NAME]
+        assert worlds["a"].directory.environment.ownership.lost == [NAME]
 
 
 async def test_an_owner_that_was_replaced_answers_no_read_and_acknowledges_no_write():
     async with instances("a", "b") as worlds:
         await worlds["a"].create()
         await worlds["a"].publish("one")
-        worlds["b"].directory.around.ownership.set("b")
+        worlds["b"].directory.environment.ownership.set("b")
         await worlds["b"].publish("two")
         assert isinstance(await caught(worlds["a"].look), NoOwner)
-        assert worlds["a"].directory.around.ownership.lost == [NAME]
+        assert worlds["a"].directory.environment.ownership.lost == [NAME]
         assert len(worlds["a"].directory) == 0
         assert await worlds["b"].read() == [b"one", b"two"]
 
@@ -140,7 +140,7 @@ async def test_an_owner_that_was_replaced_answers_no_read_and_acknowledges_no_wr
 async def test_a_write_that_met_another_owner_is_told_what_became_of_it():
     async with instances("a", "b") as worlds:
         await worlds["a"].create()
-        worlds["b"].directory.around.ownership.set("b")
+        worlds["b"].directory.environment.ownership.set("b")
         await worlds["b"].publish("two")
         error = await caught(worlds["a"].publish, "lost")
         assert isinstance(error, NoOwner | OutcomeUnknown)
@@ -150,7 +150,7 @@ async def test_a_write_that_met_another_owner_is_told_what_became_of_it():
 async def test_a_refusal_from_an_old_state_is_not_told():
     async with instances("a", "b") as worlds:
         assert isinstance(await caught(worlds["a"].publish, "no topic"), PlainsongError)
-        worlds["b"].directory.around.ownership.set("b")
+        worlds["b"].directory.environment.ownership.set("b")
         await worlds["b"].create()
         assert isinstance(await caught(worlds["a"].publish, "one"), NoOwner)
 
@@ -222,7 +222,7 @@ async def test_two_instances_that_both_believe_to_own_a_topic_do_not_take_it_fro
 ):
     async with instances("a", "b") as worlds:
         for name, world in worlds.items():
-            world.directory.around.ownership.set(name)
+            world.directory.environment.ownership.set(name)
         await worlds["a"].create()
         deadline_s = trio.current_time() + 100
         acknowledged = []

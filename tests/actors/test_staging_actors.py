@@ -164,7 +164,7 @@ async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_nobody_to
         await world.create()
         await stage(world, "a", "one")
         await store(world, FIRST, "kept")
-        index = world.directory.around.pointers
+        index = world.directory.environment.pointers
         assert len(index) == 1
         assert [each.pointer for each in await world.ask(ListPointers())] == [FIRST]
         await batch(world, 0, "a")

@@ -232,7 +232,7 @@ async def test_an_abandoned_poll_leaves_the_parking_at_once(answers, autojump_cl
         scope.cancel()
         await wait_all_tasks_blocked()
         assert len(world.core().parking) == 0
-        assert world.entry().actor.idle
+        assert world.entry().actor.is_idle
 
 
 async def test_a_poll_that_opened_the_topic_and_is_abandoned_leaves_the_parking_at_once(answers, autojump_clock):
@@ -290,7 +290,7 @@ async def test_a_poll_taken_with_a_publish_and_abandoned_during_its_commit_is_no
         world.store.release("write")
         await wait_all_tasks_blocked()
         assert len(world.core().parking) == 0
-        assert world.entry().actor.idle
+        assert world.entry().actor.is_idle
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ async def test_open_transactions_ids_and_topics_live_on_with_the_next_owner_of_t
         assert cluster["c"].transactions.home is cluster.home()
         assert cluster["a"].transactions.home is None
         assert await cluster.begin() > second
-        assert (await cluster.home().where()).topics_of((second,)) == {OTHER}
+        assert (await cluster.home().pointer_locations()).topics_of((second,)) == {OTHER}
         assert await cluster["a"].committed(OTHER) == [["one"]]
         assert (await cluster.home().commit(first)).changed is False
         await cluster["b"].publish_under(second, "three", name=OTHER)

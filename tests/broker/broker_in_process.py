@@ -10,24 +10,14 @@ import httpx
 import trio
 
 from actors.authority import keep_authority
-from actors.cache import CacheBudget
-from actors.directory import Directory
-from actors.namespaces import Namespaces
-from actors.observe import SpaceGuard
-from actors.pointers import PointerIndex
-from actors.topic import TopicEnvironment
-from broker.api.routes import hot_handlers
-from broker.api.stream import LocalStream
-from broker.assemble import create_app, topic_limits
-from broker.authority import build_authority
+from broker.assemble import Daemon, assemble
 from broker.config.config import config_of
 from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget, http_settings
 from broker.http.hypercorn_patches import Gate
+from broker.http.quart_app import build_application
 from broker.http.server import serve_http
-from broker.logs import AccessLog
-from broker.metrics import Decisions, Metrics
-from broker.service import Service
+from broker.metrics import Metrics
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
@@ -52,7 +42,7 @@ class SetClock:
 class InProcess:
     """The application and what is behind it, to use and to look at."""
 
-    service: Service
+    service: Daemon
     clock: SetClock
     store: FaultyStore
     app: object
@@ -96,55 +86,24 @@ async def in_process(*, store=None, door=None, **values):
     """
     config = config_of({name.replace("__", ".", 1): value for name, value in values.items()})
     store, clock = FaultyStore(MemoryStore()) if store is None else store, SetClock()
-    space = SpaceGuard(store, config.storage.min_free_bytes)
     metrics = Metrics("1.2.3")
     await keep_authority(store, config.transactions.service)
-    pointers = PointerIndex(config.transactions.max_held_polls)
-    await pointers.load(store)
-    namespaces = Namespaces(store, default=config.deduplication.default)
-    await namespaces.load()
     async with trio.open_nursery() as actors:
-
-        async def ask_topic(name, ask):
-            return await directory.ask(name, ask)
-
-        decider = build_authority(config.transactions, store, clock, pointers, ask_topic, Decisions(metrics))
-        directory = Directory(
-            actors,
-            TopicEnvironment(
-                store,
-                clock,
-                space,
-                topic_limits(config),
-                observer=metrics,
-                pointers=pointers,
-                authority=decider.transactions,
-                policy=namespaces.policy,
-            ),
-            CacheBudget(config.cache.max_bytes),
-            mailbox_requests=config.topic.mailbox_requests,
-            mailbox_bytes=config.topic.mailbox_bytes,
-            max_open=config.topic.max_open,
-            idle_s=config.topic.idle_s,
-        )
-        access = AccessLog(enabled=config.log.access)
-        service = Service(
-            config, store, directory, clock, space, metrics, access, "1.2.3", decider, namespaces, pointers
-        )
-        await decider.start(actors)
-        add_transaction_gauges(metrics, service)
+        service = await assemble(config, store, metrics, actors, clock=clock)
+        await service.authority.start(actors)
+        add_transaction_gauges(metrics, service.authority, service.directory, service.pointers, clock)
         settings = http_settings(config)
-        app = create_app(service, settings, hot_handlers(service))
+        app = build_application(service.endpoints, settings, service.accounting)
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
-        asgi = Gate(app, settings, budget, lambda: service.stopping)
+        asgi = Gate(app, settings, budget, service.stopping.is_set)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://daemon"}
         if door is not None:
             served = partial(
                 serve_http,
                 replace(settings, lane=door == "lane"),
-                hot_handlers(service),
+                service.endpoints,
                 app,
-                begin=partial(LocalStream, service),
+                begin=service.begin,
             )
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 from quart_trio import QuartTrio
 
+from broker.api.route import Endpoint
+from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
-from broker.http.messages import HotHandler, HotRequest, HttpAnswer, Verb
-from broker.http.quart_app import hot_rule, hot_view, install_errors
+from broker.http.messages import Answer, Request
+from broker.http.quart_app import hot_view, install_errors, rule_of
 from broker.http.server import serve_http
 from plainsong.protocol.errors import Overloaded, TopicNotFound
 
@@ -36,46 +39,42 @@ class Toys:
     cancelled: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
 
-    async def publish(self, request: HotRequest) -> HttpAnswer:
-        if request.topic == "missing":
+    async def publish(self, request: Request) -> Answer:
+        if request.path["topic"] == "missing":
             raise TopicNotFound("no topic 'missing'", hint="create it")
-        if request.topic == "bug":
+        if request.path["topic"] == "bug":
             raise ZeroDivisionError("a secret")
-        if request.topic == "full":
+        if request.path["topic"] == "full":
             raise Overloaded
-        if request.topic == "injection":
-            return HttpAnswer(200, b"", None, [("Plainsong-Last-Id", request.query + "\r\nX-Evil: 1")])
-        return HttpAnswer(200)
+        if request.path["topic"] == "injection":
+            return Answer(200, b"", None, [("Plainsong-Last-Id", request.query + "\r\nX-Evil: 1")])
+        return Answer(200)
 
-    async def store(self, request: HotRequest) -> HttpAnswer:
+    async def store(self, request: Request) -> Answer:
         """Echoes what arrived."""
         seen = {
-            "namespace": request.namespace,
-            "topic": request.topic,
+            "namespace": request.path["namespace"],
+            "topic": request.path["topic"],
             "query": request.query,
             "headers": {name: request.headers[name] for name in sorted(request.headers) if name.startswith("x-echo")},
             "body": request.body.hex(),
         }
-        return HttpAnswer(200, json.dumps(seen).encode(), "application/json", [("Plainsong-End", "end")])
+        return Answer(200, json.dumps(seen).encode(), "application/json", [("Plainsong-End", "end")])
 
-    async def transact(self, request: HotRequest) -> HttpAnswer:
+    async def transact(self, route: str, request: Request) -> Answer:
         """Echoes what arrived at a route of the transaction service."""
-        seen = [request.verb, request.transaction, request.namespace, request.topic, request.query, request.body.hex()]
-        return HttpAnswer(200, json.dumps(seen).encode(), "application/json")
+        seen = [route, dict(request.path), request.query, request.body.hex()]
+        return Answer(200, json.dumps(seen).encode(), "application/json")
 
     @property
-    def handlers(self) -> dict[Verb, HotHandler]:
-        handlers: dict[Verb, HotHandler] = dict.fromkeys(("begin", "prepare", "commit", "abort"), self.transact)
-        return handlers | {
-            "publish": self.publish,
-            "store": self.store,
-            "rollback": self.rollback,
-            "poll": self.poll,
-        }
+    def endpoints(self) -> list[Endpoint]:
+        """The hot routes."""
+        own = {"publish": self.publish, "store": self.store, "rollback": self.rollback, "poll": self.poll}
+        return [Endpoint(each, own.get(each.name, partial(self.transact, each.name))) for each in ROUTES if each.hot]
 
-    async def rollback(self, request: HotRequest) -> HttpAnswer:
+    async def rollback(self, request: Request) -> Answer:
         """Streams; the topic says how much."""
-        return HttpAnswer(200, self._stream(request.topic), "avro/binary")
+        return Answer(200, self._stream(request.path["topic"]), "avro/binary")
 
     async def _stream(self, topic: str) -> AsyncGenerator[bytes, None]:
         try:
@@ -91,7 +90,7 @@ class Toys:
         finally:
             self.closed.set()
 
-    async def poll(self, request: HotRequest) -> HttpAnswer:
+    async def poll(self, request: Request) -> Answer:
         """Parks until released."""
         self.parked += 1
         try:
@@ -101,7 +100,7 @@ class Toys:
             raise
         finally:
             self.parked -= 1
-        return HttpAnswer(200, b"\0", "avro/binary")
+        return Answer(200, b"\0", "avro/binary")
 
 
 @dataclass
@@ -121,9 +120,9 @@ class Door:
 def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     app = QuartTrio("toys")
     install_errors(app, settings)
-    for verb, handler in toys.handlers.items():
-        view = hot_view(verb, handler, settings)
-        app.add_url_rule(hot_rule(verb), verb, view, methods=["POST"])
+    for endpoint in toys.endpoints:
+        route = endpoint.route
+        app.add_url_rule(rule_of(route.path), route.name, hot_view(endpoint, settings), methods=[route.method])
 
     @app.get("/ping")
     async def ping() -> str:
@@ -158,7 +157,7 @@ async def running(
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve_http(
             settings,
-            toys.handlers,
+            toys.endpoints,
             app,
             binds=[bind],
             budget=budget,

@@ -8,7 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.api.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
 from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, AnswerBudget
-from broker.http.messages import HttpAnswer
+from broker.http.messages import Answer
 from broker.http.wire import admitted
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.page import Page
@@ -218,11 +218,11 @@ async def test_what_is_gathered_is_bounded_too() -> None:
 
 async def test_an_answer_for_which_there_is_no_room_is_refused_only_if_nothing_was_done() -> None:
     budget = filled(4 * MIB, 4 * MIB, patience_s=0)
-    done = await admitted(HttpAnswer(200, bytes(MIB)), room := budget.room(), only_looks=False)
+    done = await admitted(Answer(200, bytes(MIB)), room := budget.room(), only_looks=False)
     assert (done.status, room.reserved_bytes) == (200, MIB)
     room.release()
-    assert (await admitted(HttpAnswer(200, bytes(MIB)), budget.room(), only_looks=True)).status == 503
+    assert (await admitted(Answer(200, bytes(MIB)), budget.room(), only_looks=True)).status == 503
     stream = Stream()
-    refused = await admitted(HttpAnswer(200, stream, length=100 * MIB), budget.room(), only_looks=True)
+    refused = await admitted(Answer(200, stream, length=100 * MIB), budget.room(), only_looks=True)
     assert (refused.status, stream.closed) == (503, True)
-    assert (await admitted(HttpAnswer(200, b"ok"), budget.room(), only_looks=True)).status == 200
+    assert (await admitted(Answer(200, b"ok"), budget.room(), only_looks=True)).status == 200

@@ -9,7 +9,7 @@ import pytest
 import trio
 from broker_in_process import in_process
 
-from broker.api.operations import OPERATIONS
+from broker.api.routes import ROUTES
 from broker.api.schemas import status_of_code
 from plainsong.protocol.errors import BY_CODE, Internal
 from tests.documents import DOCUMENTS, shell_lines
@@ -22,7 +22,7 @@ LINES = [line for line in shell_lines(GUIDE) if line]
 
 def test_the_guide_names_every_route_and_no_other():
     named = re.findall(r"`(GET|PUT|POST|DELETE) (/[^`…]+)`", GUIDE)
-    assert sorted(named) == sorted((operation.method, operation.path) for operation in OPERATIONS)
+    assert sorted(named) == sorted((route.method, route.path) for route in ROUTES)
 
 
 def test_the_guide_names_every_code_once_with_its_status_and_its_outcome():
@@ -36,13 +36,13 @@ def test_the_guide_names_every_code_once_with_its_status_and_its_outcome():
 
 
 def test_what_the_description_says_can_be_answered_stands_in_the_table():
-    answered = {code for operation in OPERATIONS for code in operation.codes}
+    answered = {code for route in ROUTES for code in route.errors}
     assert answered <= {code for _, code, _ in ROWS}
 
 
 def test_the_guide_names_every_query_parameter():
-    for operation in OPERATIONS:
-        for name in operation.parameters:
+    for route in ROUTES:
+        for name in route.parameters:
             assert re.search(rf"[?&]{name}=|`{name}`|`{name}=", GUIDE), name
 
 

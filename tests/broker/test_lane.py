@@ -37,10 +37,10 @@ async def test_a_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
     async with running() as door, await door.connect() as stream:
         reader = Reader(stream)
         asked = {
-            "/v1/transactions?longs=string": ["begin", "", "", "", "longs=string", "6162"],
-            "/v1/transactions/%317/prepare": ["prepare", "17", "", "", "", "6162"],
-            "/v1/transactions/17/commit": ["commit", "17", "", "", "", "6162"],
-            "/v1/transactions/17/abort": ["abort", "17", "", "", "", "6162"],
+            "/v1/transactions?longs=string": ["begin", {}, "longs=string", "6162"],
+            "/v1/transactions/%317/prepare": ["prepare", {"transaction": "17"}, "", "6162"],
+            "/v1/transactions/17/commit": ["commit", {"transaction": "17"}, "", "6162"],
+            "/v1/transactions/17/abort": ["abort", {"transaction": "17"}, "", "6162"],
         }
         for path, seen in asked.items():
             await stream.send_all(post(path, b"ab"))
@@ -55,7 +55,7 @@ async def test_a_transactions_path_split_at_every_byte_is_the_same_request() -> 
             await stream.send_all(request[:at])
             await trio.lowlevel.checkpoint()
             await stream.send_all(request[at:])
-            assert json.loads((await reader.reply()).body)[:2] == ["commit", "17"]
+            assert json.loads((await reader.reply()).body)[:2] == ["commit", {"transaction": "17"}]
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:

@@ -8,13 +8,12 @@ import re
 import pytest
 
 from broker.api.openapi import description
-from broker.api.operations import OPERATIONS
 from broker.api.routes import ROUTES
 from broker.api.schemas import by_status, status_of_code
-from broker.http.messages import HOT_PATHS, STATUS_OF
+from broker.http.messages import STATUS_OF
 from plainsong.protocol.errors import BY_CODE
 
-DOCUMENT = description("1.2.3")
+DOCUMENT = description(ROUTES, "1.2.3")
 METHODS = {"get", "put", "post", "delete"}
 
 
@@ -60,7 +59,7 @@ def test_every_path_declares_its_parameters():
 
 def test_operation_ids_are_unique_and_every_operation_has_words_and_an_answer():
     found = [o for path in DOCUMENT["paths"].values() for method, o in path.items() if method in METHODS]
-    assert len({operation["operationId"] for operation in found}) == len(found) == len(OPERATIONS)
+    assert len({operation["operationId"] for operation in found}) == len(found) == len(ROUTES)
     for operation in found:
         assert operation["summary"].endswith(".")
         assert operation["responses"]
@@ -68,28 +67,29 @@ def test_operation_ids_are_unique_and_every_operation_has_words_and_an_answer():
 
 def test_every_code_stands_under_its_status():
     assert by_status(["low_space", "topic_not_found"]) == {404: ["topic_not_found"], 503: ["low_space"]}
-    for operation in OPERATIONS:
-        for code in operation.codes:
+    for route in ROUTES:
+        for code in route.errors:
             assert code in BY_CODE
     assert {status_of_code(code) for code in BY_CODE} <= set(STATUS_OF.values())
     assert set(DOCUMENT["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]) == set(BY_CODE)
 
 
-def test_names_of_routes_are_those_of_the_table():
-    hot = set(HOT_PATHS)
-    assert {route.name for route in ROUTES} | hot == {operation.name for operation in OPERATIONS}
-    assert len({route.name for route in ROUTES}) == len(ROUTES)
+def test_every_route_is_declared_once():
+    assert len({route.name for route in ROUTES}) == len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.example is not None], ids=lambda o: o.name)
-async def test_every_example_is_accepted(daemon, operation):
-    if operation.name != "create_topic":
+EXAMPLES = [route for route in ROUTES if route.body is not None and route.body.example is not None]
+
+
+@pytest.mark.parametrize("route", EXAMPLES, ids=lambda route: route.name)
+async def test_every_example_is_accepted(daemon, route):
+    if route.name != "create_topic":
         await daemon.call("PUT", "/v1/namespaces/ns/topics/x")
-    path = re.sub(r"{(\w+)}", lambda name: {"namespace": "ns"}.get(name[1], "x"), operation.path)
-    example = json.loads(json.dumps(operation.example))
+    path = re.sub(r"{(\w+)}", lambda name: {"namespace": "ns"}.get(name[1], "x"), route.path)
+    example = json.loads(json.dumps(route.body.example))
     if "waitMs" in example:
         example["waitMs"] = 0
-    await daemon.call(operation.method, path, json=example)
+    await daemon.call(route.method, path, json=example)
 
 
 ANSWERED = {
@@ -106,8 +106,8 @@ async def test_answers_have_the_fields_that_are_described(daemon, name):
     await daemon.publish("m", topic="x")
     await daemon.call("PUT", ANSWERED["get_reader"], json={"position": "0" * 40})
     answer = (await daemon.call("GET", ANSWERED[name])).json()
-    operation = next(each for each in OPERATIONS if each.name == name)
-    reference = operation.answer.get("items", operation.answer)["$ref"].rsplit("/", 1)[1]
+    route = next(each for each in ROUTES if each.name == name)
+    reference = route.answer.get("items", route.answer)["$ref"].rsplit("/", 1)[1]
     fields = DOCUMENT["components"]["schemas"][reference]["properties"]
     record = answer[0] if isinstance(answer, list) else answer
     assert set(record) == set(fields) - {"detail"}

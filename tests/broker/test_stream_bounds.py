@@ -192,7 +192,7 @@ async def test_no_more_is_taken_while_so_many_requests_or_bytes_are_under_way():
         for bounds in (StreamBounds(100, 1 << 20), StreamBounds(1000, 100 * (REQUEST_BYTES + 4))):
             daemon.store.stall("write")
             held = BodyBudget(1 << 30).reserve()
-            stream = LocalStream(daemon.service, "ns", "t", "id", held, bounds)
+            stream = LocalStream(daemon.service.publishing, daemon.service.accounting, "ns", "t", "id", held, bounds)
             tens = [
                 b"".join(codec.encode_single(n, b"%04d" % n) for n in range(at, at + 10)) for at in range(0, 500, 10)
             ]
@@ -217,7 +217,9 @@ async def test_a_request_larger_than_the_bound_goes_alone():
     async with in_process() as daemon:
         await daemon.create()
         held = BodyBudget(1 << 30).reserve()
-        stream = LocalStream(daemon.service, "ns", "t", "id", held, StreamBounds(10, 100))
+        stream = LocalStream(
+            daemon.service.publishing, daemon.service.accounting, "ns", "t", "id", held, StreamBounds(10, 100)
+        )
         await stream.take([codec.encode_single(1, b"x" * 1000)])
         data = await stream.answers()
         assert [answer[:2] for answer in codec.decode_answers(data)] == [(1, 200)]
@@ -226,7 +228,9 @@ async def test_a_request_larger_than_the_bound_goes_alone():
 async def test_a_budget_without_room_refuses_requests_as_it_does_bodies():
     async with in_process() as daemon:
         await daemon.create()
-        stream = LocalStream(daemon.service, "ns", "t", "id", BodyBudget(500).reserve())
+        stream = LocalStream(
+            daemon.service.publishing, daemon.service.accounting, "ns", "t", "id", BodyBudget(500).reserve()
+        )
         await stream.take([request(1, b"a"), request(2, b"x" * 1000, ttlSeconds=5), request(3, b"b")])
         stream.finish()
         answered = []

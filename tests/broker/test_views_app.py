@@ -7,14 +7,14 @@ import re
 import pytest
 from broker_in_process import TOPICS, in_process
 
-from broker.api.operations import OPERATIONS
+from broker.api.routes import ROUTES
 
 
 def filled(path):
     return re.sub(r"{(\w+)}", lambda name: {"namespace": "ns"}.get(name[1], "x"), path)
 
 
-PATHS = sorted({filled(operation.path) for operation in OPERATIONS})
+PATHS = sorted({filled(route.path) for route in ROUTES})
 #: To GET it is the transaction "truncate", which is no id.
 ALSO_AN_ID = "/v1/transactions/truncate"
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND")
@@ -22,7 +22,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND")
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != ALSO_AN_ID])
 async def test_other_methods_are_405_and_name_the_allowed_ones(daemon, path):
-    allowed = {operation.method for operation in OPERATIONS if filled(operation.path) == path}
+    allowed = {route.method for route in ROUTES if filled(route.path) == path}
     for method in set(METHODS) - allowed:
         answer = await daemon.call(method, path, status=405, code="method_not_allowed")
         named = set(answer.headers["allow"].split(", "))
@@ -32,9 +32,7 @@ async def test_other_methods_are_405_and_name_the_allowed_ones(daemon, path):
 @pytest.mark.parametrize("path", PATHS)
 async def test_options_names_the_allowed_methods(daemon, path):
     answer = await daemon.call("OPTIONS", path)
-    assert {operation.method for operation in OPERATIONS if filled(operation.path) == path} < set(
-        answer.headers["allow"].split(", ")
-    )
+    assert {route.method for route in ROUTES if filled(route.path) == path} < set(answer.headers["allow"].split(", "))
     assert answer.content == b""
 
 
@@ -107,15 +105,15 @@ async def test_a_body_may_be_compressed_and_is_bounded_decompressed(daemon):
     )
 
 
-@pytest.mark.parametrize(
-    "operation", [each for each in OPERATIONS if each.tag != "daemon"], ids=lambda operation: operation.name
-)
-async def test_an_unknown_query_parameter_is_refused(daemon, operation):
-    if operation.name in ("store", "rollback"):
+@pytest.mark.parametrize("route", [each for each in ROUTES if each.tag != "daemon"], ids=lambda route: route.name)
+async def test_an_unknown_query_parameter_is_refused(daemon, route):
+    if route.name in ("store", "rollback"):
         return  # refused as a whole
     await daemon.create("x")
     answer = await daemon.http.request(
-        operation.method, filled(operation.path) + "?colour=red", json=operation.example or {"messages": ["m"]}
+        route.method,
+        filled(route.path) + "?colour=red",
+        json=(route.body and route.body.example) or {"messages": ["m"]},
     )
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
 

@@ -29,7 +29,7 @@ async def test_low_space_is_a_reason_and_clears_by_itself(daemon):
 
 
 async def test_all_reasons_are_named(daemon):
-    daemon.service.stopping = True
+    daemon.service.stopping.set()
     daemon.service.space.low = True
     answer = (await daemon.call("GET", "/readyz", status=503, code="shutting_down")).json()
     assert [reason["code"] for reason in answer["reasons"]] == ["shutting_down", "low_space"]
@@ -76,7 +76,7 @@ async def test_metrics_count_routes_by_name_and_never_by_path(daemon):
 
 async def test_a_bug_is_counted_and_answered_without_its_insides(daemon, monkeypatch, caplog):
     monkeypatch.setattr(daemon.service.store, "statistics", None)
-    monkeypatch.setattr(daemon.service, "directory", None)
+    monkeypatch.setattr(daemon.service.directory, "ask", None)
     answer = await daemon.call("GET", f"{TOPICS}/t", status=500, code="internal")
     assert "NoneType" not in answer.text
     assert "NoneType" in caplog.text

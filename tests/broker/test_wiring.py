@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from broker.assemble import build_service
+from broker.assemble import assemble
 from broker.config.config import config_of
 from broker.metrics import Metrics
 from plainsong.protocol.names import TopicName
@@ -19,18 +19,19 @@ NAME = TopicName("ns", "t")
 async def test_the_janitors_rounds_pass_the_invalid_list_and_the_service_keeps_that(autojump_clock):
     config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0})
     async with trio.open_nursery() as actors:
-        service = await build_service(config, MemoryStore(), Metrics("0"), actors)
-        assert service.embedded is not None
+        service = await assemble(config, MemoryStore(), Metrics("0"), actors)
+        await service.start(actors)
+        assert service.authority.embedded is not None
         await service.directory.ask(NAME, Create(TopicProperties()))
-        begun = await service.embedded.begin()
+        begun = await service.authority.embedded.begin()
         pointer = begun.transaction.write_pointer
         await service.directory.ask(NAME, PublishUnder(PublishRequest([b"x"], pointer), 1))
-        await service.embedded.invalidate(pointer)
-        assert service.embedded.pruning().last_pass_ms is None
+        await service.authority.embedded.invalidate(pointer)
+        assert service.authority.embedded.pruning().last_pass_ms is None
         await trio.sleep(2.5)
         (view,) = await service.directory.ask(NAME, ListPointers())
         assert view.rolled_back
-        assert service.embedded.pruning().safe_bound is not None
+        assert service.authority.embedded.pruning().safe_bound is not None
         service.stop()
         await service.drained()
         actors.cancel_scope.cancel()
@@ -39,9 +40,10 @@ async def test_the_janitors_rounds_pass_the_invalid_list_and_the_service_keeps_t
 async def test_without_a_service_the_janitor_has_no_list_to_pass(autojump_clock):
     config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0, "transactions.service": "off"})
     async with trio.open_nursery() as actors:
-        service = await build_service(config, MemoryStore(), Metrics("0"), actors)
+        service = await assemble(config, MemoryStore(), Metrics("0"), actors)
+        await service.start(actors)
         await trio.sleep(2.5)
-        assert service.decider.invalids is None
+        assert service.authority.invalids is None
         service.stop()
         await service.drained()
         actors.cancel_scope.cancel()

@@ -155,7 +155,7 @@ class Scene:
 
     async def invalid_pass(self):
         """What the janitor does to the rows of invalid transactions; it may fail."""
-        await InvalidPass(self.daemon.service.directory, self.daemon.service.decider.transactions).run_once()
+        await InvalidPass(self.daemon.service.directory, self.daemon.service.authority.transactions).run_once()
 
     async def insist(self, call, *arguments):
         """Ask again and again, until it works."""

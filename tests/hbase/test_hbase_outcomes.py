@@ -94,7 +94,7 @@ async def test_a_row_that_no_head_decides_about_makes_the_outcome_unknown(store)
 async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_nothing_behind_it(store):
     await store.write([put_one(METADATA, POINTER_KEY, b"there")], claim=await store.claim(NAME))
     claim = await store.claim(NAME)
-    store._removing._each = _fails
+    store._remover._each = _fails
     commit = [*M, Delete(METADATA, [POINTER_KEY]), RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]
     with pytest.raises(StoreError) as caught:
         await store.write([*commit, put_one(METADATA, KEY, b"behind")], claim=claim)
@@ -110,13 +110,13 @@ async def test_what_follows_a_commit_is_not_acknowledged_when_another_owner_came
     """The other one has read the topic as it was before: it is told again what is to be removed, or turned."""
     claim = await store.claim(NAME)
     await store.write(M, claim=claim)
-    each = store._removing._each
+    each = store._remover._each
 
     async def meets_another(*args: object) -> None:
         await others[0].claim(NAME)
         await each(*args)
 
-    store._removing._each = meets_another
+    store._remover._each = meets_another
     with pytest.raises(Deposed) as caught:
         await store.write(behind, claim=claim)
     assert caught.value.happened is None

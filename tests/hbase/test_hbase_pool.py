@@ -174,7 +174,7 @@ async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_
 
 
 async def test_writes_and_reads_go_on_when_the_gateway_is_killed_and_comes_back(hbase, store):
-    store._pool.timeout_s = store._reading._timeout_s = 90.0
+    store._pool.timeout_s = store._reader._timeout_s = 90.0
     for number in range(3000):
         await put(store._pool, b"scan%04d" % number, b"v" * 4000)
     seen: list[bytes] = []

@@ -50,7 +50,7 @@ async def serving(dispatch=echo, *, lane: bool = True, **settings):
         async def run(*, task_status) -> None:
             await serve_http(
                 with_lane,
-                toys.handlers,
+                toys.endpoints,
                 toy_app(toys, with_lane),
                 binds=["127.0.0.1:0"],
                 budget=BodyBudget(with_lane.max_inflight_bytes),

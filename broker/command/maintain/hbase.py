@@ -271,7 +271,7 @@ class HBaseTables:
         if before and part.why == "invalid":
             await self._roll_back(part)
         elif before:
-            sweep = Sweep(self.store, STEP_ROWS, breath=0.0)
+            sweep = Sweep(self.store, STEP_ROWS, pause_factor=0.0)
             if part.why == "expired":
                 removed = await sweep.remove_messages(part.start, part.stop)
             else:

@@ -49,7 +49,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
       MalformedBody: no UTF-8, no JSON, a key twice, NaN or Infinity, nested too deeply, no object.
       RequestTooLarge: more than ``MAX_VALUES`` values, which would fill the memory.
     """
-    value = parse_json(body)
+    return as_object(parse_json(body))
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """``value``, a whole body, if it is an object. Raises MalformedBody."""
     if not isinstance(value, dict):
         raise MalformedBody(f"the body is {kind_of(value)}, not an object", hint='it starts with "{"')
     return value

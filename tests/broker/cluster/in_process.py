@@ -17,7 +17,7 @@ import trio
 
 from actors.authority import keep_authority
 from actors.ownership import Instance
-from broker.assemble import build_service, serve
+from broker.assemble import assemble, serve
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
@@ -132,7 +132,7 @@ class Node:
     def is_deciding(self):
         """Whether transactions are decided here, or known from where they are."""
         try:
-            self.service.transactions.view()
+            self.service.authority.transactions.view()
         except TransactionsUnavailable:
             return False
         return True
@@ -183,7 +183,8 @@ class Nodes(dict):
     async def _run(self, node, config, task_status):
         await keep_authority(node.store, config.transactions.service)
         async with trio.open_nursery() as actors:
-            service = node.service = await build_service(config, node.store, Metrics("0"), actors, node.view)
+            service = node.service = await assemble(config, node.store, Metrics("0"), actors, ownership=node.view)
+            await service.start(actors)
             budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
             async with trio.open_nursery() as servers:
                 (node.address,) = await servers.start(serve, service, budget, node.stop)

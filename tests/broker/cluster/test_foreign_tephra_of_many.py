@@ -118,9 +118,9 @@ async def test_one_instance_rolls_back_what_is_invalid_in_the_topics_of_all(worl
         ]
 
     await soon(undecided, [0, 0, 0])
-    await until(lambda: nodes["a"].service.decider.foreign.pruning().last_pass_ms)
+    await until(lambda: nodes["a"].service.authority.foreign.pruning().last_pass_ms)
     for node in nodes.values():
         figures = (await node.call("GET", f"{SERVICE}/pruning")).json()
         assert figures["oldestInvalid"] == pointer
         assert {each["topic"] for each in figures["oldestByTopic"]} == {"ns:at_a", "ns:at_b", "ns:at_c"}
-    assert [name for name in "abc" if nodes[name].service.decider.invalids] == ["a"]
+    assert [name for name in "abc" if nodes[name].service.authority.invalids] == ["a"]

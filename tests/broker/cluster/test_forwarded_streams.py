@@ -275,4 +275,4 @@ async def _all(node):
 
 
 def _is_stepping(node):
-    return any(not entry.actor.idle for entry in node.service.directory)
+    return any(not entry.actor.is_idle for entry in node.service.directory)

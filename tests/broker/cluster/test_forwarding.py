@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -193,13 +195,13 @@ async def test_a_long_poll_is_answered_when_its_topic_moves_and_one_that_was_pas
 async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_its_wait(nodes):
     await nodes["b"].create()
     waited_ms, kinds = [], nodes["c"].cluster.dispatcher.kinds
-    hot = kinds["hot"]
+    answer = kinds["request"]
 
     async def heard(call):
         waited_ms.append(call.value[-1])
-        return await hot(call)
+        return await answer(call)
 
-    kinds["hot"] = heard
+    kinds["request"] = heard
     begun_s = time.monotonic()
     async with trio.open_nursery() as nursery:
 
@@ -293,15 +295,15 @@ async def test_readyz_names_who_was_needed_and_could_not_be_reached(nodes, brief
     await nodes["b"].create()
     me, view = nodes["a"], nodes["a"].view
     told = {"me": view.me, "instances": view.instances, "connected": True, "since_ms": 5, "taken_by": None}
-    me.service.membership = SimpleNamespace(entered=True, **told)
-    assert (await me.call("GET", "/readyz")).json()["cluster"]["unreachable"] == []
+    (readyz,) = [each.handler for each in me.service.endpoints if each.route.name == "readyz"]
+    health = replace(readyz.__self__, membership=SimpleNamespace(entered=True, **told))
+    assert json.loads((await health.readyz(None)).body)["cluster"]["unreachable"] == []
     nodes["b"].kill()
     await nodes["b"].ended.wait()
     await me.call("POST", PUBLISH, json=ONE, status=503, code="no_owner")
-    ready = (await me.call("GET", "/readyz")).json()
+    ready = json.loads((await health.readyz(None)).body)
     assert ready["ready"]
     assert ready["cluster"] == {"instance": "a", "instances": 3, "zookeeper": True, "since": 5, "unreachable": ["b"]}
     nodes.there.remove("b")
     nodes.move("ns:t", "c", seen_by="ac")
     assert me.cluster.links.unreachable == {}  # it is gone, and nobody asks for it any more
-    me.service.membership = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from functools import partial
 from socket import socketpair
 
 import pytest
@@ -27,8 +26,10 @@ BUDGET = 1 << 30
 async def front_end_of(node):
     """What the doors of a front end of ``node`` answer with, and its link."""
     ours, theirs = socketpair()
-    begin = partial(node.cluster.begin, node.service)
-    answering = Answering(node.service, {}, (), begin, BodyBudget(BUDGET))
+    service = node.service
+    answering = Answering(
+        (), service.begin, service.publishing, service.accounting, service.answers, BodyBudget(BUDGET)
+    )
     link = Link(stream_of(theirs), WITHIN_DAEMON)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_link, stream_of(ours), answering.dispatch, WITHIN_DAEMON)

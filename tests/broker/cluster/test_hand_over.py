@@ -116,7 +116,7 @@ async def test_instances_that_see_different_owners_for_a_while_lose_and_double_n
     await publishing(nodes, said, 6, 40, contradict)
     nodes.move("ns:t", None)  # whoever still has it open, replaced or not, or is about to open it, lets it go
     for node in nodes.values():
-        await node.service.directory.handed()
+        await node.service.directory.handed_over()
         await node.service.directory.drained()
     nodes.move("ns:t", "c")
     said.check(await all_of(nodes["a"]))
@@ -164,7 +164,7 @@ async def test_a_frozen_owner_that_wakes_acknowledges_nothing_and_reads_nothing_
 
         nursery.start_soon(said.publish, nodes["b"], "frozen")
         nursery.start_soon(poll)
-        await until(lambda: not all(entry.actor.idle for entry in nodes["b"].service.directory))
+        await until(lambda: not all(entry.actor.is_idle for entry in nodes["b"].service.directory))
         nodes.move("ns:t", "c", seen_by="ac")
         await nodes["a"].publish("t", "after")
         nodes["b"].store.reachable.set()

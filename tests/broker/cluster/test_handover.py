@@ -37,7 +37,7 @@ async def test_topics_that_are_let_go_are_open_at_their_next_owners_before_anybo
     for name in NAMES:
         nodes.move(f"ns:{name}", "c" if name == "t0" else "a")
     with trio.fail_after(10):
-        await nodes["b"].service.directory.handed()
+        await nodes["b"].service.directory.handed_over()
     assert (opened(nodes["a"]), opened(nodes["b"]), opened(nodes["c"])) == ({"t1", "t2", "t3", "t4"}, set(), {"t0"})
     assert await nodes["b"].poll("t1") == []
 
@@ -48,7 +48,7 @@ async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
         handed = trio.Event()
 
         async def wait():
-            await nodes["b"].service.directory.handed()
+            await nodes["b"].service.directory.handed_over()
             handed.set()
 
         nursery.start_soon(wait)
@@ -93,7 +93,7 @@ async def test_a_next_owner_who_cannot_be_reached_holds_nobody_up(nodes):
     await nodes["a"].ended.wait()
     nodes.move("ns:t1", "a", seen_by="bc")
     with trio.fail_after(10):
-        await nodes["b"].service.directory.handed()
+        await nodes["b"].service.directory.handed_over()
 
 
 async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_several(nodes, monkeypatch):
@@ -104,7 +104,7 @@ async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_seve
         nodes["b"].view._owners[named(f"ns:{name}")] = nodes["a"].view._owners[named(f"ns:{name}")] = "a"
     nodes.move("ns:t0", "a")
     with trio.fail_after(10):
-        await nodes["b"].service.directory.handed()
+        await nodes["b"].service.directory.handed_over()
     assert opened(nodes["a"]) == set(NAMES)
 
 
@@ -114,5 +114,5 @@ async def test_topics_that_do_not_exist_are_opened_by_nobody(nodes):
     assert nodes["b"].service.directory.peek(named("ns:missing")) is not None
     nodes.move("ns:missing", "a")
     with trio.fail_after(10):
-        await nodes["b"].service.directory.handed()
+        await nodes["b"].service.directory.handed_over()
     assert nodes["a"].service.directory.peek(named("ns:missing")) is None

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from broker.http.budgets import AnswerBudget
-from broker.http.messages import HttpAnswer
+from broker.http.messages import Answer
 from broker.link.http_codec import BudgetedBody, budgeted, collect, encode_admitted
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from plainsong.protocol.errors import TopicNotFound
@@ -46,7 +46,7 @@ async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing() 
     budget = AnswerBudget(1000)
     room = budget.room()
 
-    async def fails() -> HttpAnswer:
+    async def fails() -> Answer:
         await room.take(500, 500)
         raise TopicNotFound("there is none")
 

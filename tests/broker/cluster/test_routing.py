@@ -2,57 +2,86 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
-from broker.api.route import NAMESPACES, TRANSACTIONS, only_looks, owned_name, owned_name_of_hot, place_of
+from broker.api.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
 from broker.api.routes import ROUTES
-from broker.http.messages import HOT_PATHS, TOPIC_VERBS, HotRequest
+from broker.cluster.forward import Forwarding
+from broker.http.lane import HotRoutes
 from plainsong.protocol.names import TopicName
 
-HERE = {
+ANYWHERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream"),
     *("ping", "livez", "readyz", "metrics", "version", "openapi"),
 }
-OF_THE_SERVICE = {"list_transactions", "get_pruning", "truncate", "get_transaction", "invalidate", "checkpoint"}
 
 
 def expected(route):
-    if route.name in HERE or route.path.startswith("/v1/cluster"):
-        return "here"
-    if route.name in OF_THE_SERVICE:
-        return "transactions"
+    if route.name in ANYWHERE or route.path.startswith("/v1/cluster"):
+        return None
+    if route.path.startswith("/v1/transactions"):
+        return "invalid_list" if route.name == "get_pruning" else "transactions"
     return {"set_namespace": "namespaces", "poll_many": "topics"}.get(route.name, "topic")
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_every_route_has_its_place(route):
-    assert place_of(route) == expected(route)
-    assert ("{topic}" in route.path) >= (place_of(route) == "topic")
+def test_every_route_has_its_owner(route):
+    assert route.owner == expected(route)
+    assert ("{topic}" in route.path) >= (route.owner == "topic")
 
 
 def test_the_owner_of_a_topic_answers_for_it_before_it_exists():
     create = next(route for route in ROUTES if route.name == "create_topic")
-    assert owned_name(place_of(create), {"namespace": "ns", "topic": "t"}) == TopicName("ns", "t")
+    assert owned_name(create.owner, {"namespace": "ns", "topic": "t"}) == TopicName("ns", "t")
 
 
-def test_a_name_that_cannot_be_is_refused_by_whoever_got_it():
+def test_a_name_that_cannot_be_is_refused_by_any_instance():
     assert owned_name("topic", {"namespace": "ns", "topic": "no topic"}) is None
-    assert owned_name_of_hot(HotRequest("publish", "", "transactions", "", {}, b"", "id")) is None
-
-
-@pytest.mark.parametrize("verb", HOT_PATHS)
-def test_hot_routes_go_to_the_owner_of_the_topic_or_of_the_transactions(verb):
-    request = HotRequest(verb, "ns", "t", "", {}, b"", "id")
-    assert owned_name_of_hot(request) == (TopicName("ns", "t") if verb in TOPIC_VERBS else TRANSACTIONS)
+    assert owned_name("topic", {"namespace": "", "topic": "transactions"}) is None
 
 
 def test_services_have_names_that_no_topic_can_have():
-    assert owned_name("transactions", {}) == TRANSACTIONS
+    assert owned_name("transactions", {}) == owned_name("invalid_list", {}) == TRANSACTIONS
     assert owned_name("namespaces", {"namespace": "ns"}) == NAMESPACES
     assert TRANSACTIONS.namespace == NAMESPACES.namespace == ""
 
 
-def test_only_what_merely_looks_is_asked_again_after_a_doubt():
-    looking = {route.name for route in ROUTES if only_looks(route)}
-    assert {"get_topic", "get_messages", "offsets", "poll_many", "get_stats"} <= looking
-    assert not looking & {"create_topic", "delete_topic", "put_reader", "open_producer", "maintain", "truncate"}
+def test_only_what_merely_reads_is_asked_again_after_a_doubt():
+    reading = {route.name for route in ROUTES if route.reads_only}
+    assert {"get_topic", "get_messages", "offsets", "poll", "poll_many", "get_stats"} <= reading
+    assert not reading & {"create_topic", "delete_topic", "put_reader", "open_producer", "maintain", "truncate"}
+    assert {route.name for route in ROUTES if route.method == "GET"} <= reading
+
+
+async def nothing(request):
+    """A handler."""
+
+
+@pytest.mark.parametrize(
+    ("decides", "forwarded"),
+    [("embedded", {"transactions", "invalid_list"}), ("tephra", {"invalid_list"}), ("off", set())],
+)
+def test_transactions_are_forwarded_where_an_instance_decides_them(decides, forwarded):
+    endpoints = [Endpoint(route, nothing) for route in ROUTES]
+    given = Forwarding(None, SimpleNamespace(poll=nothing), decides=decides, max_wait_ms=0).endpoints(endpoints)
+    elsewhere = {route.owner for route, handler in given if handler is not nothing}
+    assert elsewhere == {"topic", "topics", "namespaces"} | forwarded
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_the_lane_finds_hot_routes_and_no_others(route):
+    lane = HotRoutes([Endpoint(each, nothing) for each in ROUTES])
+    places = re.findall(r"{(\w+)}", route.path)
+    found = lane.find(re.sub(r"{(\w+)}", r"x-\1", route.path))
+    if not route.hot:
+        assert found is None or found[0].route.path == route.path  # the lane looks at POST alone
+        return
+    assert found == (Endpoint(route, nothing), {place: f"x-{place}" for place in places})
+    assert f"{route.method} {route.path}".encode().startswith(lane.prefixes)
+    for place in places:
+        assert lane.find(route.path.replace(f"{{{place}}}", "")) is None
+    assert lane.find(route.path + "/") is None
+    assert lane.find("/x" + route.path) is None

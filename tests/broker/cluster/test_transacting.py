@@ -32,9 +32,9 @@ async def nodes():
 
 async def known(nodes):
     """Every instance knows what is committed."""
-    await until(lambda: nodes["a"].service.embedded is not None)
+    await until(lambda: nodes["a"].service.authority.embedded is not None)
     for node in nodes.values():
-        await node.service.transactions.fresh()
+        await node.service.authority.transactions.fresh()
 
 
 async def begin(node):
@@ -101,7 +101,9 @@ async def test_transactions_go_on_at_the_next_owner_of_the_service(nodes):
     pointer = await begin(nodes["b"])
     await publish_under(nodes["b"], "t", pointer, "one")
     nodes.move(TRANSACTIONS, "c")
-    await until(lambda: nodes["c"].service.embedded is not None and nodes["a"].service.embedded is None)
+    await until(
+        lambda: nodes["c"].service.authority.embedded is not None and nodes["a"].service.authority.embedded is None
+    )
     await publish_under(nodes["b"], "u", pointer, "two")
     assert await begin(nodes["a"]) > pointer
     assert (await commit(nodes["a"], pointer)).json()["state"] == "committed"
@@ -122,7 +124,7 @@ async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answere
         async with trio.open_nursery() as nursery:
             for node in nodes.values():
                 nursery.start_soon(begins, node)
-            await until(lambda: nodes["b"].service.decider.routed.home is not None)
+            await until(lambda: nodes["b"].service.authority.routed.home is not None)
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert begun == []
             nodes["b"].store.reachable.set()
@@ -155,7 +157,7 @@ async def test_whoever_needs_the_service_waits_for_it_while_it_moves(nodes):
     await publish_under(nodes["b"], "t", pointer, "one")
     nodes["c"].store.reachable = trio.Event()
     nodes.move(TRANSACTIONS, "c")
-    await until(lambda: nodes["a"].service.embedded is None)
+    await until(lambda: nodes["a"].service.authority.embedded is None)
     polled = []
 
     async def poll(node):
@@ -191,7 +193,7 @@ async def test_a_commit_whose_service_moves_while_topics_close_is_made_at_the_ne
             nursery.start_soon(decided, nodes["b"], pointer, "commit", "committed")
             await until(lambda: asked)
             nodes.move(TRANSACTIONS, "c")
-            await until(lambda: nodes["c"].service.embedded is not None)
+            await until(lambda: nodes["c"].service.authority.embedded is not None)
             go_on.set()
     assert await committed(nodes["a"], "t") == ["one"]
 
@@ -211,7 +213,7 @@ async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_
     await publish_under(nodes["b"], "t", pointer, "one", **refused)
     await nodes["c"].call("POST", f"{TOPICS}/u/poll?isolation=committed", json={}, **refused)
     nodes.move(TRANSACTIONS, "b")
-    await until(lambda: nodes["b"].service.embedded is not None)
+    await until(lambda: nodes["b"].service.authority.embedded is not None)
     await publish_under(nodes["c"], "t", pointer, "one")
     await commit(nodes["c"], pointer)
     assert await committed(nodes["c"], "t") == ["plain", "one"]
@@ -253,16 +255,20 @@ async def test_what_a_namespace_says_is_in_force_at_every_instance_when_it_is_an
 async def test_tephras_clients_are_answered_at_any_instance(nodes):
     begun = []
     for number, node in enumerate(nodes.values()):
-        answer = await RoutedTephraMethods(node.service).answer(encode_call("startShort", number))
+        answer = await RoutedTephraMethods(node.service.authority, node.cluster.owners).answer(
+            encode_call("startShort", number)
+        )
         begun.append(decode_reply(answer, "startShort", number).transaction_id)
     assert begun == sorted(set(begun))
-    assert nodes["a"].service.embedded.figures().open == 3
+    assert nodes["a"].service.authority.embedded.figures().open == 3
 
 
 async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes, monkeypatch):
     monkeypatch.setattr(broker.cluster.owners, "PATIENCE_S", 0.1)
     nodes.move(TRANSACTIONS, None)
-    await until(lambda: nodes["a"].service.embedded is None)
-    answer = await RoutedTephraMethods(nodes["b"].service).answer(encode_call("startShort", 1))
+    await until(lambda: nodes["a"].service.authority.embedded is None)
+    answer = await RoutedTephraMethods(nodes["b"].service.authority, nodes["b"].cluster.owners).answer(
+        encode_call("startShort", 1)
+    )
     with pytest.raises(ApplicationError, match="no instance owns"):
         decode_reply(answer, "startShort", 1)
