@@ -22,7 +22,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
-from plainsong import calls
 from plainsong.errors import PositionNotSaved
 from plainsong.messages import MessageId
 from plainsong.protocol import ids
@@ -33,6 +32,7 @@ from plainsong.serializers import SerializerLike, serializer_for
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from plainsong import calls
     from plainsong.messages import Held, Origin
     from plainsong.protocol.requests import Isolation
     from plainsong.serializers import Serializer
@@ -340,6 +340,8 @@ class ServerPosition:
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
         """Raises PositionChanged: somebody else uses the same name."""
+        from plainsong import calls  # here, since it loads the codecs, and the command line's help needs none
+
         for topic, position in positions.items():
             expected = self._known.get(topic)
             call = calls.set_reader(daemon.namespace, topic, self.name, position, compare=True, expected=expected)
@@ -352,6 +354,8 @@ class ServerPosition:
             self._known[topic] = position
 
     def _shown(self, daemon: Daemon, topic: str) -> bytes | None:
+        from plainsong import calls
+
         try:
             shown = daemon.call(calls.show_reader(daemon.namespace, topic, self.name))
         except NotFound as error:

@@ -19,6 +19,10 @@ DOCUMENTS = {
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
+_PATH = re.compile(
+    r"(?:protocol|storage|actors|broker|plainsong|pyspark_plainsong|pipeline|tests|bench|examples|etc|docs)/[\w./@-]*"
+)
+_FOLDER = re.compile(r"[\w./]+/(?=\s)")
 _SPAN = re.compile(r"`([^`\n]+)`")
 
 
@@ -35,6 +39,13 @@ def links(text: str) -> list[str]:
 def spans(text: str) -> list[str]:
     """What stands in backticks outside of blocks."""
     return _SPAN.findall(prose(text))
+
+
+def paths(text: str) -> list[str]:
+    """Files and folders of the tree: in backticks, and as a line of a drawn tree begins with them."""
+    named = [span for span in spans(text) if _PATH.fullmatch(span)]
+    drawn = [fence["body"].splitlines() for fence in _FENCE.finditer(text) if not fence["info"]]
+    return named + [found[0] for lines in drawn for line in lines if (found := _FOLDER.match(line))]
 
 
 def shell_lines(text: str) -> list[str]:

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
 
-#: Should the deletion fail, nothing of it is left for long.
+#: Limits what is left if the deletion of the topic fails.
 TTL_S = 3600
 PAGE_MESSAGES = 10_000
 
 
 @dataclass(slots=True)
 class Measured:
-    """One kind of call, made again and again."""
+    """Timings of one kind of call."""
 
     what: str
     messages: int = 0
     took_s: float = 0.0
     calls_s: list[float] = field(default_factory=list)
-    """How long each call took."""
+    """Duration of each call."""
 
     @property
     def per_second(self) -> float:
@@ -45,7 +45,7 @@ class Measured:
         return self.messages / self.took_s if self.took_s else 0.0
 
     def quantile_s(self, share: float) -> float:
-        """The time that ``share`` of the calls did not exceed."""
+        """The quantile of the durations, e.g. 0.99."""
         ordered = sorted(self.calls_s)
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
@@ -61,20 +61,27 @@ class Measured:
     examples=["plainsong bench", "plainsong bench --time 10s --size 1000 --threads 16", "plainsong bench --json"],
 )
 @click.option(
-    "--time", "each_ms", type=Length(0.001), default="2s", show_default=True, metavar="TIME", help="For each part."
+    "--time",
+    "each_ms",
+    type=Length(0.001),
+    default="2s",
+    show_default=True,
+    metavar="TIME",
+    help="Duration of each part.",
 )
-@click.option("--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of a message.")
-@click.option("--batch", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Messages of a request.")
-@click.option("--threads", type=click.IntRange(1, 64), default=4, show_default=True, help="That publish at once.")
+@click.option("--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes per message.")
+@click.option("--batch", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Messages per request.")
+@click.option(
+    "--threads", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that publish at once."
+)
 @json_option
 @where_options
 def bench(each_ms: int, size: int, batch: int, threads: int, as_json: bool, where: Where) -> None:
     """Measure a daemon: rates and latencies.
 
-    Publishes messages one by one, from one thread and from several, then in
-    batches, and polls them all, each for a while. It all happens in a topic of
-    its own, which is deleted at the end. The numbers are this client's and this
-    machine's as much as the daemon's.
+    Publishes single messages from one thread and from several, then batches,
+    and polls all messages, in a topic of its own, which it deletes at the end.
+    The numbers depend on this client and this machine as much as on the daemon.
     """
     topic = f"plainsong-bench-{secrets.token_hex(6)}"
     one, each_s = os.urandom(size), each_ms / 1000
@@ -111,7 +118,7 @@ def _publish(client: Client, topic: str, messages: bytes | list[bytes]) -> int:
 
 
 def _repeat(what: str, call: Callable[[], int], each_s: float, threads: int) -> Measured:
-    """Call again and again, from so many threads, until the time is over. Raises what a call raised."""
+    """Repeats a call from several threads for ``each_s`` seconds. Raises the first error of a call."""
     note(f"{what} ...")
     measured, lock = Measured(what), threading.Lock()
     failures: list[BaseException] = []
@@ -142,7 +149,7 @@ def _repeat(what: str, call: Callable[[], int], each_s: float, threads: int) -> 
 
 
 def _poll_all(client: Client, topic: str, each_s: float) -> Measured:
-    """Read the topic from end to end, again and again, until the time is over."""
+    """Reads the topic from end to end, repeatedly."""
     last_id = None
 
     def one_page() -> int:

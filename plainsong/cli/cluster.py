@@ -1,4 +1,4 @@
-"""The verb `cluster`: shows the instances of a service and which of them owns which topic; drains them and moves topics."""
+"""The verb `cluster`: shows the instances of a service and the owners of topics; drains instances and moves topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.options import now_ms, show_length
-from plainsong.cli.output import echo_json, harmless, note
+from plainsong.cli.output import echo_json, escaped, note
 from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.protocol.cluster import SLICES
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
 
-#: Between two looks at an instance that is drained.
+#: Interval between looks at an instance that is drained.
 LOOK_EVERY_S = 0.2
 DEFAULT_WITHIN_S = 60.0
 
 
 @click.group(cls=VerbGroup)
 def cluster() -> None:
-    """Instances of one service: who is there, who owns what.
+    """Show instances and owners; drain and move.
 
-    Any instance answers any request; each topic has one owner among them. What
-    is said here holds until it is taken back, restarts included.
+    Any instance answers any request; each topic is owned by one of them. Drains
+    and pins hold until they are undone, also across restarts.
     """
 
 
@@ -38,12 +38,12 @@ def cluster() -> None:
 @json_option
 @where_options
 def status(topic: str | None, as_json: bool, where: Where) -> None:
-    """Show the instances, and who owns TOPIC, if one is named.
+    """Show the instances, and the owner of TOPIC if given.
 
-    As the instance that is asked sees it; another one may see a change a moment
-    later. TOPICS counts those that are open there. One that comes takes its share
-    in portions, and gives it away in portions when it leaves or is drained: STATE
-    says how many it has, of 64.
+    As seen by the instance that answers; another may see a change a moment
+    later. TOPICS counts the topics open on an instance. An instance takes its
+    share of the topics in steps when it enters, and gives it up in steps when it
+    leaves or is drained: STATE shows how many of 64 slices it has.
     """
     with where.client() as client:
         found = run_call(client, calls.show_cluster(client.namespace, topic))
@@ -62,8 +62,8 @@ def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
     if each["slices"] < SLICES and (each["slices"] or not states):
         states.append(f"{each['slices']}/{SLICES}")
     return (
-        harmless(each["name"]) + (" *" if each["name"] == asked_one else ""),
-        harmless(each["address"]),
+        escaped(each["name"]) + (" *" if each["name"] == asked_one else ""),
+        escaped(each["address"]),
         ", ".join(states) or "there",
         str(each["weight"]),
         output.show_count(each["topicsOpen"]),
@@ -73,61 +73,65 @@ def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
 def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     zookeeper = found["zookeeper"]
     if zookeeper is None:
-        kept = "none: this instance is alone"
+        kept = "none: a single instance"
     else:
         since = show_length(max(0, now_ms() - zookeeper["since"]))
-        kept = f"connected for {since}" if zookeeper["connected"] else f"away for {since}; owners go on, nothing moves"
-    facts = [("zookeeper", kept), ("transactions", harmless(found["transactions"] or "nobody just now"))]
+        kept = (
+            f"connected for {since}"
+            if zookeeper["connected"]
+            else f"unavailable for {since}; owners continue, nothing moves"
+        )
+    facts = [("zookeeper", kept), ("transactions", escaped(found["transactions"] or "no owner at the moment"))]
     if (topic := found["topic"]) is not None:
         pinned = f", pinned to {topic['pinned']}" if topic["pinned"] else ""
-        facts.append((harmless(topic["name"]), harmless((topic["owner"] or "nobody just now") + pinned)))
+        facts.append((escaped(topic["name"]), escaped((topic["owner"] or "no owner at the moment") + pinned)))
     facts += [(f"pinned {name}", instance) for name, instance in list(found["pins"].items())[:20]]
     if len(found["pins"]) > 20:
-        facts.append(("", f"and {len(found['pins']) - 20} more pins: --json has them all"))
-    return [(harmless(name), harmless(value)) for name, value in facts]
+        facts.append(("", f"and {len(found['pins']) - 20} more pins; --json lists all"))
+    return [(escaped(name), escaped(value)) for name, value in facts]
 
 
 @cluster.command(cls=Verb, examples=["plainsong cluster drain host-1", "plainsong cluster drain host-1 --no-wait"])
 @click.argument("instance")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Until its topics have moved.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until its topics have moved.")
 @click.option(
     "--within",
     type=click.FloatRange(min=0),
     default=DEFAULT_WITHIN_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for that.",
+    help="How long to wait.",
 )
 @json_option
 @where_options
 def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where) -> None:
-    """Give all topics of INSTANCE to the others.
+    """Move all topics of INSTANCE to the others.
 
-    It goes on answering, and can be stopped without a pause for anybody. It
-    stays drained, also when it comes back, until undrain.
+    The instance keeps answering, and can then be stopped without a pause for
+    clients. It stays drained until undrain, also across restarts.
     """
     with where.client() as client:
         run_call(client, calls.drain_instance(instance, drained=True))
         left = _wait_until_empty(client, instance, within) if wait else None
     if left:
         raise CommandFailed(
-            f"{instance} is drained, and still has {left} topics open after {within:g} s",
+            f"{instance} is drained, but still has {left} topic{'' if left == 1 else 's'} open after {within:g} s",
             hint="look again: plainsong cluster status",
             code=Exit.UNAVAILABLE,
         )
-    _say({"instance": instance, "drained": True, "topicsOpen": left}, f"{instance} is drained", as_json=as_json)
+    _show_change({"instance": instance, "drained": True, "topicsOpen": left}, f"{instance} is drained", as_json=as_json)
 
 
 def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | None:
-    """How many topics it still has; None when it is gone, or when drains mean nothing. Raises CommandFailed."""
-    until_s, told = time.monotonic() + within_s, -1
+    """Returns how many topics are left; None when the instance is gone, or drains have no effect. Raises CommandFailed."""
+    until_s, shown_left = time.monotonic() + within_s, -1
     while True:
         found = run_call(client, calls.show_cluster())
         here = next((each for each in found["instances"] if each["name"] == instance), None)
         if here is None:
             return None
         if all(each["drained"] or each["leaving"] for each in found["instances"]):
-            note("all instances are drained: it is as if none were")
+            note("all instances are drained, which has no effect")
             return None
         left: int | None = here["topicsOpen"]
         if left == 0 and not here["slices"]:
@@ -135,14 +139,14 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
         if time.monotonic() >= until_s:
             if left is None:
                 raise CommandFailed(
-                    f"{instance} is drained, and does not say how many topics it still has open",
-                    hint="the others take them over; is it frozen, or out of their reach?",
+                    f"{instance} is drained, but does not report how many topics it still has open",
+                    hint="the others take them over; is the instance frozen, or unreachable?",
                     code=Exit.UNAVAILABLE,
                 )
             return left
-        if left is not None and left != told:
-            note(f"{output.show_count(left)} topics to go")
-            told = left
+        if left is not None and left != shown_left:
+            note(f"{output.show_count(left)} topics left")
+            shown_left = left
         time.sleep(LOOK_EVERY_S)
 
 
@@ -151,10 +155,10 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
 @json_option
 @where_options
 def undrain(instance: str, as_json: bool, where: Where) -> None:
-    """Let INSTANCE have its share of the topics again."""
+    """Give INSTANCE its share of the topics again."""
     with where.client() as client:
         run_call(client, calls.drain_instance(instance, drained=False))
-    _say({"instance": instance, "drained": False}, f"{instance} takes topics", as_json=as_json)
+    _show_change({"instance": instance, "drained": False}, f"{instance} takes topics", as_json=as_json)
 
 
 @cluster.command(cls=Verb, examples=["plainsong cluster move orders host-2"])
@@ -163,17 +167,17 @@ def undrain(instance: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
-    """Pin TOPIC to INSTANCE: it is there as long as that is.
+    """Pin TOPIC to INSTANCE, while that instance is there.
 
-    While that is drained, the topic is where its name says.
+    While the instance is drained, the topic's name decides its owner.
     """
     with where.client() as client:
         run_call(client, calls.pin_topic(client.namespace, topic, instance))
         found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
-    owner, text = found["owner"], f"{found['name']} is at {instance}"
+    owner, text = found["owner"], f"{found['name']} is owned by {instance}"
     if owner != instance:
-        text = f"{found['name']} is pinned to {instance}, and at {owner or 'nobody'} just now: is {instance} drained?"
-    _say({"topic": found["name"], "instance": instance, "owner": owner}, text, as_json=as_json)
+        text = f"{found['name']} is pinned to {instance}, but owned by {owner or 'no instance'} now: is {instance} drained?"
+    _show_change({"topic": found["name"], "instance": instance, "owner": owner}, text, as_json=as_json)
 
 
 @cluster.command(cls=Verb, examples=["plainsong cluster unpin orders"])
@@ -181,20 +185,20 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def unpin(topic: str, as_json: bool, where: Where) -> None:
-    """Let TOPIC be where its name says."""
+    """Unpin TOPIC: its name decides its owner again."""
     with where.client() as client:
         run_call(client, calls.unpin_topic(client.namespace, topic))
         found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
     owner = found["owner"]
-    _say(
+    _show_change(
         {"topic": found["name"], "instance": owner},
-        f"{found['name']} is at {owner or 'nobody just now'}",
+        f"{found['name']} is owned by {owner or 'no instance at the moment'}",
         as_json=as_json,
     )
 
 
-def _say(value: dict[str, Any], text: str, *, as_json: bool) -> None:
+def _show_change(value: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
         echo_json(value)
     else:
-        note(harmless(text))
+        note(escaped(text))

@@ -1,7 +1,4 @@
-"""The verbs `context` and `completion`: names for daemons in a file of the user, and the completion script of a shell.
-
-``plainsong context``: names for daemons, kept in a file of the user's.
-"""
+"""The verbs `context` and `completion`: names for daemons in a file of the user, and the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -27,12 +24,11 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> Seque
 
 @click.group(cls=VerbGroup)
 def context() -> None:
-    """Names for daemons, so that you need no --url.
+    """Name daemons, so that you need no --url.
 
-    They are kept in $XDG_CONFIG_HOME/plainsong/contexts.toml. What is given on
-    the command line or in PLAINSONG_URL, PLAINSONG_NAMESPACE and
-    PLAINSONG_TOKEN_FILE goes before the current one; --context NAME goes before
-    the environment.
+    Contexts are kept in $XDG_CONFIG_HOME/plainsong/contexts.toml. Options and
+    the variables PLAINSONG_URL, PLAINSONG_NAMESPACE and PLAINSONG_TOKEN_FILE
+    override the current context; --context NAME overrides the variables.
     """
 
 
@@ -44,24 +40,24 @@ def context() -> None:
     ]
 )
 @click.argument("name")
-@click.option("--url", required=True, metavar="URL", help="The daemon's address; several with commas.")
-@click.option("-n", "--namespace", metavar="NAME", help="Of the topics.")
-@click.option("--token-file", metavar="FILE", help="A file whose one line is sent as a bearer token.")
-@click.option("--use", "use_it", is_flag=True, help="Make it the current one; the first one is at once.")
-@click.option("--force", is_flag=True, help="Replace one of this name.")
+@click.option("--url", required=True, metavar="URL", help="Address of the daemon; several, with commas, for a cluster.")
+@click.option("-n", "--namespace", metavar="NAME", help="Namespace of the topics.")
+@click.option("--token-file", metavar="FILE", help="File with a bearer token on its only line.")
+@click.option("--use", "use_it", is_flag=True, help="Make it the current context; the first one always is.")
+@click.option("--force", is_flag=True, help="Replace a context of this name.")
 @json_option
 def add(
     name: str, url: str, namespace: str | None, token_file: str | None, use_it: bool, force: bool, as_json: bool
 ) -> None:
-    """Give a daemon a name.
+    """Name a daemon.
 
-    The token's file is only named here: what is in it is read when it is
+    Only the path of the token file is kept; the token is read when it is
     needed, and never shown.
     """
     checked_name(name)
     contexts = load_contexts()
     if name in contexts.by_name and not force:
-        raise CommandFailed(f"context {name!r} is there already", hint="--force replaces it")
+        raise CommandFailed(f"context {name!r} already exists", hint="--force replaces it")
     settings = Settings.checked(
         url,
         namespace=namespace or "default",
@@ -77,7 +73,7 @@ def add(
     if use_it or contexts.current is None:
         contexts.current = name
     contexts.save()
-    _say(contexts, name, as_json=as_json)
+    _show(contexts, name, as_json=as_json)
 
 
 @context.command(examples=["plainsong context use prod"])
@@ -89,7 +85,7 @@ def use(name: str, as_json: bool) -> None:
     contexts.named(name)
     contexts.current = name
     contexts.save()
-    _say(contexts, name, as_json=as_json)
+    _show(contexts, name, as_json=as_json)
 
 
 @context.command(name="ls", examples=["plainsong context ls"])
@@ -107,7 +103,7 @@ def list_contexts(as_json: bool) -> None:
     if rows:
         output.echo_lines(output.table(("  NAME", "NAMESPACE", "URL"), rows))
     else:
-        click.echo("no contexts; plainsong context add NAME --url URL makes one")
+        click.echo("no contexts; plainsong context add NAME --url URL adds one")
 
 
 @context.command(examples=["plainsong context show", "plainsong context show prod --json"])
@@ -118,38 +114,38 @@ def show(name: str | None, as_json: bool) -> None:
     contexts = load_contexts()
     name = name or contexts.current
     if name is None:
-        hint = "plainsong context add NAME --url URL makes one"
-        raise CommandFailed("there is no current context", hint=hint, code=Exit.NOT_FOUND)
+        hint = "plainsong context add NAME --url URL adds one"
+        raise CommandFailed("no current context", hint=hint, code=Exit.NOT_FOUND)
     contexts.named(name)
-    _say(contexts, name, as_json=as_json)
+    _show(contexts, name, as_json=as_json)
 
 
 @context.command(examples=["plainsong context rm prod"])
 @click.argument("name", shell_complete=_names)
 @json_option
 def rm(name: str, as_json: bool) -> None:
-    """Forget a context. The daemon does not notice."""
+    """Remove a context. Nothing changes on the daemon."""
     contexts = load_contexts()
     contexts.named(name)
-    told = _as_json(contexts, name)
+    removed = _as_json(contexts, name)
     del contexts.by_name[name]
     if contexts.current == name:
         contexts.current = None
     contexts.save()
     if as_json:
-        echo_json(told)
+        echo_json(removed)
     else:
-        click.echo(f"forgot {name}")
+        click.echo(f"removed context {name}")
 
 
-def _say(contexts: Contexts, name: str, *, as_json: bool) -> None:
+def _show(contexts: Contexts, name: str, *, as_json: bool) -> None:
     if as_json:
         echo_json(_as_json(contexts, name))
         return
     each = contexts.by_name[name]
     pairs = [("name", name + (" (current)" if name == contexts.current else "")), ("url", ", ".join(each.urls))]
     pairs += [("namespace", each.namespace or "default"), ("token file", each.token_file or "none")]
-    output.echo_lines(output.facts([*pairs, ("kept in", str(contexts.path))]))
+    output.echo_lines(output.facts([*pairs, ("file", str(contexts.path))]))
 
 
 def _as_json(contexts: Contexts, name: str) -> dict[str, Any]:
@@ -164,8 +160,6 @@ def _as_json(contexts: Contexts, name: str) -> dict[str, Any]:
 
 
 # --- completion ------------------------------------------------------------------------------------
-#
-# ``plainsong completion``: the script that teaches a shell our verbs, options and topics.
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -184,8 +178,8 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
-    Verbs, options and contexts are completed, and names of topics, for which
-    the daemon is asked.
+    It completes verbs, options and contexts, and asks the daemon for the names
+    of topics.
     """
     found = get_completion_class(shell)
     if found is None:

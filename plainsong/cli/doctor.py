@@ -1,7 +1,4 @@
-"""The verb `doctor`: examines disk, clock, limits and daemon, and says what an acknowledged message survives.
-
-``plainsong doctor``: examines disk, clock, limits and daemon, and says what an acknowledged message survives.
-"""
+"""The verb `doctor`: examines disk, clock, limits and daemon, and says what an acknowledged message survives."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from plainsong.cli.ping import ProbeResult
     from plainsong.cli.where import Where
 
-#: The daemon's own variable for its storage.data_dir.
+#: The daemon's variable for storage.data_dir.
 DATA_DIR = "PLAINSONG_STORAGE__DATA_DIR"
 _LOCAL = ("127.", "localhost", "[::1]")
 _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
@@ -39,17 +36,16 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
     cls=Verb,
     examples=["plainsong doctor", "plainsong doctor --data-dir /srv/plainsong", "plainsong doctor --no-daemon --json"],
 )
-@click.option("--data-dir", metavar="DIR", help="The daemon's data directory; ./data by default, or where it would be.")
-@click.option("--no-daemon", is_flag=True, help="Look at this machine only.")
+@click.option("--data-dir", metavar="DIR", help="The daemon's data directory; default: ./data.")
+@click.option("--no-daemon", is_flag=True, help="Check this machine only.")
 @json_option
 @where_options
 def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -> None:
-    """Examine disk, clock, limits and daemon.
+    """Check disk, clock, limits and daemon.
 
-    Measures how long a sync of the data disk takes (with a small file of its
-    own, for a second at most) and whether that can be true, and says in one
-    sentence what an acknowledged message survives. Ends with 1 when something
-    is bad.
+    Measures how long the data disk takes to sync (with a small file of its own,
+    for a second at most) and whether that is plausible, and says what an
+    acknowledged message survives. Ends with 1 when a check is bad.
     """
     found = [] if no_daemon else ping.ask(where)
     findings = [finding for each in found for finding in look_at_daemon(each)]
@@ -58,14 +54,14 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
     store = next((each.store for each in found if each.answers), "")
     directory = None
     trust: State | None = None
-    # What is kept in HBase is on no disk of the daemon's.
+    # HBase keeps its data on no disk of the daemon's.
     if data_dir is not None or no_daemon or (_is_local(where) and store != "hbase"):
         directory = nearest_directory(Path(data_dir or os.environ.get(DATA_DIR) or "data"))
         guessed = data_dir is None and DATA_DIR not in os.environ and directory.name != "data"
         if guessed:
             findings.append(_elsewhere(directory))
         of_disk, of_syncs = look_at_disk(directory)
-        # The sentence is about the daemon's disk, not about the one we happen to stand on.
+        # The sentence is about the daemon's disk, not about the current directory's.
         trust = None if guessed else of_syncs
         findings += of_disk
     if directory is not None or _is_local(where):
@@ -79,17 +75,17 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
         _print(findings, sentence)
     bad = [finding.what for finding in findings if finding.state == "bad"]
     if bad:
-        raise CommandFailed(f"not well: {', '.join(bad)}", hint="the lines marked BAD say what to do")
+        raise CommandFailed(f"checks failed: {', '.join(bad)}", hint="the lines marked BAD say what to do")
 
 
 def _is_local(where: Where) -> bool:
-    """Whether the daemon may be on this machine: only then its disk is here."""
+    """Whether the daemon may run on this machine, so that its disk is here."""
     return any(url.split("://", 1)[-1].startswith(_LOCAL) for url in where.urls)
 
 
 def _elsewhere(directory: Path) -> Finding:
-    says = f"there is no ./data here; what follows is about {directory}"
-    return Finding("directory", "warning", says, "--data-dir says where the daemon keeps its messages")
+    says = f"no ./data here; checking {directory} instead"
+    return Finding("directory", "warning", says, "give the daemon's data directory with --data-dir")
 
 
 def _print(findings: list[Finding], sentence: str) -> None:
@@ -101,40 +97,35 @@ def _print(findings: list[Finding], sentence: str) -> None:
     click.echo(f"\n{sentence}")
 
 
-# --- disk ------------------------------------------------------------------------------------------
-#
-# A disk as far as it can be judged from outside: how long a sync takes, and whether that can be true.
-
-
-#: How far syncs can be believed.
+#: Whether syncs can be trusted.
 Trust = Literal["ok", "warning", "bad"]
 
 
-# --- health ----------------------------------------------------------------------------------------
+# --- findings --------------------------------------------------------------------------------------
 #
-# What ``doctor`` looks at: one function for each subject, each giving findings.
+# One function for each subject; each returns findings.
 
 
 State: TypeAlias = Trust
-#: The daemon refuses publishes below 256 MiB, unless it is told otherwise.
+#: Below this the daemon refuses publishes by default.
 LOW_BYTES = 256 << 20
 ROOMY_BYTES = 2 << 30
-#: A commit waits for a sync; beyond this, people notice.
+#: A commit waits for a sync; beyond this, users notice.
 SLOW_SYNC_S = 0.02
-#: What a daemon with some hundred connections needs, and with the ten thousand it allows by default.
+#: Open files for some hundred connections, and for the ten thousand that the daemon allows by default.
 FEW_FILES, MANY_FILES = 1_024, 10_600
-#: 2024-01-01, in seconds: no clock that is right says less.
+#: 2024-01-01, in seconds: an earlier clock is wrong.
 EARLIEST_S = 1_704_067_200
-#: A clock that is further from the daemon's than this.
+#: The largest difference from the daemon's clock that passes.
 SKEW_MS = 2_000
 _CLOCK_UNSYNCHRONIZED = 5
-#: Topics whose newest message is compared with the clock.
+#: How many topics' newest messages are compared with the clock.
 MAX_TOPICS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     state: State
@@ -143,24 +134,23 @@ class Finding:
 
 
 def look_at_disk(directory: Path) -> tuple[list[Finding], State | None]:
-    """Sync time, honesty and free space; and how far syncs can be believed (None: not measured)."""
+    """Checks sync time, plausibility and free space; also returns whether syncs can be trusted (None: not measured)."""
     findings = look_at_space(directory)
     try:
         times = measure_sync(directory)
     except OSError as error:
-        says = f"{directory} cannot be written to: {error.strerror}"
+        says = f"cannot write to {directory}: {error.strerror}"
         return [Finding("disk", "bad", says, "give --data-dir, or run as the daemon's user"), *findings], None
     mount = mount_of(directory)
     trust, why = judged(times, mount, rotating=is_rotating(directory), preload=os.environ.get("LD_PRELOAD", ""))
     said = f"{show_seconds(times.median_s)} each (p99 {show_seconds(times.p99_s)}), on {directory}"
     slow = times.median_s > SLOW_SYNC_S
-    hint = "publishes wait for it: expect no more commits a second than it allows" if slow else ""
+    hint = "each commit waits for a sync, which limits commits per second" if slow else ""
     syncs = Finding("sync time", "warning" if slow else "ok", said, hint)
     return [syncs, Finding("honesty", trust, why), *findings], trust
 
 
 def look_at_space(directory: Path) -> list[Finding]:
-    """Free bytes and free inodes."""
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
     state: State = "bad" if free < LOW_BYTES else "warning" if free < ROOMY_BYTES else "ok"
@@ -170,48 +160,47 @@ def look_at_space(directory: Path) -> list[Finding]:
     ]
     if found.f_files and found.f_favail < 10_000:
         findings.append(
-            Finding("free inodes", "warning", show_count(found.f_favail), "each table of the store is a file")
+            Finding("free inodes", "warning", show_count(found.f_favail), "each table of LevelDB is a file")
         )
     return findings
 
 
 def look_at_limits() -> list[Finding]:
-    """Open files, and the size of files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     findings = []
     if hard == resource.RLIM_INFINITY or hard >= MANY_FILES:
-        findings.append(Finding("open files", "ok", "enough may be open"))
+        findings.append(Finding("open files", "ok", "limit is high enough"))
     else:
         state: State = "bad" if hard < FEW_FILES else "warning"
         hint = "raise the hard limit (ulimit -Hn, LimitNOFILE=), or lower http.max_connections"
-        says = f"{show_count(hard)} may be open; the daemon wants {show_count(MANY_FILES)} for all its connections"
+        says = f"limit is {show_count(hard)}; the daemon needs {show_count(MANY_FILES)} for all its connections"
         findings.append(Finding("open files", state, says, hint))
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if largest != resource.RLIM_INFINITY:
-        says = f"files may not be larger than {show_bytes(largest)}"
+        says = f"files are limited to {show_bytes(largest)}"
         findings.append(Finding("file size", "warning", says, "ulimit -f unlimited"))
     return findings
 
 
 def look_at_clock() -> list[Finding]:
-    """This computer's clock: plausible, steady, and kept right by somebody."""
+    """Checks whether this computer's clock is plausible, steady and synchronized."""
     now_s = time.time()
     if now_s < EARLIEST_S:
-        hint = "set it before anything is published: publish times never go back"
-        return [Finding("clock", "bad", f"it says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}", hint)]
+        hint = "set the clock before you publish: publish times never go back"
+        return [Finding("clock", "bad", f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}", hint)]
     wall, steady = time.time_ns(), time.monotonic_ns()
     time.sleep(0.05)
     drift_ms = abs((time.time_ns() - wall) - (time.monotonic_ns() - steady)) / 1e6
     if drift_ms > 10:
-        return [Finding("clock", "bad", f"it jumped by {show_length(drift_ms)} while it was looked at")]
+        return [Finding("clock", "bad", f"the clock jumped by {show_length(drift_ms)} during the check")]
     if _is_unsynchronized():
-        hint = "run an NTP client; order survives any clock, but times and expiry follow it"
-        return [Finding("clock", "warning", "nobody keeps it right (the kernel says: unsynchronized)", hint)]
+        hint = "run an NTP client; order survives any clock, but times and expiry depend on it"
+        return [Finding("clock", "warning", "the clock is not synchronized, says the kernel", hint)]
     return [Finding("clock", "ok", "plausible and steady")]
 
 
 def _is_unsynchronized() -> bool:
-    """Whether the kernel knows of nobody who keeps the clock right; False where it does not tell."""
+    """Whether the kernel reports the clock as unsynchronized; False where it does not tell."""
     try:
         # A struct timex full of zeros asks and changes nothing; it is smaller than this everywhere.
         state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))
@@ -221,27 +210,27 @@ def _is_unsynchronized() -> bool:
 
 
 def look_at_daemon(found: ProbeResult) -> list[Finding]:
-    """One daemon: there, of our version, ready."""
+    """Checks that one daemon answers, has our version, and is ready."""
     if not found.answers:
-        hint = "plainsong serve starts one; --url says where it is"
+        hint = "start one with plainsong serve, or give its address with --url"
         return [Finding("daemon", "bad", f"{found.url}: {one_line(found.detail)}", hint)]
     fast = show_seconds(min(found.seconds))
     findings = [Finding("daemon", "ok", f"{found.url} answers in {fast}, version {one_line(found.version)}")]
     if found.version.split(".")[:2] != __version__.split(".")[:2]:
-        says = f"the daemon is {one_line(found.version)}, this program is {__version__}"
-        findings.append(Finding("version", "warning", says, "use the same on both sides"))
+        says = f"the daemon is version {one_line(found.version)}, this program {__version__}"
+        findings.append(Finding("version", "warning", says, "use the same version on both sides"))
     if not found.ready:
-        says = one_line("; ".join(found.reasons)) or "it does not say why not"
-        findings.append(Finding("ready", "bad", says, "docs/operations.md has what each reason means"))
+        says = one_line("; ".join(found.reasons)) or "no reason given"
+        findings.append(Finding("ready", "bad", says, "docs/operations.md explains each reason"))
     for unreached in found.unreached:
         says = one_line(f"the daemon at {found.url} cannot reach the instance {unreached}")
-        hint = "is it there, and is its cluster.advertise an address that the others can go to?"
+        hint = "is it running, and can the others reach its cluster.advertise address?"
         findings.append(Finding("instances", "warning", says, hint))
     return findings
 
 
 def look_at_times(where: Where) -> list[Finding]:
-    """The daemon's clock beside ours and beside its own messages."""
+    """Compares the daemon's clock with ours and with its newest messages."""
     ahead: list[tuple[int, str]] = []
     skew_ms: int | None = None
     try:
@@ -251,7 +240,7 @@ def look_at_times(where: Where) -> list[Finding]:
                 stats = client.stats(name)
                 if stats["oldestId"] is None:
                     continue
-                # Their sum is the daemon's time, unless the oldest message is itself from the future.
+                # Their sum is the daemon's time, unless the oldest message is from the future itself.
                 theirs_ms = int(stats["oldestId"][:16], 16) + stats["oldestAgeMs"]
                 if stats["oldestAgeMs"]:
                     skew_ms = theirs_ms - before_ms
@@ -261,34 +250,34 @@ def look_at_times(where: Where) -> list[Finding]:
     findings = []
     if skew_ms is not None and abs(skew_ms) > SKEW_MS:
         says = f"the daemon's clock is {show_length(abs(skew_ms))} {'ahead of' if skew_ms > 0 else 'behind'} ours"
-        findings.append(Finding("clocks", "warning", says, "relative times (--from -10m) are taken from ours"))
+        findings.append(Finding("clocks", "warning", says, "relative times (--from -10m) use our clock"))
     if ahead and (most := max(ahead))[0] > SKEW_MS:
         says = f"the newest message of {most[1]} is {show_length(most[0])} ahead of the daemon's clock"
-        hint = "its clock has gone back; ids go on rising from there, times stand until it has caught up"
+        hint = "its clock went back; ids keep rising, times stand still until the clock has caught up"
         findings.append(Finding("clock history", "warning", says, hint))
     return findings
 
 
 def survives(store: str, trust: State | None, directory: Path | None) -> str:
-    """What an acknowledged message survives, in one sentence.
+    """Says in one sentence what an acknowledged message survives.
 
     Args:
-      store: what the daemon keeps messages in; empty when none answers.
-      trust: how far the syncs of ``directory`` can be believed; None when they were not measured.
+      store: the kind of the daemon's store; empty when no daemon answers.
+      trust: whether the syncs of ``directory`` can be trusted; None when they were not measured.
     """
     if store == "memory":
-        return "An acknowledged message survives nothing: this daemon keeps its messages in memory only."
+        return "An acknowledged message survives no restart: this daemon keeps its messages in memory only."
     if store == "hbase":
         return (
             "An acknowledged message survives the daemon and its machine: it is in HBase's write-ahead log,"
             " and survives what the file system below HBase survives."
         )
     if trust is None or directory is None:
-        return "An acknowledged message survives kill -9; of a power cut nothing can be said without --data-dir."
+        return "An acknowledged message survives kill -9; give --data-dir to find out about power cuts."
     if trust != "bad":
         return (
             "An acknowledged message survives kill -9, a crash of the machine and a power cut,"
-            f" as far as the disk under {directory} keeps what it says it has synced."
+            f" provided the disk under {directory} keeps what it reports as synced."
         )
     return (
         "An acknowledged message survives kill -9, and is lost in a power cut or a crash of the machine:"
@@ -296,23 +285,23 @@ def survives(store: str, trust: State | None, directory: Path | None) -> str:
     )
 
 
-#: A sync faster than this has not been to any device: the fastest with a safe cache take about 10 µs.
+#: A faster sync reached no device: the fastest with a safe cache take about 10 µs.
 IMPLAUSIBLE_S = 8e-6
-#: A disk that turns cannot write twice within less than about this, unless something caches for it.
+#: A rotating disk cannot write twice within less than this, unless a cache answers for it.
 ROTATION_S = 2e-3
-#: What one commit of a few messages writes.
+#: Bytes that a commit of a few messages writes.
 WRITE_BYTES = 4096
 MAX_ROUNDS = 400
 MAX_MEASURE_S = 1.0
 #: File systems that keep nothing.
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-#: File systems whose sync is somebody else's promise.
+#: File systems whose sync is a promise of the other side.
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "fuse", "ceph", "glusterfs", "vboxsf"})
 
 
 @dataclass(frozen=True, slots=True)
 class SyncTimes:
-    """What a loop of small writes, each followed by ``fdatasync``, took."""
+    """Times of a loop of small writes, each followed by ``fdatasync``."""
 
     rounds: int
     median_s: float
@@ -323,8 +312,6 @@ class SyncTimes:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a directory lies."""
-
     point: str
     source: str
     kind: str
@@ -332,7 +319,7 @@ class Mount:
 
 
 def nearest_directory(path: Path) -> Path:
-    """``path``, or the closest directory above it that is there."""
+    """Returns ``path``, or the closest directory above it that exists."""
     path = path.absolute()
     while not path.is_dir() and path != path.parent:
         path = path.parent
@@ -340,10 +327,10 @@ def nearest_directory(path: Path) -> Path:
 
 
 def measure_sync(directory: Path) -> SyncTimes:
-    """Write and sync for a second at most, in a file of its own that is gone afterwards.
+    """Writes and syncs for a second at most, in a file of its own that it removes.
 
     Raises:
-      OSError: nothing can be written there.
+      OSError: the directory cannot be written to.
     """
     block = os.urandom(WRITE_BYTES)
     writes: list[float] = []
@@ -368,7 +355,7 @@ def measure_sync(directory: Path) -> SyncTimes:
 
 
 def mount_of(directory: Path, mounts: str | None = None) -> Mount | None:
-    """The mount that ``directory`` is on; None when the system does not tell.
+    """Returns the mount that ``directory`` is on; None when the system does not tell.
 
     Args:
       mounts: the text of ``/proc/self/mounts``.
@@ -384,7 +371,7 @@ def mount_of(directory: Path, mounts: str | None = None) -> Mount | None:
         if len(fields) < 4:
             continue
         source, point, kind, options = (_unescaped(each) for each in fields[:4])
-        # A later mount of the same place hides the earlier one.
+        # A later mount on the same path hides the earlier one.
         if path.is_relative_to(point) and (found is None or len(point) >= len(found.point)):
             found = Mount(point, source, kind, tuple(options.split(",")))
     return found
@@ -395,7 +382,7 @@ def _unescaped(text: str) -> str:
 
 
 def is_rotating(directory: Path) -> bool | None:
-    """Whether the disk below turns; None when the system does not tell."""
+    """Whether the disk rotates; None when the system does not tell."""
     try:
         device = directory.stat().st_dev
         at = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve(strict=True)
@@ -408,7 +395,7 @@ def is_rotating(directory: Path) -> bool | None:
 
 
 def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, preload: str = "") -> tuple[Trust, str]:
-    """Whether the syncs can be believed (``ok``), perhaps (``warning``) or not (``bad``), and why.
+    """Says whether the syncs can be trusted (``ok``), perhaps (``warning``) or not (``bad``), and why.
 
     Args:
       preload: ``LD_PRELOAD`` of this process.
@@ -424,10 +411,10 @@ def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, prel
     if kind == "overlay" and "volatile" in options:
         return "bad", "the file system is a volatile overlay, which swallows syncs"
     if times.median_s < IMPLAUSIBLE_S:
-        return "bad", "no device syncs so fast: something between here and the disk only says that it did"
+        return "bad", "no device syncs so fast: something before the disk only claims to have synced"
     if kind.split(".")[0] in REMOTE:
-        return "warning", f"the file system is {kind}: whether a sync is one is up to the other side"
+        return "warning", f"the file system is {kind}: the server decides whether a sync is real"
     if rotating and times.median_s < ROTATION_S:
-        # Virtual disks are often called so; what is below them cannot be seen from here.
-        return "warning", "the system calls it a disk that turns, which could not be so fast: a cache answers for it"
-    return "ok", "a plausible time for a real disk"
+        # Virtual disks often call themselves rotating; what is below them cannot be seen from here.
+        return "warning", "a rotating disk, says the system, which could not be so fast: a cache answers for it"
+    return "ok", "plausible for a real disk"

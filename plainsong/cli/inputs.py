@@ -16,40 +16,38 @@ from plainsong.protocol.errors import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-#: Read at once, and about what one request carries.
+#: Bytes read at once, and about the size of one request.
 PIECE_BYTES = 1 << 20
-#: Messages of one request.
+#: Messages in one request.
 PIECE_MESSAGES = 10_000
-#: A longer line or file is not even read: the daemon's own bound is 8 MiB unless it was raised.
+#: A longer line or file is not read: the daemon's bound is 8 MiB by default.
 MAX_MESSAGE_BYTES = 64 << 20
-#: What an object of NDJSON may have; what ``poll --json`` prints besides is passed over.
+#: Fields of an NDJSON object; further ones that ``poll --json`` prints are ignored.
 _FIELDS = ("payload", "ttlSeconds", "attributes")
 _PASSED_OVER = frozenset({"topic", "id", "publishTimeMs"})
 
 
 class InputMessage(NamedTuple):
-    """A message to publish."""
-
     payload: bytes
     ttl_s: int | None = None
     attributes: Mapping[str, str] = {}
 
 
 class Source(Protocol):
-    """Where lines come from: ``read1`` returns what there is, and waits only when there is nothing."""
+    """A binary file: ``read1`` returns what is available, and waits only when nothing is."""
 
-    def read1(self, size: int, /) -> bytes: ...  # noqa: D102
+    def read1(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class InputPiece:
-    """Messages that are published together, and what is known of where they stood."""
+    """Messages published together, with their place in the input."""
 
     items: list[InputMessage]
     first: int
-    """Number of the first one, from 1."""
+    """Number of the first message, from 1."""
     read_bytes: int
-    """Of the input, up to the end of this piece."""
+    """Bytes of the input up to the end of this piece."""
 
 
 def from_arguments(texts: Iterable[str], parse: Callable[[bytes], InputMessage]) -> Iterator[InputPiece]:
@@ -78,7 +76,7 @@ def _bounded(source: Source, name: str) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > MAX_MESSAGE_BYTES:
-            raise CommandFailed(f"{name} is larger than {MAX_MESSAGE_BYTES >> 20} MiB, too large for a message")
+            raise CommandFailed(f"{name} is larger than {MAX_MESSAGE_BYTES >> 20} MiB, the limit for a message")
     return b"".join(chunks)
 
 
@@ -97,10 +95,10 @@ def _pieces(payloads: Iterable[bytes], parse: Callable[[bytes], InputMessage], k
 
 
 def from_lines(source: Source, parse: Callable[[bytes], InputMessage]) -> Iterator[InputPiece]:
-    """Each line is a message, without its end; what has come is handed on without waiting for more.
+    """Each line is a message, without its newline; yields the available lines without waiting for more.
 
     Raises:
-      CommandFailed: a line cannot be understood, after those before it were handed on.
+      CommandFailed: a line is malformed; the lines before it have been yielded.
     """
     rest, number, read = b"", 1, 0
     while chunk := source.read1(PIECE_BYTES):
@@ -116,7 +114,7 @@ def from_lines(source: Source, parse: Callable[[bytes], InputMessage]) -> Iterat
 
 
 def _lines(lines: list[bytes], parse: Callable[[bytes], InputMessage], first: int, read: int) -> Iterator[InputPiece]:
-    """One piece; when a line is wrong, those before it, and then the error."""
+    """Yields one piece; when a line is malformed, the lines before it, and then raises."""
     items: list[InputMessage] = []
     try:
         for offset, line in enumerate(lines):
@@ -136,11 +134,10 @@ def _parsed(parse: Callable[[bytes], InputMessage], text: bytes, kind: str, numb
         raise CommandFailed(f"{kind} {number}: {error}", code=Exit.USAGE) from error
 
 
-# --- what one of them means --------------------------------------------------------------------------
+# --- one message -----------------------------------------------------------------------------------
 
 
 def as_is(text: bytes) -> InputMessage:
-    """The bytes themselves."""
     return InputMessage(text)
 
 
@@ -150,46 +147,42 @@ def from_base64(text: bytes) -> InputMessage:
 
 
 def from_json(text: bytes) -> InputMessage:
-    """An item of the daemon's JSON: a string, ``{"base64": …}``, or ``{"payload": …, "ttlSeconds": …, "attributes": {…}}``.
-
-    Raises:
-      ValueError: it is none of them.
-    """
+    """Parses a string, ``{"base64": …}``, or ``{"payload": …, "ttlSeconds": …, "attributes": {…}}``. Raises ValueError."""
     try:
-        told = json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        raise ValueError("this is nested too deeply") from None
+        raise ValueError("JSON is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"this is no JSON: {error}") from None
-    if not isinstance(told, dict) or set(told) == {"base64"}:
-        return InputMessage(_payload(told))
-    for key in told:
+        raise ValueError(f"invalid JSON: {error}") from None
+    if not isinstance(value, dict) or set(value) == {"base64"}:
+        return InputMessage(_payload(value))
+    for key in value:
         if key not in _FIELDS and key not in _PASSED_OVER:
             raise ValueError(f"unknown field {key[:80]!r}; {nearest(key, _FIELDS)}")
-    if "payload" not in told:
-        raise ValueError('there is no "payload"')
-    ttl_s = told.get("ttlSeconds")
+    if "payload" not in value:
+        raise ValueError('"payload" is missing')
+    ttl_s = value.get("ttlSeconds")
     if ttl_s is not None and (not isinstance(ttl_s, int) or isinstance(ttl_s, bool) or ttl_s < 1):
-        raise ValueError(f"ttlSeconds is {ttl_s!r}, not a number of seconds above 0")
-    attributes = told.get("attributes") or {}
+        raise ValueError(f"ttlSeconds must be a whole number of seconds above 0, got {ttl_s!r}")
+    attributes = value.get("attributes") or {}
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
-        raise ValueError("attributes is no object of strings")
-    return InputMessage(_payload(told["payload"]), ttl_s, attributes)
+        raise ValueError("attributes must be an object of strings")
+    return InputMessage(_payload(value["payload"]), ttl_s, attributes)
 
 
-def _payload(told: Any) -> bytes:
-    if isinstance(told, str):
+def _payload(value: Any) -> bytes:
+    if isinstance(value, str):
         try:
-            return told.encode()
+            return value.encode()
         except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair is no text") from None
-    if isinstance(told, dict) and set(told) == {"base64"} and isinstance(told["base64"], str):
-        return _base64(told["base64"].encode())
-    raise ValueError('a payload is a string or {"base64": "…"}; to publish JSON itself, leave out --ndjson')
+            raise ValueError("invalid text: half of a surrogate pair") from None
+    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        return _base64(value["base64"].encode())
+    raise ValueError('a payload must be a string or {"base64": "…"}; to publish JSON itself, leave out --ndjson')
 
 
 def _base64(text: bytes) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("this is no base64") from None
+        raise ValueError("invalid base64") from None

@@ -1,7 +1,4 @@
-"""The program `plainsong`: its table of verbs, how it loads each when it is asked for, and how it reports errors.
-
-Every verb of the command line: where it stands and what it says of itself, so that ``--help`` loads none of them.
-"""
+"""The program `plainsong`: its table of verbs, how it loads each when it is asked for, and how it reports errors."""
 
 from __future__ import annotations
 
@@ -22,32 +19,30 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """A verb as the program lists it."""
-
     where: str
     """``module:attribute``."""
     says: str
-    """One line; the verb's own help begins with the same."""
+    """One line, with which the verb's own help begins."""
 
 
-#: The program's own verbs, in the order people meet them.
+#: The program's own verbs, in the order of its help. The lines stand here too so that --help loads no verb.
 SECTIONS: dict[str, dict[str, Listed]] = {
     "Messages": {
-        "publish": Listed("plainsong.cli.publish:publish", "Publish messages: arguments, lines, NDJSON, files."),
+        "publish": Listed("plainsong.cli.publish:publish", "Publish messages from arguments, lines, NDJSON or files."),
         "poll": Listed("plainsong.cli.read:poll", "Read messages of a topic and stop."),
-        "tail": Listed("plainsong.cli.read:tail", "Follow topics: print messages as they come."),
-        "on": Listed("plainsong.cli.on:on", "React to each message: run a command, or post it."),
+        "tail": Listed("plainsong.cli.read:tail", "Follow topics: print messages as they arrive."),
+        "on": Listed("plainsong.cli.on:on", "Run a command for each message, or POST it."),
         "peek": Listed("plainsong.cli.read:peek", "Look at messages: state, size, expiry."),
     },
     "Topics": {
-        "topic": Listed("plainsong.cli.topic:topic", "Make, change, list and delete topics."),
-        "namespace": Listed("plainsong.cli.namespace:namespace", "Namespaces, and what they say for their topics."),
-        "producer": Listed("plainsong.cli.producer:producer", "Producers: whose sequence ids a topic remembers."),
-        "reader": Listed("plainsong.cli.reader:reader", "Positions that the daemon keeps for readers."),
-        "tx": Listed("plainsong.cli.tx:tx", "Transactions: who holds a topic up, and what to do about it."),
-        "outbox": Listed("plainsong.cli.outbox:outbox", "Publish what waits in the outbox of a database."),
-        "stats": Listed("plainsong.cli.stats:stats", "How many messages, how large, how old, how fast."),
-        "top": Listed("plainsong.cli.stats:top", "Watch the topics live."),
+        "topic": Listed("plainsong.cli.topic:topic", "Create, change, list and delete topics."),
+        "namespace": Listed("plainsong.cli.namespace:namespace", "List namespaces and set their properties."),
+        "producer": Listed("plainsong.cli.producer:producer", "Show the producers that a topic remembers."),
+        "reader": Listed("plainsong.cli.reader:reader", "Show and move positions kept by the daemon."),
+        "tx": Listed("plainsong.cli.tx:tx", "Show transactions, and end one that holds readers."),
+        "outbox": Listed("plainsong.cli.outbox:outbox", "Publish the messages in a database's outbox."),
+        "stats": Listed("plainsong.cli.stats:stats", "Show message counts, sizes, ages and rates."),
+        "top": Listed("plainsong.cli.stats:top", "Watch topics live."),
     },
     "The daemon": {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -57,27 +52,20 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "maintain": Listed(
             "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
         ),
-        "cluster": Listed("plainsong.cli.cluster:cluster", "Instances of one service: who is there, who owns what."),
-        "ping": Listed("plainsong.cli.ping:ping", "Ask daemons whether they are there and ready."),
-        "doctor": Listed("plainsong.cli.doctor:doctor", "Examine disk, clock, limits and daemon."),
+        "cluster": Listed("plainsong.cli.cluster:cluster", "Show instances and owners; drain and move."),
+        "ping": Listed("plainsong.cli.ping:ping", "Check whether daemons are reachable and ready."),
+        "doctor": Listed("plainsong.cli.doctor:doctor", "Check disk, clock, limits and daemon."),
         "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),
     },
     "This program": {
-        "context": Listed("plainsong.cli.context:context", "Names for daemons, so that you need no --url."),
+        "context": Listed("plainsong.cli.context:context", "Name daemons, so that you need no --url."),
         "completion": Listed("plainsong.cli.context:completion", "Print the completion script of a shell."),
     },
 }
 VERBS: dict[str, Listed] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
 
 
-# --- program ---------------------------------------------------------------------------------------
-#
-# A click group whose commands are found by name and loaded when they are asked for.
-#
-# The program's own verbs stand in a table; those of other packages are entry points of the group
-# ``plainsong.commands``. Listing them loads only those that are in no table.
-
-
+#: Entry points by which other packages add commands, the daemon's own among them.
 GROUP = "plainsong.commands"
 OTHERS = "Others"
 
@@ -87,10 +75,10 @@ def _installed() -> Iterable[EntryPoint]:
 
 
 class Program(click.Group):
-    """The program ``plainsong``. A command that cannot be loaded spoils no other.
+    """Loads each command when it is asked for, so that one that cannot be loaded breaks no other.
 
     Args:
-      found: the entry points to offer; those of the installed packages when it is None.
+      found: returns the entry points to offer; by default those of the installed packages.
     """
 
     def __init__(self, *args: object, found: Callable[[], Iterable[EntryPoint]] = _installed, **named: object) -> None:
@@ -105,12 +93,11 @@ class Program(click.Group):
         return self._points
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, sorted."""
         own = {name for name, listed in VERBS.items() if listed.where.startswith("plainsong.")}
         return sorted({*super().list_commands(ctx), *own, *self._entry_points})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, loaded now; one that fails with its reason if it cannot be."""
+        """Loads the command; returns one that fails with the reason when it cannot be loaded."""
         listed = VERBS.get(cmd_name)
         if listed is not None and listed.where.startswith("plainsong."):
             module, _, attribute = listed.where.partition(":")
@@ -122,11 +109,9 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant. Raises click.UsageError naming the nearest one."""
         return resolved(self, ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """All commands with one line each, in sections."""
         names = self.list_commands(ctx)
         width = max(map(len, names), default=0)
         sections = {title: [name for name in verbs if name in names] for title, verbs in SECTIONS.items()}
@@ -156,7 +141,7 @@ def _load(point: EntryPoint) -> click.Command:
         command = point.load()
     except (ImportError, AttributeError) as error:
         return _broken(point, str(error))
-    return command if isinstance(command, click.Command) else _broken(point, f"{point.value} is no command")
+    return command if isinstance(command, click.Command) else _broken(point, f"{point.value} is not a command")
 
 
 def _broken(point: EntryPoint, reason: str) -> click.Command:
@@ -168,15 +153,10 @@ def _broken(point: EntryPoint, reason: str) -> click.Command:
     )
     def fail() -> None:
         raise CommandFailed(
-            f"the command {point.name!r} cannot be loaded: {reason}", hint="install the package again: etc/venv run"
+            f"the command {point.name!r} cannot be loaded: {reason}", hint="reinstall the package: etc/venv run"
         )
 
     return fail
-
-
-# --- main ------------------------------------------------------------------------------------------
-#
-# The entry of ``plainsong``: one program, one way to report what went wrong.
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -187,31 +167,28 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 def program() -> None:
     """Plainsong: topics of messages in one durable order.
 
-    Start with `plainsong serve`; then open a second terminal and try
+    Start a daemon with `plainsong serve`, then try in a second terminal:
 
     \b
       plainsong topic create greetings
       plainsong publish greetings hello world
       plainsong poll greetings
 
-    Every command explains itself with --help, and speaks JSON with --json.
+    Every command has --help, and prints JSON with --json.
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong command line or settings, 3 the store
-    cannot be opened, 4 no such topic, reader or context, 5 no daemon answers,
-    6 nobody knows whether it happened, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 invalid command line or settings, 3 the
+    store cannot be opened, 4 no such topic, reader or context, 5 no daemon
+    available, 6 outcome unknown: it may have happened, 130 interrupted.
     """
 
 
 def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
-    """Run a command and report its failure, if any, on standard error.
+    """Runs a command, reports its failure on standard error, and returns the exit code.
 
     Args:
-      command: what to run.
       arguments: of the command line, without the program's name.
       name: the program's name, for usage lines.
-    Returns:
-      the exit code.
     """
     try:
         code = command.main(list(arguments), prog_name=name, standalone_mode=False)
@@ -231,14 +208,13 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
 
 
 def main() -> None:
-    """``plainsong``, as installed."""
     sys.exit(run(program, sys.argv[1:], "plainsong"))
 
 
 def _report(error: CommandFailed) -> int:
     if error.as_json:
-        told = {"error": error.message, "hint": error.hint, "code": error.word, "outcome": error.outcome}
-        click.echo(json.dumps({**told, "exit": int(error.code), **error.more}, ensure_ascii=False), err=True)
+        fields = {"error": error.message, "hint": error.hint, "code": error.word, "outcome": error.outcome}
+        click.echo(json.dumps({**fields, "exit": int(error.code), **error.more}, ensure_ascii=False), err=True)
         return error.code
     click.echo(f"error: {error.message}", err=True)
     if error.hint:

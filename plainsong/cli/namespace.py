@@ -1,4 +1,4 @@
-"""The verb `namespace`: lists namespaces, shows and sets what they say for their topics."""
+"""The verb `namespace`: lists namespaces, shows and sets the properties that hold for their topics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from plainsong.protocol.errors import InvalidProperty, nearest
 if TYPE_CHECKING:
     from plainsong.cli.where import Where
 
-#: What a namespace may say, and what it says when nobody set it.
+#: The properties of a namespace, with their defaults.
 _DEFAULTS = {"deduplication": "inherit"}
 
 
 @click.group(cls=VerbGroup)
 def namespace() -> None:
-    """Namespaces, and what they say for their topics."""
+    """List namespaces and set their properties."""
 
 
 @namespace.command(name="list", examples=["plainsong namespace list", "plainsong namespace list --json"])
@@ -44,10 +44,10 @@ def list_namespaces(as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def show(name: str | None, as_json: bool, where: Where) -> None:
-    """Show a namespace's properties; --namespace's own by default."""
+    """Show a namespace's properties; default: that of --namespace."""
     with where.client() as client:
-        told = run_call(client, calls.show_namespace(client.namespace if name is None else name))
-    _say(told, as_json=as_json)
+        answer = run_call(client, calls.show_namespace(client.namespace if name is None else name))
+    _show(answer, as_json=as_json)
 
 
 @namespace.command(
@@ -62,20 +62,20 @@ def show(name: str | None, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def set_properties(name: str, properties: tuple[str, ...], as_json: bool, where: Where) -> None:
-    """Change properties of a namespace; the others stay.
+    """Change properties of a namespace; the others stay as they are.
 
-    deduplication (enabled, disabled, inherit) holds for all topics that do not
-    say otherwise, at once.
+    deduplication (enabled, disabled, inherit) takes effect at once for all
+    topics that do not set their own.
     """
     changes = _parsed(properties)
     with where.client() as client:
         now = run_call(client, calls.show_namespace(name))["properties"]
-        told = run_call(client, calls.set_namespace(name, {**now, **changes}))
-    _say(told, as_json=as_json)
+        answer = run_call(client, calls.set_namespace(name, {**now, **changes}))
+    _show(answer, as_json=as_json)
 
 
 def _parsed(texts: tuple[str, ...]) -> dict[str, str]:
-    """``NAME=VALUE`` of a command line. Raises InvalidProperty."""
+    """Parses ``NAME=VALUE``. Raises InvalidProperty."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -87,9 +87,9 @@ def _parsed(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _say(told: dict[str, Any], *, as_json: bool) -> None:
+def _show(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        echo_json(told)
+        echo_json(answer)
         return
-    pairs = [("namespace", told["name"]), *sorted(told["properties"].items()), ("in force", show_effective(told))]
+    pairs = [("namespace", answer["name"]), *sorted(answer["properties"].items()), ("in force", show_effective(answer))]
     output.echo_lines(output.facts(pairs))

@@ -1,4 +1,4 @@
-"""The verb `on`: runs a command for each message of a topic, or posts it."""
+"""The verb `on`: runs a command for each message of a topic, or posts the message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from plainsong.cli.on_options import (
     RetriesType,
-    Untouched,
+    UnsavedPosition,
     check_unlike,
     derived_name,
     header_lines,
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from plainsong.react.reaction import Effect
     from plainsong.react.stopping import Stop
 
-#: How long one attempt may take, unless --timeout says.
+#: Time-outs of one attempt, without --timeout.
 RUN_S = 300
 POST_S = 30
-#: Fetched at once. Few, so that those that expire meanwhile are few.
+#: Messages fetched at once: few, so that few expire before their turn.
 PAGE_MESSAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class EffectOptions:
-    """The options that say what is done about a message, and how."""
+    """The options that choose the effect."""
 
     command: str | None
     url: str | None
@@ -54,15 +54,15 @@ class EffectOptions:
     as_json: bool
 
     def check(self) -> None:
-        """Raises click.UsageError where they contradict each other."""
+        """Raises click.UsageError when options contradict each other."""
         if (self.command is None) == (self.url is None):
-            raise click.UsageError("say --run CMD or --post URL, one of them")
+            raise click.UsageError("give either --run CMD or --post URL")
         run_only = {"--shell": self.shell, "--prefix": self.prefix}
         post_only = {"--header": self.headers, "--content-type": self.content_type, "--retry-all": self.retry_all}
         for wrong, needs in ((post_only, "--post"), (run_only, "--run")):
             given = [name for name, value in wrong.items() if value]
             if given and (self.command is None) == (needs == "--run"):
-                raise click.UsageError(f"{given[0]} is for {needs}")
+                raise click.UsageError(f"{given[0]} needs {needs}")
 
 
 @click.command(
@@ -75,27 +75,58 @@ class EffectOptions:
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("--run", "command", metavar="CMD", help="Run this for each; the payload is its standard input.")
-@click.option("--shell", is_flag=True, help="CMD is for /bin/sh; without, for no shell.")
-@click.option("--prefix", is_flag=True, help="Put the message's id before each line that CMD writes.")
-@click.option("--post", "post_to", metavar="URL", help="Post each there; the payload is the body.")
-@click.option("--content-type", default="", metavar="TYPE", help="Of posts; application/octet-stream.")
-@click.option("--header", "headers", multiple=True, metavar="LINE", help="'Name: value', or @FILE with such lines.")
-@click.option("--retry-all", is_flag=True, help="Retry whatever is not 2xx, also 4xx.")
-@click.option("--timeout", "timeout_ms", type=Length(0.001), metavar="TIME", help="Of one attempt; run 5m, post 30s.")
-@click.option("--retries", type=RetriesType(), default="8", metavar="N", help="Retries of a message: 8, or forever.")
-@click.option("--pause", "pause_ms", type=Length(0.001), default="500ms", metavar="TIME", help="Before the first.")
-@click.option("--max-pause", "max_pause_ms", type=Length(0.001), default="1m", metavar="TIME", help="Before any retry.")
-@click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="For what fails for good.")
-@click.option("--committed", is_flag=True, help="Only what is committed, in order.")
-@click.option("--from", "start", type=Place(), metavar="PLACE", help="Where to begin the first time; oldest.")
-@click.option("--position", metavar="WHERE", help="A file, or reader:NAME with the daemon (the default).")
-@click.option("--once", is_flag=True, help="End when there is no more.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@click.option("--run", "command", metavar="CMD", help="Run CMD for each message; stdin is the payload.")
+@click.option("--shell", is_flag=True, help="Run CMD by /bin/sh; default: without a shell.")
+@click.option("--prefix", is_flag=True, help="Put the message's id before each line of CMD's output.")
+@click.option("--post", "post_to", metavar="URL", help="POST each message to URL; the payload is the body.")
 @click.option(
-    "--grace", "grace_ms", type=Length(0.001), default="30s", metavar="TIME", help="For what runs at the end."
+    "--content-type", default="", metavar="TYPE", help="Content type of posts; default: application/octet-stream."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done with what is there; do nothing.")
+@click.option("--header", "headers", multiple=True, metavar="LINE", help="'Name: value', or @FILE with such lines.")
+@click.option("--retry-all", is_flag=True, help="Retry every status but 2xx, also 4xx.")
+@click.option(
+    "--timeout",
+    "timeout_ms",
+    type=Length(0.001),
+    metavar="TIME",
+    help="Time-out of an attempt; default: run 5m, post 30s.",
+)
+@click.option(
+    "--retries", type=RetriesType(), default="8", metavar="N", help="Retries per message, or `forever`; default: 8."
+)
+@click.option(
+    "--pause",
+    "pause_ms",
+    type=Length(0.001),
+    default="500ms",
+    metavar="TIME",
+    help="Pause before the first retry; doubles with each.",
+)
+@click.option(
+    "--max-pause",
+    "max_pause_ms",
+    type=Length(0.001),
+    default="1m",
+    metavar="TIME",
+    help="Longest pause before a retry.",
+)
+@click.option(
+    "--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="Topic for messages that fail for good."
+)
+@click.option("--committed", is_flag=True, help="Only committed messages.")
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Where to start the first time; default: oldest.")
+@click.option("--position", metavar="WHERE", help="File for the position, or reader:NAME at the daemon.")
+@click.option("--once", is_flag=True, help="Stop at the end of the topic.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@click.option(
+    "--grace",
+    "grace_ms",
+    type=Length(0.001),
+    default="30s",
+    metavar="TIME",
+    help="Time for a running attempt at shutdown.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
 @json_option
 @where_options
 def on(
@@ -122,51 +153,52 @@ def on(
     as_json: bool,
     where: Where,
 ) -> None:
-    """React to each message: run a command, or post it.
+    """Run a command for each message, or POST it.
 
-    One message at a time, in order, each tried until it is done; then the
-    position is saved. What is killed in between is repeated: at least once,
-    with the same id, and nothing is skipped.
+    Processes one message at a time, in order. The position is saved after each
+    message, so a message interrupted in between is repeated with the same id:
+    at least once, and none is skipped.
 
-    Exit code 0 and 2xx are done. Exit code 65 and 4xx say that the message
-    is to blame, and are not retried (401, 403, 407, 408, 421, 425 and 429
-    are). What fails for good goes to --dead-letter; without that it all ends,
-    and the message stays the first one.
+    Exit code 0 and status 2xx mean success. Exit code 65 and 4xx mean that this
+    message will never succeed, and are not retried (401, 403, 407, 408, 421,
+    425 and 429 are). A message that fails for good goes to --dead-letter;
+    without that option the command ends, and starts with that message next
+    time.
 
-    SIGTERM and Ctrl-C let the message at hand come to its end, for --grace.
+    On SIGTERM and Ctrl-C the current message may finish, within --grace.
     """
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
-    asked = EffectOptions(
+    options = EffectOptions(
         command, post_to, shell, headers, content_type, retry_all, timeout_s, prefix, dry_run, as_json
     )
-    asked.check()
+    options.check()
     if dead_letter == topic:
-        raise click.UsageError("--dead-letter is the topic itself: its messages would come again for ever")
+        raise click.UsageError("--dead-letter cannot be the topic itself: its messages would come back for ever")
     derived = derived_name(command, post_to)
     keeper = kept_position(position, derived)
-    from plainsong.cli.on_run import Course  # here, so that help and completion need no HTTP
-    from plainsong.react.reaction import Patience
+    from plainsong.cli.on_run import OnRun  # here, so that help and completion need no HTTP
+    from plainsong.react.reaction import RetryPolicy
     from plainsong.react.stopping import Stop
 
-    patience = Patience(retries, pause_ms / 1000, max(max_pause_ms, pause_ms) / 1000)
+    retry_policy = RetryPolicy(retries, pause_ms / 1000, max(max_pause_ms, pause_ms) / 1000)
     ends = once or dry_run
     with ExitStack() as stack:
         stop = Stop(grace_ms / 1000)
         stack.callback(stop.close)
-        effect = _effect(stack, asked, where, stop)
+        effect = _effect(stack, options, where, stop)
         stack.enter_context(keeper.alone())
         topics = [topic] if dead_letter is None else [topic, dead_letter]
         with where.client(*topics) as client:
-            chosen(client.topics(), topics)  # following waits for daemons for ever: what is wrong now is said first
+            chosen(client.topics(), topics)  # following waits for daemons for ever: report errors first
             if position is None and start is None:
                 check_unlike(derived, client.readers(topic))
         client = stack.enter_context(where.client(*topics, retry=True))
         stack.enter_context(stop.listening())
-        course = Course(
+        run = OnRun(
             client,
             effect,
             stop,
-            patience,
+            retry_policy,
             keeper,
             dead_letter=dead_letter,
             ends=ends,
@@ -178,50 +210,50 @@ def on(
             OLDEST if start is None else before(start) if isinstance(start, bytes) else start,
             follow=not ends,
             limit=limit,
-            position=Untouched(keeper.position) if dry_run else keeper.position,
+            position=UnsavedPosition(keeper.position) if dry_run else keeper.position,
             isolation="committed" if committed else None,
             page_messages=PAGE_MESSAGES,
             save_every=1,
         )
-        course.run(topic, reader)
+        run.run(topic, reader)
         if topic in reader.held:
             note(why_held(topic, reader.held[topic]))
 
 
-def _effect(stack: ExitStack, asked: EffectOptions, where: Where, stop: Stop) -> Effect:
-    """What is done about a message; ``stack`` closes what it needs."""
-    from plainsong.cli.on_run import Pretended, output_for
+def _effect(stack: ExitStack, options: EffectOptions, where: Where, stop: Stop) -> Effect:
+    """Makes the effect; ``stack`` closes what it opens."""
+    from plainsong.cli.on_run import DryRunEffect, output_for
     from plainsong.react.command import Runner
     from plainsong.react.post import Poster, checked_header
 
-    if asked.url is None:
-        words = words_of(asked.command or "", shell=asked.shell)
-        if asked.dry_run:
-            return Pretended(words, None, as_json=asked.as_json)
-        output = output_for(prefix=asked.prefix, as_json=asked.as_json)
-        timeout_s = asked.timeout_s or RUN_S
+    if options.url is None:
+        words = words_of(options.command or "", shell=options.shell)
+        if options.dry_run:
+            return DryRunEffect(words, None, as_json=options.as_json)
+        output = output_for(prefix=options.prefix, as_json=options.as_json)
+        timeout_s = options.timeout_s or RUN_S
         return Runner(words, _environ(where), where.namespace, timeout_s=timeout_s, stop=stop, output=output)
     from plainsong.transport.outward import Outward
 
     outward = Outward()
     poster = Poster(
         outward,
-        asked.url,
+        options.url,
         where.namespace,
-        content_type=checked_header(f"Content-Type: {asked.content_type or 'application/octet-stream'}")[1],
-        headers=[checked_header(line) for line in header_lines(asked.headers)],
-        timeout_s=asked.timeout_s or POST_S,
-        retry_all=asked.retry_all,
+        content_type=checked_header(f"Content-Type: {options.content_type or 'application/octet-stream'}")[1],
+        headers=[checked_header(line) for line in header_lines(options.headers)],
+        timeout_s=options.timeout_s or POST_S,
+        retry_all=options.retry_all,
         stop=stop,
     )
-    if asked.dry_run:
-        return Pretended(None, asked.url, as_json=asked.as_json)
+    if options.dry_run:
+        return DryRunEffect(None, options.url, as_json=options.as_json)
     stack.enter_context(outward)
     return poster
 
 
 def _environ(where: Where) -> dict[str, str]:
-    """The environment of commands: ``plainsong`` in it speaks to the same daemon."""
+    """The environment of commands, in which ``plainsong`` uses the same daemon."""
     environ = {**os.environ, "PLAINSONG_URL": ",".join(where.urls)}
     environ.pop("PLAINSONG_TOKEN_FILE", None)
     if where.token_file is not None:

@@ -30,30 +30,29 @@ READER = "reader:"
 
 
 class RetriesType(click.ParamType["int | None"]):
-    """A number of retries, or ``forever``, which is None."""
+    """A number of retries; ``forever`` is None."""
 
     name = "retries"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """The number; fails for less than none."""
         if value == FOREVER:
             return None
         if isinstance(value, int):
             return value
         text = str(value)
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            self.fail(f"{text[:40]!r} is no number of retries; use 0 or more, or {FOREVER}", param, ctx)
+            self.fail(f"invalid number of retries {text[:40]!r}; use 0 or more, or {FOREVER}", param, ctx)
         return int(text)
 
 
-# --- what to do ----------------------------------------------------------------------------------------
+# --- commands and headers ------------------------------------------------------------------------------
 
 
 def words_of(command: str, *, shell: bool) -> list[str]:
-    """The command and its arguments.
+    """Splits the command into words.
 
     Raises:
-      click.UsageError: there is none, or it is not there.
+      click.UsageError: the command is empty, or does not exist.
     """
     if shell:
         if not command.strip():
@@ -66,12 +65,12 @@ def words_of(command: str, *, shell: bool) -> list[str]:
     if not words:
         raise click.UsageError("--run names no command")
     if shutil.which(words[0]) is None:
-        raise click.UsageError(f"--run: there is no command {words[0]!r}; pipes, variables and the like need --shell")
+        raise click.UsageError(f"--run: command {words[0]!r} not found; pipes, variables and the like need --shell")
     return words
 
 
 def header_lines(given: Iterable[str]) -> list[str]:
-    """Lines of ``Name: value``; ``@FILE`` stands for those of a file. Raises click.UsageError."""
+    """Returns lines ``Name: value``, with those of the file for ``@FILE``. Raises click.UsageError."""
     lines: list[str] = []
     for text in given:
         if not text.startswith("@"):
@@ -80,32 +79,32 @@ def header_lines(given: Iterable[str]) -> list[str]:
         try:
             found = Path(text[1:]).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(f"--header {text}: the file cannot be read: {error}") from None
+            raise click.UsageError(f"--header {text}: cannot read the file: {error}") from None
         lines += [line for line in found if line.strip()]
     return lines
 
 
-# --- where it stands -----------------------------------------------------------------------------------
+# --- position ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPosition:
-    """Where the position is kept."""
+    """A position, and where it is kept."""
 
     name: str
     """As ``--position`` takes it."""
     position: Position
     path: Path | None = None
-    """Of the file, if it is one."""
+    """Of a position in a file."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As long as the block lasts nobody else uses the file: two would repeat each other's work.
+        """Locks the file for the block, since two processes would repeat each other's work.
 
-        Positions that the daemon keeps tell two apart by themselves, when they save.
+        A position kept by the daemon needs no lock: the second to save it gets an error.
 
         Raises:
-          CommandFailed: somebody does, or the directory cannot be written to; nothing was done.
+          CommandFailed: another process has the lock, or the directory cannot be written to; nothing was done.
         """
         if self.path is None:
             yield
@@ -113,23 +112,23 @@ class KeptPosition:
         try:
             lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise CommandFailed(f"the position cannot be kept in {self.path}: {error.strerror}") from error
+            raise CommandFailed(f"cannot keep the position in {self.path}: {error.strerror}") from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                says = f"another process is at work with the position {self.path}"
-                raise CommandFailed(says, hint="one is enough; for another purpose give another --position") from error
+                says = f"another process uses the position {self.path}"
+                raise CommandFailed(says, hint="one is enough; for another purpose, give another --position") from error
             yield
         finally:
             os.close(lock)
 
 
 def kept_position(given: str | None, derived: str) -> KeptPosition:
-    """The position that is meant; without ``--position`` a reader with a derived name.
+    """Parses ``--position``; without it, the position of a reader with a derived name.
 
     Raises:
-      click.UsageError: it names none.
+      click.UsageError: the value is neither a file nor a reader.
     """
     text = READER + derived if given is None else given
     if text.startswith(READER):
@@ -138,15 +137,15 @@ def kept_position(given: str | None, derived: str) -> KeptPosition:
         except PlainsongError as error:
             raise click.UsageError(f"--position {text}: {error.detail}; {error.hint}") from None
     if not text or text.endswith("/") or Path(text).is_dir():
-        raise click.UsageError(f"--position {text!r} is no file; use a file's name, or {READER}NAME")
+        raise click.UsageError(f"--position {text!r} is not a file; use a file's name, or {READER}NAME")
     path = Path(text).absolute()
     return KeptPosition(str(path), FilePosition(path), path)
 
 
 def derived_name(command: str | None, url: str | None) -> str:
-    """A reader's name for one reaction: what it is called, and a hash of the whole command line, or of the whole URL.
+    """A reader's name from the command or the URL, with a hash of all its words.
 
-    So two reactions never share a position, also where one interpreter runs both.
+    So two reactions never share a position, even when one interpreter runs both.
     """
     if url is not None:
         parts = urlsplit(url)
@@ -155,43 +154,42 @@ def derived_name(command: str | None, url: str | None) -> str:
     else:
         try:
             words = shlex.split(command or "")
-        except ValueError:  # a shell may make more of it
+        except ValueError:  # a shell may accept it
             words = (command or "").split()
         text = Path(words[0]).stem if words else ""
     slug = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:200]
-    told = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
-    return f"on-{slug}-{told}" if slug else f"on-{told}"
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+    return f"on-{slug}-{digest}" if slug else f"on-{digest}"
 
 
 def check_unlike(derived: str, readers: Iterable[Mapping[str, Any]]) -> None:
-    """Look out for a position of the same command with other arguments, where this one has none yet.
+    """Refuses a first start when the same command with other arguments has a position.
 
-    Was it that reaction, and its arguments were changed, it would all be repeated; is it another one, it has to begin
-    on its own. Only whoever starts it can tell.
+    If the arguments of one reaction were changed, starting anew would repeat all its work; if it is another
+    reaction, it must start anew. Only the user knows which.
 
     Raises:
-      CommandFailed: there is one; nothing was done.
+      CommandFailed: there is such a position; nothing was done.
     """
     names = [str(each["name"]) for each in readers]
     stem = derived.rpartition("-")[0]
     like = [name for name in names if re.fullmatch(rf"{re.escape(stem)}(-[0-9a-f]{{8}})?", name)]
     if like and derived not in names:
         raise CommandFailed(
-            f"there is no position {READER}{derived} yet, but {READER}{like[0]}, of the same command with other arguments",
-            hint=f"--position {READER}{like[0]} goes on there; --from oldest (or another place) begins a reaction of its own",
+            f"no position {READER}{derived} yet, but {READER}{like[0]} of the same command with other arguments",
+            hint=f"--position {READER}{like[0]} continues there; --from oldest (or another place) starts a new reaction",
             code=Exit.USAGE,
         )
 
 
-class Untouched:
-    """A position that is looked up and never moved, for a dry run."""
+class UnsavedPosition:
+    """A position that is loaded and never saved, for a dry run."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
-        """As the position itself."""
         return self._position.load(daemon, topics)
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
-        """Nothing is saved."""
+        """Saves nothing."""

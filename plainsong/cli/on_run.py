@@ -1,7 +1,4 @@
-"""One run of `on`: begins, reacts and ends, and reports each message to people or as JSON.
-
-The course of ``plainsong on``: how it begins, goes on, and ends, and what it says of that.
-"""
+"""One run of `on`: starts, reacts and ends, and reports each message to people or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, harmless, note, show_count
+from plainsong.cli.output import echo_json, escaped, note, show_messages
 from plainsong.cli.verb import CommandFailed, failure_of, one_line
 from plainsong.protocol.errors import PlainsongError, PositionChanged
 from plainsong.react.reaction import DeadLetters, Done, Reaction, Stuck
@@ -28,17 +25,17 @@ if TYPE_CHECKING:
     from plainsong.cli.on_options import KeptPosition
     from plainsong.messages import Message
     from plainsong.react.command import Output
-    from plainsong.react.reaction import Effect, Patience, ReactionEvent, Verdict
+    from plainsong.react.reaction import Effect, ReactionEvent, RetryPolicy, Verdict
     from plainsong.react.stopping import Stop
 
 
-class Course:
+class OnRun:
     """One run of the command.
 
     Args:
-      dead_letter: the topic for what fails for good, or None.
-      ends: it ends when there is no more.
-      dry_run: the effect only says what would be done.
+      dead_letter: the topic for messages that fail for good, or None.
+      ends: stop at the end of the topic.
+      dry_run: the effect only says what it would do.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class Course:
         client: Client,
         effect: Effect,
         stop: Stop,
-        patience: Patience,
+        retry_policy: RetryPolicy,
         keeper: KeptPosition,
         *,
         dead_letter: str | None,
@@ -60,20 +57,20 @@ class Course:
         self._dry_run = dry_run
         self._as_json = as_json
         letters = None if dead_letter is None else DeadLetters(client, dead_letter, keeper.name)
-        teller = _silent if dry_run else EventPrinter(patience, dead_letter, as_json=as_json)
-        self._reaction = Reaction(effect, stop, patience, letters, teller, waits=not ends)
+        report = _silent if dry_run else EventPrinter(retry_policy, dead_letter, as_json=as_json)
+        self._reaction = Reaction(effect, stop, retry_policy, letters, report, waits=not ends)
 
     def run(self, topic: str, reader: Reader) -> None:
-        """To its end.
+        """Reads and reacts until the end.
 
         Raises:
-          click.Abort: SIGINT asked for it. CommandFailed: a message was given up, or the position is not ours alone.
-          PlainsongError: of reading, a position, or a dead letter.
+          click.Abort: stopped by SIGINT. CommandFailed: a message failed for good, or another process moved the
+            position. PlainsongError: reading, saving the position or publishing a dead letter failed.
         """
         if self._as_json and not self._dry_run:
             echo_json({"event": "begun", "topic": topic, "position": self._keeper.name})
         elif not self._as_json:
-            note(f"{topic}: position {self._keeper.name}" + ("" if self._ends else "; Ctrl-C ends"))
+            note(f"{topic}: position {self._keeper.name}" + ("" if self._ends else "; Ctrl-C stops"))
         try:
             self._reaction.run(reader)
         except Stopped:
@@ -82,86 +79,83 @@ class Course:
         except Stuck as error:
             raise _stuck(error) from error
         except PositionChanged as error:
-            hint = "two at work need a --position each; after a plainsong reader reset start this again"
+            hint = "two processes need a --position each; after plainsong reader reset, start this again"
             raise failure_of(error, hint=hint) from error
         finally:
-            with suppress(PlainsongError):  # its last chance to save; that it could not has been raised
+            with suppress(PlainsongError):  # the last chance to save; an earlier failure has been raised already
                 reader.close()
-            self._say_ended(topic)
+            self._note_end(topic)
 
-    def _say_ended(self, topic: str) -> None:
+    def _note_end(self, topic: str) -> None:
         done, dead = self._reaction.done, self._reaction.dead
         if self._dry_run:
-            note(f"{show_count(done)} messages; nothing was done")
+            note(f"{show_messages(done)}; nothing was done")
         elif self._as_json:
             echo_json({"event": "ended", "topic": topic, "done": done, "deadLetters": dead})
         else:
-            note(f"{show_count(done)} messages done" + (f", {show_count(dead)} dead letters" if dead else ""))
+            note(f"{show_messages(done)} done" + (f", {dead} dead letter{'' if dead == 1 else 's'}" if dead else ""))
 
 
-def _silent(told: ReactionEvent) -> None:
-    del told
+def _silent(event: ReactionEvent) -> None:
+    del event
 
 
 def _stuck(error: Stuck) -> CommandFailed:
     message_id = str(error.message.id)
     failed = CommandFailed(
         f"message {message_id}: {one_line(error.why)} ({times(error.attempts)})",
-        hint="it is still the first in line; --dead-letter TOPIC would have put it aside",
+        hint="it comes first next time; --dead-letter TOPIC would have put it aside",
     )
     failed.word = "message_given_up"
     failed.more = {"topic": error.message.topic, "id": message_id, "attempts": error.attempts}
     return failed
 
 
-# --- on told ---------------------------------------------------------------------------------------
-#
-# What ``plainsong on`` says: lines for people, events in JSON for programs, and the output of commands.
+# --- events ----------------------------------------------------------------------------------------
 
 
-#: A longer line of a command comes in pieces.
+#: A longer line of a command's output is split.
 MAX_LINE_BYTES = 1 << 16
 
 
 class EventPrinter:
-    """Says what happens to messages: on standard error what went wrong, or everything as JSON on standard output."""
+    """Prints failures on standard error, or all events as JSON on standard output."""
 
-    def __init__(self, patience: Patience, dead_letters: str | None, *, as_json: bool) -> None:
-        self._patience = patience
+    def __init__(self, retry_policy: RetryPolicy, dead_letters: str | None, *, as_json: bool) -> None:
+        self._retry_policy = retry_policy
         self._dead_letters = dead_letters
         self._as_json = as_json
 
-    def __call__(self, told: ReactionEvent) -> None:
-        """Say one thing."""
+    def __call__(self, event: ReactionEvent) -> None:
         if self._as_json:
-            echo_json(self._event(told))
-        elif told.event != "done":
-            click.echo(f"{told.message.id}: {self._line(told)}", err=True)
+            echo_json(self._fields(event))
+        elif event.kind != "done":
+            click.echo(f"{event.message.id}: {self._line(event)}", err=True)
 
-    def _event(self, told: ReactionEvent) -> dict[str, Any]:
-        event = {**named(told.event, told.message), "attempt": told.attempt}
-        if told.event in ("done", "again"):
-            event["tookMs"] = round(told.took_s * 1000)
-        if told.event != "done":
-            event["error"] = told.why
-        if told.pause_s:
-            event["pauseMs"] = round(told.pause_s * 1000)
-        return event
+    def _fields(self, event: ReactionEvent) -> dict[str, Any]:
+        fields = {**named(event.kind, event.message), "attempt": event.attempt}
+        if event.kind in ("done", "again"):
+            fields["tookMs"] = round(event.took_s * 1000)
+        if event.kind != "done":
+            fields["error"] = event.why
+        if event.pause_s:
+            fields["pauseMs"] = round(event.pause_s * 1000)
+        return fields
 
-    def _line(self, told: ReactionEvent) -> str:
-        why = harmless(told.why)
-        if told.event == "dead-letter":
-            return f"{why}; now in {self._dead_letters}, after {times(told.attempt)}"
-        pause = show_length(told.pause_s * 1000)
-        if told.event == "again":
-            of = "" if self._patience.retries is None else f" of {self._patience.retries + 1}"
-            return f"{why}; attempt {told.attempt + 1}{of} in {pause}"
-        what = "the position cannot be saved" if told.event == "unsaved" else "it cannot be put aside"
-        return f"{what}: {why}; again in {pause}"
+    def _line(self, event: ReactionEvent) -> str:
+        why = escaped(event.why)
+        if event.kind == "dead-letter":
+            return f"{why}; now in {self._dead_letters}, after {times(event.attempt)}"
+        pause = show_length(event.pause_s * 1000)
+        if event.kind == "again":
+            of = "" if self._retry_policy.retries is None else f" of {self._retry_policy.retries + 1}"
+            return f"{why}; attempt {event.attempt + 1}{of} in {pause}"
+        what = "cannot save the position" if event.kind == "unsaved" else "cannot publish the dead letter"
+        return f"{what}: {why}; retry in {pause}"
 
 
 def named(event: str, message: Message) -> dict[str, Any]:
-    """The beginning of an event in JSON."""
+    """The first fields of an event in JSON."""
     return {"event": event, "topic": message.topic, "id": str(message.id)}
 
 
@@ -174,32 +168,30 @@ def times(count: int) -> str:
 
 
 def output_for(*, prefix: bool, as_json: bool) -> Output:
-    """Where a command's output goes: on as it is, line by line with the message's id, or as events."""
+    """Chooses what is done with a command's output: passed on as it is, by line with the message's id, or as events."""
     if as_json:
         return EventOutput()
     return PrefixedOutput() if prefix else PlainOutput()
 
 
 class PlainOutput:
-    """Everything goes on at once, byte for byte."""
+    """Passes everything on at once, byte for byte."""
 
     def take(self, message: Message, stream: str, data: bytes) -> None:
-        """Pass it on."""
         del message
         _write(_stream(stream), data)
 
     def end(self, message: Message) -> None:
-        """Nothing is left."""
+        """Nothing is buffered."""
 
 
 class _LineOutput:
-    """Whole lines, and at the end what is left of one."""
+    """Passes on whole lines, and at the end the rest."""
 
     def __init__(self) -> None:
         self._left = {"stdout": b"", "stderr": b""}
 
     def take(self, message: Message, stream: str, data: bytes) -> None:
-        """Say the lines that are whole."""
         *lines, left = (self._left[stream] + data).split(b"\n")
         while len(left) > MAX_LINE_BYTES:
             lines.append(left[:MAX_LINE_BYTES])
@@ -209,30 +201,27 @@ class _LineOutput:
             self.say(message, stream, line)
 
     def end(self, message: Message) -> None:
-        """Say what is left."""
         for stream, left in self._left.items():
             if left:
                 self.say(message, stream, left)
                 self._left[stream] = b""
 
     def say(self, message: Message, stream: str, line: bytes) -> None:
-        """One line, without its end."""
+        """Writes one line, given without its end."""
         raise NotImplementedError
 
 
 class PrefixedOutput(_LineOutput):
-    """Each line behind the id of its message."""
+    """Puts the message's id before each line."""
 
     def say(self, message: Message, stream: str, line: bytes) -> None:
-        """Write it."""
         _write(_stream(stream), b"%s: %s\n" % (str(message.id).encode(), line))
 
 
 class EventOutput(_LineOutput):
-    """Each line an event in JSON."""
+    """Prints each line as an event in JSON."""
 
     def say(self, message: Message, stream: str, line: bytes) -> None:
-        """Write it."""
         event = named("output", message)
         echo_json({**event, "stream": stream, "line": line.decode("utf-8", "backslashreplace")})
 
@@ -243,7 +232,7 @@ def _stream(name: str) -> IO[bytes]:
 
 def _write(stream: IO[bytes], data: bytes) -> None:
     left = memoryview(data)
-    while left:  # an unbuffered stream may take a part
+    while left:  # an unbuffered stream may write a part
         left = left[stream.write(left) :]
     stream.flush()
 
@@ -251,19 +240,18 @@ def _write(stream: IO[bytes], data: bytes) -> None:
 # --- a dry run -----------------------------------------------------------------------------------------
 
 
-class Pretended:
-    """An effect that says what would be done, and does nothing."""
+class DryRunEffect:
+    """Says what the effect would do, and does nothing."""
 
     def __init__(self, words: Sequence[str] | None, url: str | None, *, as_json: bool) -> None:
-        self._told: dict[str, Any] = {"run": list(words)} if words is not None else {"post": url}
+        self._action: dict[str, Any] = {"run": list(words)} if words is not None else {"post": url}
         self._line = f"would run: {shlex.join(words)}" if words is not None else f"would post to {url}"
         self._as_json = as_json
 
     def __call__(self, message: Message, attempt: int) -> Verdict:
-        """Say it."""
         del attempt
         if self._as_json:
-            echo_json({**named("would", message), "bytes": len(message.payload), **self._told})
+            echo_json({**named("would", message), "bytes": len(message.payload), **self._action})
         else:
             click.echo(f"{message.id} ({len(message.payload)} bytes): {self._line}")
         return Done()

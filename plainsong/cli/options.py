@@ -1,7 +1,4 @@
-"""Values as people write them on the command line and as they are shown: times, sizes, properties, patterns, isolation.
-
-Times and lengths of time, as people write them on a command line and as they are shown.
-"""
+"""Values as people write them on the command line and as they are shown: times, sizes, properties, patterns, isolation."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ class Place(click.ParamType["str | bytes | int"]):
     """A place in a topic: oldest, now, an id, a time, or a time ago.
 
     Args:
-      now: what ``now`` and ``newest`` stand for: the newest message as the daemon knows it, or, for ends,
-        this computer's time.
+      now: what ``now`` and ``newest`` mean: by default the daemon's newest message; otherwise this computer's
+        time, for the end of a range.
     """
 
     name = "place"
@@ -47,7 +44,7 @@ class Place(click.ParamType["str | bytes | int"]):
         self._now = now
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | bytes | int:
-        """``oldest``, ``newest``, an id of 20 bytes, or milliseconds since 1970."""
+        """Returns ``oldest``, ``newest``, an id of 20 bytes, or milliseconds since 1970."""
         if not isinstance(value, str):
             return value  # type: ignore[return-value] # click converts defaults twice
         text = value.strip()
@@ -61,10 +58,10 @@ class Place(click.ParamType["str | bytes | int"]):
 
 
 class Length(click.ParamType[int]):
-    """A length of time, in whole seconds or milliseconds: ``30s``, ``10m``, ``7d``; a bare number is seconds.
+    """A duration such as ``30s``, ``10m`` or ``7d``, converted to an integer; a bare number is seconds.
 
     Args:
-      unit_s: of the result: 1 for seconds, 0.001 for milliseconds.
+      unit_s: unit of the result: 1 for seconds, 0.001 for milliseconds.
     """
 
     name = "duration"
@@ -73,23 +70,22 @@ class Length(click.ParamType[int]):
         self._unit_s = unit_s
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number of units; fails for less than one."""
         if isinstance(value, int):
             return value
         seconds = parse_length_s(str(value))
         if seconds is None or round(seconds / self._unit_s) < 1:
-            self.fail(f"{str(value)[:40]!r} is no length of time; use for example 30s, 10m, 12h or 7d", param, ctx)
+            self.fail(f"invalid duration {str(value)[:40]!r}; use for example 30s, 10m, 12h or 7d", param, ctx)
         return round(seconds / self._unit_s)
 
 
 def parse_length_s(text: str) -> float | None:
-    """``7d`` in seconds; None when it is no length of time."""
+    """Parses ``7d`` to seconds; None when it is malformed."""
     found = _LENGTH.match(text.strip())
     return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
 
 
 def show_time(timestamp_ms: int) -> str:
-    """A time in UTC, to the millisecond, that ``--from`` reads again: 2026-01-31T12:00:00.000Z."""
+    """A time in UTC, to the millisecond, as ``--from`` accepts it: 2026-01-31T12:00:00.000Z."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:
@@ -98,7 +94,7 @@ def show_time(timestamp_ms: int) -> str:
 
 
 def show_length(milliseconds: float | None) -> str:
-    """A length of time in two units at most: ``3d 4h``, ``12s``, ``250ms``; ``-`` for None."""
+    """A duration in at most two units: ``3d 4h``, ``12s``, ``250ms``; ``-`` for None."""
     if milliseconds is None:
         return "-"
     left = round(milliseconds)
@@ -113,7 +109,7 @@ def show_length(milliseconds: float | None) -> str:
 
 
 def show_ttl(seconds: int) -> str:
-    """Seconds as the shortest text that ``Length`` reads again: ``7d``, ``90m``, ``45s``."""
+    """Seconds in the shortest text that ``Length`` accepts: ``7d``, ``90m``, ``45s``."""
     for unit in ("d", "h", "m"):
         if seconds % int(_UNITS_S[unit]) == 0:
             return f"{seconds // int(_UNITS_S[unit])}{unit}"
@@ -122,17 +118,17 @@ def show_ttl(seconds: int) -> str:
 
 # --- properties ------------------------------------------------------------------------------------
 #
-# Topic properties as people write them: ``ttl=7d``, ``max_bytes=1GiB``, ``deduplication=default``.
+# ``ttl=7d``, ``max_bytes=1GiB``, ``deduplication=default``.
 
 
-#: Stands for whatever the daemon takes when nobody says anything.
+#: The value that restores the daemon's default.
 DEFAULT = "default"
 _SIZE = re.compile(r"(\d{1,19})\s*(B|KiB|MiB|GiB|TiB)?\Z")
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of a command line. Raises InvalidProperty."""
+    """Parses ``NAME=VALUE``. Raises InvalidProperty."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -143,10 +139,10 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
 
 
 def checked(given: Mapping[str, object]) -> dict[str, str]:
-    """Properties with their values as the daemon shows them; ``default`` stays.
+    """Converts values to the daemon's form; ``default`` stays.
 
     Raises:
-      InvalidProperty: an unknown name, or a value that is not allowed; the daemon would say the same.
+      InvalidProperty: an unknown name, or a value that the daemon would refuse too.
     """
     found = {}
     for name, value in given.items():
@@ -159,7 +155,7 @@ def checked(given: Mapping[str, object]) -> dict[str, str]:
 
 def _normal(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InvalidProperty(f"{name} is {value!r}", hint="use a number or a string")
+        raise InvalidProperty(f"invalid value {value!r} of {name}", hint="use a number or a string")
     text = str(value)
     if name == "ttl" and (seconds := parse_length_s(text)) is not None and seconds.is_integer():
         return str(int(seconds))
@@ -169,17 +165,17 @@ def _normal(name: str, value: object) -> str:
 
 
 def merged(current: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, Any]:
-    """What to send so that only ``changes`` change: the daemon replaces all properties at once."""
+    """Returns all properties to send, since the daemon replaces all at once."""
     kept = {name: value for name, value in current.items() if name in KNOWN}
     return {name: value for name, value in {**kept, **changes}.items() if value != DEFAULT}
 
 
 def differences(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-    """What ``wanted`` would change: name → (what it is, what it will be)."""
+    """Returns what ``wanted`` would change: name → (current value, new value)."""
     found = {}
     for name, value in wanted.items():
         has = current.get(name)
-        # The daemon's defaults are its own: only a property that is not shown is known to be at its default.
+        # The daemon's other defaults are unknown here: only a property that is not shown is certain to have its default.
         if has != value and not (value == DEFAULT and has in (None, *_KNOWN_DEFAULTS.get(name, ()))):
             found[name] = (has, value)
     return found
@@ -189,7 +185,7 @@ _KNOWN_DEFAULTS = {"transactional": ("optional",), "deduplication": ("inherit",)
 
 
 def show_property(name: str, value: str | None) -> str:
-    """A value for people: seconds and bytes in words."""
+    """Shows a value with units: seconds as a duration, bytes as a size."""
     if value is None:
         return "none"
     if value.isdigit() and name == "ttl":
@@ -200,7 +196,7 @@ def show_property(name: str, value: str | None) -> str:
 
 
 def show_exact_size(count: int) -> str:
-    """Bytes as ``max_bytes`` reads them again: ``1GiB``, ``1500B``."""
+    """Bytes as ``max_bytes`` accepts them: ``1GiB``, ``1500B``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count and count % _SIZES[unit] == 0:
             return f"{count // _SIZES[unit]}{unit}"
@@ -208,55 +204,55 @@ def show_exact_size(count: int) -> str:
 
 
 # --- patterns --------------------------------------------------------------------------------------
-#
-# Names and patterns of topics: ``orders-*`` means all that look so.
 
 
 _WILD = frozenset("*?[")
 
 
 def is_pattern(text: str) -> bool:
-    """Whether ``text`` can mean several topics."""
+    """Whether ``text`` has wildcards, so that it may match several topics."""
     return bool(_WILD & set(text))
 
 
-def chosen(there: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Those topics that are meant, in their own order; all of them when nothing is said.
+def chosen(existing: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Returns the topics that names and patterns match, in the order of ``existing``; all when ``wanted`` is empty.
 
     Raises:
-      CommandFailed: a name that is no topic's, or a pattern that fits none.
+      CommandFailed: a name or a pattern matches no topic.
     """
     if not wanted:
-        return list(there)
+        return list(existing)
     for each in wanted:
         if is_pattern(each):
-            if not any(fnmatchcase(name, each) for name in there):
-                raise CommandFailed(f"no topic looks like {each!r}", hint=_known(there), code=Exit.NOT_FOUND)
-        elif each not in there:
-            hint = nearest(each, there) if there else _known(there)
+            if not any(fnmatchcase(name, each) for name in existing):
+                raise CommandFailed(f"no topic matches {each!r}", hint=_known(existing), code=Exit.NOT_FOUND)
+        elif each not in existing:
+            hint = nearest(each, existing) if existing else _known(existing)
             raise CommandFailed(f"there is no topic {each!r}", hint=hint, code=Exit.NOT_FOUND)
-    return [name for name in there if any(name == each or fnmatchcase(name, each) for each in wanted)]
+    return [name for name in existing if any(name == each or fnmatchcase(name, each) for each in wanted)]
 
 
-def _known(there: Sequence[str]) -> str:
-    return "plainsong topic list shows those there are" if there else "there are no topics yet: plainsong topic create"
+def _known(existing: Sequence[str]) -> str:
+    return (
+        "plainsong topic list shows the topics"
+        if existing
+        else "there are no topics yet; plainsong topic create creates one"
+    )
 
 
 # --- isolation -------------------------------------------------------------------------------------
-#
-# ``--isolation``: whether a reader gets everything, or only what is committed; and what it is told when it is held.
 
 
 isolation_option = click.option(
     "--isolation",
     type=click.Choice(("uncommitted", "committed")),
-    help="committed: only what is, up to the first that is undecided.",
+    help="committed: committed messages only, up to the first undecided one.",
 )
 
 
 def why_held(topic: str, held: Held | None) -> str:
-    """What keeps a committed reader from going on, and how to look closer."""
+    """Says which transaction holds a committed reader, and how to look closer."""
     if held is None:
-        return f"a transaction holds {topic} up: plainsong tx blame {topic}"
+        return f"a transaction holds readers of {topic}: plainsong tx blame {topic}"
     since = "" if held.since_ms is None else f" since {show_length(max(0, now_ms() - held.since_ms))}"
-    return f"transaction {held.write_pointer} holds {topic} up{since}: plainsong tx blame {topic}"
+    return f"transaction {held.write_pointer} holds readers of {topic}{since}: plainsong tx blame {topic}"

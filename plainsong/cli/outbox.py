@@ -1,4 +1,4 @@
-"""The verb `outbox`: publishes what programs left in the outbox of their database, and shows what waits there."""
+"""The verb `outbox`: publishes the messages that programs left in a database's outbox, and shows those that wait."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 _OPTIONS = (
     click.option(
-        "--database", required=True, metavar="URL", help="Of PostgreSQL (PGPASSWORD and ~/.pgpass work) or SQLite."
+        "--database",
+        required=True,
+        metavar="URL",
+        help="Database, PostgreSQL (PGPASSWORD and ~/.pgpass work) or SQLite.",
     ),
     click.option(
-        "--table", default="plainsong_outbox", metavar="NAME", help="Of the messages; `plainsong_outbox` by default."
+        "--table", default="plainsong_outbox", metavar="NAME", help="Table of messages; default: `plainsong_outbox`."
     ),
 )
 
 
 def database_options(command: F) -> F:
-    """Adds ``--database`` and ``--table``."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def with_sql(command: F) -> F:
-    """Calls it with the module ``plainsong.sql`` first, which is an extra of the package."""
+    """Passes the module ``plainsong.sql``, an optional extra, as the first argument."""
 
     @wraps(command)
     def loaded(*args: Any, **named: Any) -> Any:
@@ -66,11 +68,11 @@ def _opened(sql: ModuleType, database: str, table: str, **options: Any) -> Itera
 
 @click.group(cls=VerbGroup)
 def outbox() -> None:
-    """Publish what waits in the outbox of a database.
+    """Publish the messages in a database's outbox.
 
-    For programs that leave messages beside their rows (plainsong.sql.Outbox),
-    in databases that keep no prepared transactions: PostgreSQL as it is
-    delivered, and SQLite.
+    For programs that write messages beside their rows (plainsong.sql.Outbox),
+    in databases without prepared transactions: PostgreSQL by default, and
+    SQLite.
     """
 
 
@@ -81,8 +83,10 @@ def outbox() -> None:
     ]
 )
 @database_options
-@click.option("--once", is_flag=True, help="End when nothing waits any more.")
-@click.option("--keep", type=Length(), metavar="TIME", help="Keep sent messages in the table so long; default: not.")
+@click.option("--once", is_flag=True, help="Stop when no message waits any more.")
+@click.option(
+    "--keep", type=Length(), metavar="TIME", help="Keep sent messages in the table this long; default: delete them."
+)
 @json_option
 @where_options
 @with_sql
@@ -91,10 +95,11 @@ def run(
 ) -> None:
     """Publish each message once, in each topic in the order of commits.
 
-    Goes on until SIGTERM or Ctrl-C, and may be killed at any moment. One runs
-    at a time; a second waits for its turn. A topic that cannot go on is told
-    on standard error and tried again; the others go on. With --json a line for
-    each request: topic, and messages that the daemon has taken.
+    Runs until SIGTERM or Ctrl-C, and may be killed at any moment. One relay
+    works at a time; a second waits for it to end. A topic that fails is
+    reported on standard error and retried, while the others continue. With
+    --json, prints a line for each request: the topic, and the number of
+    messages published.
     """
 
     def sent(topic: str, messages: int) -> None:
@@ -103,21 +108,21 @@ def run(
 
     with _opened(sql, database, table) as (engine, both), where.client(retry=True) as client:
         relay = sql.Relay(
-            engine, client, tables=both, keep_s=keep or 0.0, on_sent=sent, on_failure=None if once else _told
+            engine, client, tables=both, keep_s=keep or 0.0, on_sent=sent, on_failure=None if once else _show_failure
         )
         if once:
             done = relay.once()
-            note(f"{output.show_count(done.messages)} messages published")
+            note(f"published {output.show_messages(done.messages)}")
             return
         before = signal.signal(signal.SIGTERM, lambda *_: relay.stop())
         try:
-            note("publishing what waits, and what will; Ctrl-C ends")
+            note("publishing; Ctrl-C stops")
             relay.run()
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
-def _told(topic: str, error: PlainsongError) -> None:
+def _show_failure(topic: str, error: PlainsongError) -> None:
     hint = f" ({one_line(error.hint)})" if error.hint else ""
     click.echo(f"{topic or 'the outbox'}: {error.code}: {one_line(error.detail or error.title)}{hint}", err=True)
 
@@ -127,7 +132,7 @@ def _told(topic: str, error: PlainsongError) -> None:
 @json_option
 @with_sql
 def status(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
-    """Show what waits, since when, and whether a relay is at work.
+    """Show how many messages wait, since when, and whether a relay runs.
 
     For monitoring: `waiting` and `oldestAgeS` grow when nothing is published.
     """
@@ -136,7 +141,7 @@ def status(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
     if as_json:
         echo_json(_as_json(found))
         return
-    note("a relay is at work" if found.is_relayed else "no relay is at work")
+    note("a relay is running" if found.is_relayed else "no relay is running")
     if found.topics:
         rows = [_row(each) for each in found.topics]
         output.echo_lines(output.table(("TOPIC", ">WAITING", ">OLDEST", ">SENT UP TO", ">KEPT"), rows))
@@ -174,18 +179,18 @@ def _as_json(found: OutboxStatus) -> dict[str, Any]:
 @json_option
 @with_sql
 def create(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
-    """Make the outbox's tables, if they are not there."""
+    """Create the outbox's tables, if they do not exist."""
     with _opened(sql, database, table, create=True) as (engine, _):
         made = sql.create_outbox(engine, table)
     if as_json:
         echo_json({"tables": [each.name for each in made]})
-    note(f"{table} and {table}_topics are there")
+    note(f"tables {table} and {table}_topics exist")
 
 
 @outbox.command(examples=["plainsong outbox decide orders --resend --database sqlite:///shop.db"])
 @click.argument("topic")
 @database_options
-@click.option("--resend/--forget", default=None, help="Publish them, perhaps again; or take them as published.")
+@click.option("--resend/--forget", default=None, help="Publish the messages, perhaps twice; or drop them as published.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 @where_options
@@ -200,19 +205,19 @@ def decide(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Let a topic go on whose last messages are in doubt.
+    """Let a topic continue after `outbox_in_doubt`.
 
-    For `outbox_in_doubt`: messages were on the way when the topic was deleted
-    and made anew, the daemon forgot the relay, or the database came back from
-    a backup. Nobody can know whether the topic has them: look, and say. Stop
+    Messages were in flight when the topic was deleted and created again, the
+    daemon forgot the relay, or the database was restored from a backup. Whether
+    the topic has them cannot be found out automatically: look, and decide. Stop
     the relay first.
     """
     if resend is None:
-        raise click.UsageError("say --resend, or --forget")
-    question = "publish them, perhaps a second time" if resend else "drop them, perhaps though the topic has them not"
-    confirmed(f"Messages of {topic} that are in doubt: {question}?", yes=yes)
+        raise click.UsageError("give --resend or --forget")
+    question = "Publish them, perhaps a second time" if resend else "Drop them, although the topic may not have them"
+    confirmed(f"Messages of {topic} are in doubt. {question}?", yes=yes)
     with _opened(sql, database, table) as (engine, both), where.client() as client:
         count = sql.Relay(engine, client, tables=both).decide(topic, resend=resend)
     if as_json:
         echo_json({"topic": topic, "messages": count, "resend": resend})
-    note(f"{output.show_count(count)} messages {'wait again' if resend else 'are taken as published'}")
+    note(f"{output.show_messages(count)} {'wait again' if resend else 'dropped as published'}")

@@ -1,7 +1,4 @@
-"""Output of verbs: JSON for programs, tables and notes for people, questions before something is deleted, progress.
-
-What a verb says: JSON for programs on standard output, notes for people on standard error.
-"""
+"""Output of verbs: JSON for programs, tables and notes for people, questions before something is deleted, progress."""
 
 from __future__ import annotations
 
@@ -20,65 +17,65 @@ if TYPE_CHECKING:
 
 
 def echo_json(value: Any) -> None:
-    """One JSON document, on one line."""
+    """Prints one JSON document on one line of standard output."""
     click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def note(text: str) -> None:
-    """A line for the person, when there is one at the terminal."""
+    """Prints a line for a person on standard error, if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(text, err=True)
 
 
 def confirmed(question: str, *, yes: bool) -> None:
-    """Ask before something is taken away.
+    """Asks before something is deleted.
 
     Raises:
-      CommandFailed: nobody is there to be asked, and ``--yes`` was not given. click.Abort: the answer is no.
+      CommandFailed: stdin is not a terminal, and ``--yes`` was not given. click.Abort: the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandFailed(f"nobody is here to answer: {question}", hint="--yes answers it", code=Exit.USAGE)
+        raise CommandFailed(
+            f"confirmation needed, but stdin is not a terminal: {question}", hint="--yes confirms it", code=Exit.USAGE
+        )
     click.confirm(question, abort=True, err=True)
 
 
-def harmless(text: str) -> str:
-    """Somebody else's text on one line: what a terminal would act upon is shown as its code."""
+def escaped(text: str) -> str:
+    """Returns ``text`` on one line, with characters that would control a terminal written as codes."""
     return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
 
 
 def named(names: Sequence[str]) -> str:
-    """``a, b and c``; of many the first few, and how many more."""
+    """``a, b and c``; of more than six names the first five, and how many more."""
     if len(names) > 6:
         return ", ".join(names[:5]) + f" and {len(names) - 5} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-# --- tables ----------------------------------------------------------------------------------------
-#
-# Tables, sizes and counts for people, within the width of their terminal.
+# --- tables and numbers ----------------------------------------------------------------------------
 
 
 MIN_WIDTH = 40
-#: Where nobody says how wide it is: what help is written for.
+#: Where the width is unknown; help is written for it.
 DEFAULT_WIDTH = 80
-#: A column is cut only down to this.
+#: The width that a column is not cut below.
 MIN_COLUMN = 8
 
 
 def width() -> int:
-    """Columns of the terminal; 80 where there is none."""
+    """Columns of the terminal; 80 without one."""
     return max(MIN_WIDTH, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int | None = None) -> list[str]:
-    """Lines with two spaces between columns; the first column gives way when it is too wide.
+    """Aligns columns with two spaces between them; cuts the first column when the table is too wide.
 
     Args:
-      headings: one for each column; one that begins with ``>`` is of numbers, set to the right.
+      headings: one for each column; ``>`` in front aligns the column to the right.
       rows: as many texts each.
-      columns: of the whole; None: the terminal's.
+      columns: width of the whole; None: the terminal's.
     """
     names = [heading.removeprefix(">") for heading in headings]
     right = [heading.startswith(">") for heading in headings]
@@ -99,12 +96,12 @@ def _cell(text: str, size: int, is_right: bool) -> str:
 
 
 def cut(text: str, size: int) -> str:
-    """``text`` in at most ``size`` characters, with an ellipsis where some are missing."""
+    """Cuts ``text`` to ``size`` characters, with an ellipsis at the end if any are missing."""
     return text if len(text) <= size else text[: max(0, size - 1)] + "…"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Names and values below each other."""
+    """Aligns names and values, a pair on each line."""
     longest = max((len(name) for name, _ in pairs), default=0)
     return [f"{name:<{longest}}  {value}".rstrip() for name, value in pairs]
 
@@ -127,8 +124,13 @@ def show_count(count: float | None, *, estimated: bool = False) -> str:
     return "-" if count is None else ("~" if estimated else "") + f"{count:,.0f}".replace(",", " ")
 
 
+def show_messages(count: float | None, *, estimated: bool = False, more: bool = False) -> str:
+    """``1 message``, ``12 345 messages``; ``1 000+ messages`` when there are more than were counted."""
+    return f"{show_count(count, estimated=estimated)}{'+' if more else ''} message{'s' if count != 1 or more else ''}"
+
+
 def show_rate(per_second: float) -> str:
-    """How often in a second: ``0``, ``0.4/s``, ``1 200/s``."""
+    """``0``, ``0.4/s``, ``1 200/s``."""
     if per_second < 0.05:
         return "0"
     return f"{per_second:.1f}/s" if per_second < 10 else f"{show_count(per_second)}/s"
@@ -143,27 +145,23 @@ def show_seconds(seconds: float) -> str:
 
 
 def echo_lines(lines: Sequence[str]) -> None:
-    """Print them."""
     for line in lines:
         click.echo(line)
 
 
 # --- progress --------------------------------------------------------------------------------------
-#
-# A line on standard error that says how far a long command has come.
 
 
-#: Progress is shown after this, and so often.
 PROGRESS_AFTER_S = 1.0
 PROGRESS_EVERY_S = 0.25
 
 
 class Progress:
-    """A line on standard error that says how far it has come; nothing before a second has passed.
+    """A progress line on standard error, not shown in the first second.
 
     Args:
-      total_bytes: of the input, where that is known.
-      wanted: whether somebody is there to see it.
+      total_bytes: size of the input, if it is known.
+      wanted: whether standard error is a terminal.
     """
 
     def __init__(self, total_bytes: int | None, *, wanted: bool) -> None:
@@ -174,7 +172,7 @@ class Progress:
         self._is_shown = False
 
     def show(self, messages: int, read_bytes: int) -> None:
-        """Write the line again, if it is time."""
+        """Rewrites the line, at most every quarter of a second."""
         now_s = time.monotonic()
         if not self._wanted or now_s - self._shown_s < PROGRESS_EVERY_S:
             return
@@ -182,11 +180,10 @@ class Progress:
         self._is_shown = True
         part = f" ({min(100, 100 * read_bytes // self._total)} %)" if self._total else ""
         rate = messages / (now_s - self._began_s)
-        line = f"{show_count(messages)} messages, {show_bytes(read_bytes)}{part}, {show_count(rate)}/s"
+        line = f"{show_messages(messages)}, {show_bytes(read_bytes)}{part}, {show_count(rate)}/s"
         click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
 
     def clear(self) -> None:
-        """Take the line away."""
         if self._is_shown:
             click.echo("\r\x1b[K", err=True, nl=False, color=True)
             self._is_shown = False

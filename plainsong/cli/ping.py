@@ -1,7 +1,4 @@
-"""The verb `ping`: asks each daemon by itself whether it is there, whether it is ready, and which version it is.
-
-Questions to each daemon by itself, before any of a client's calls: is it there, is it ready, which version.
-"""
+"""The verb `ping`: asks each daemon whether it is ready, which version it is, and how long a ping takes."""
 
 from __future__ import annotations
 
@@ -26,34 +23,33 @@ TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class ProbeResult:
-    """What one daemon says of itself."""
+    """The answers of one daemon."""
 
     url: str
     answers: bool = False
     detail: str = ""
-    """Why it does not answer, or is no daemon of ours."""
+    """Why it does not answer, or is not a Plainsong daemon."""
     seconds: list[float] = field(default_factory=list)
-    """How long each ping took."""
+    """Duration of each ping."""
     version: str = ""
     store: str = ""
     ready: bool = False
     reasons: list[str] = field(default_factory=list)
     """Why it is not ready."""
     unreached: list[str] = field(default_factory=list)
-    """Instances of its cluster that it cannot reach, and where it looked for them: ``name at host:port``."""
+    """Instances of its cluster that it cannot reach, as ``name at host:port``."""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        told = {"url": self.url, "answers": self.answers, "ready": self.ready, "reasons": self.reasons}
-        told |= {"version": self.version or None, "store": self.store or None, "detail": self.detail or None}
-        return {**told, "seconds": [round(each, 6) for each in self.seconds]}
+        fields = {"url": self.url, "answers": self.answers, "ready": self.ready, "reasons": self.reasons}
+        fields |= {"version": self.version or None, "store": self.store or None, "detail": self.detail or None}
+        return {**fields, "seconds": [round(each, 6) for each in self.seconds]}
 
 
 def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
-    """Every daemon of ``where``. Raises InvalidParameter: a URL or the token file makes no sense.
+    """Asks every daemon of ``where``, and pings each ``count`` times.
 
-    Args:
-      count: pings to each.
+    Raises:
+      InvalidParameter: a URL or the token file is invalid.
     """
     from plainsong._sync._backend import Pool
     from plainsong.settings import Settings  # here, so that help needs no HTTP
@@ -81,7 +77,7 @@ def _one(wire: Pool, url: str, count: int) -> ProbeResult:
     if version is None:
         return found
     if not isinstance(version, dict) or "version" not in version:
-        found.detail = "somebody answers, who is no plainsong daemon"
+        found.detail = "not a plainsong daemon"
         return found
     found.answers = True
     found.version, found.store = str(version["version"]), str(version.get("store", ""))
@@ -99,7 +95,7 @@ def _one(wire: Pool, url: str, count: int) -> ProbeResult:
 
 
 def _unreached(cluster: Any) -> list[str]:
-    """The instances that told the daemon nothing when it was asked for its cluster."""
+    """The instances that did not answer the daemon."""
     instances = cluster.get("instances") if isinstance(cluster, dict) else None
     if not isinstance(instances, list):
         return []
@@ -107,7 +103,7 @@ def _unreached(cluster: Any) -> list[str]:
 
 
 def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
-    """The answer as JSON, or as text; None when there is none, and ``found`` says why."""
+    """Returns the answer as JSON, or as text; None when there is none, with the reason in ``found``."""
     answer = wire.carry(Send(url, Request("GET", path), TIMEOUT_S, TIMEOUT_S))
     if isinstance(answer, Failure):
         found.detail = answer.detail
@@ -116,11 +112,6 @@ def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
         return json.loads(answer.body)
     except ValueError:
         return answer.body.decode("utf-8", "replace")
-
-
-# --- ping ------------------------------------------------------------------------------------------
-#
-# ``plainsong ping``: is the daemon there, is it ready, how far away is it.
 
 
 @click.command(
@@ -135,10 +126,10 @@ def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
 @json_option
 @where_options
 def ping(count: int, as_json: bool, where: Where) -> None:
-    """Ask daemons whether they are there and ready.
+    """Check whether daemons are reachable and ready.
 
-    Each URL is asked. Ends with 0 when one of them is ready, with 5 when none
-    is.
+    Asks each URL. Ends with 0 when at least one daemon is ready, with 5 when
+    none is.
     """
     found = ask(where, count=count)
     if as_json:
@@ -147,7 +138,7 @@ def ping(count: int, as_json: bool, where: Where) -> None:
         for each in found:
             click.echo(_line(each))
     if not any(each.ready for each in found):
-        hint = "is it running there? plainsong serve starts one; plainsong doctor looks closer"
+        hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
         raise CommandFailed("no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
 
 

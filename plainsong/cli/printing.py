@@ -1,7 +1,4 @@
-"""Messages on standard output: format strings, JSON lines, and no bytes that would steer a terminal.
-
-Messages on standard output: in a shape or as JSON, made harmless for a terminal.
-"""
+"""Messages on standard output: format strings, JSON lines, and no bytes that would control a terminal."""
 
 from __future__ import annotations
 
@@ -23,19 +20,17 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-# --- shapes ----------------------------------------------------------------------------------------
-#
-# How messages are printed: format strings with ``%p``, JSON lines, and nothing that takes over a terminal.
+# --- format strings --------------------------------------------------------------------------------
 #
 # %p payload %t topic %s size in bytes %T publish time (UTC) \n \t \r \0 \\ and \xHH %i id %m publish time in
 # milliseconds %a attributes (JSON) %% a percent sign
 
 
 class Shape:
-    """A format string, parsed: ``shape(message)`` is the line without its end.
+    """A parsed format string: ``shape(message)`` is the line without its end.
 
     Raises:
-      ValueError: it has a field or an escape that is none.
+      ValueError: unknown field or escape.
     """
 
     def __init__(self, text: str = "%p") -> None:
@@ -47,17 +42,13 @@ class Shape:
         self._parts.append(text[end:].encode("utf-8", "surrogateescape"))
 
     def __call__(self, message: Printable) -> bytes:
-        """The message in this shape."""
         return b"".join([part if isinstance(part, bytes) else part(message) for part in self._parts])
 
 
 class ShapeType(click.ParamType[Shape]):
-    """A format string on the command line."""
-
     name = "format"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Shape:
-        """The shape; fails for a field that is none."""
         if isinstance(value, Shape):
             return value
         try:
@@ -73,27 +64,25 @@ _OPTIONS = (
         "shape",
         type=ShapeType(),
         metavar="FORMAT",
-        help="How each is printed: %p payload, %t topic, %i id, %T time, %m the same in ms, %s size, %a attributes, %%, \\n \\t \\x00.",
+        help="Format of a message: %p payload, %t topic, %i id, %T time, %m the same in ms, %s size, %a attributes, %%, \\n \\t \\x00.",
     ),
-    click.option(
-        "-0", "--null", is_flag=True, help="End each with a NUL instead of a newline, as xargs -0 reads them."
-    ),
+    click.option("-0", "--null", is_flag=True, help="End messages with NUL instead of newline, for xargs -0."),
 )
 
 
 def printing_options(command: F) -> F:
-    """Adds ``--format`` and ``--null``; they arrive as ``shape`` and ``null``."""
+    """Adds ``--format`` and ``--null``, passed as ``shape`` and ``null``."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 class Printer:
-    """Writes messages, one after the other.
+    """Writes messages to standard output.
 
     Args:
-      shape: of a line; None: as JSON, when ``as_json``, else the payload.
-      null: end each with a NUL.
+      shape: the format; None: JSON, when ``as_json``, else ``default``.
+      null: end each message with NUL.
     """
 
     def __init__(self, shape: Shape | None, *, null: bool, as_json: bool, default: str = "%p") -> None:
@@ -103,35 +92,35 @@ class Printer:
         if not as_json:
             self._line = shape or Shape(default)
         self._end = b"\0" if null else b"\n"
-        self._harmless = sys.stdout.isatty() and not null
+        self._escapes = sys.stdout.isatty() and not null
         self._out = sys.stdout.buffer
         self.count = 0
 
     def write(self, messages: Iterable[Printable]) -> None:
-        """Write them, and flush: whoever reads has all of them now."""
+        """Writes the messages and flushes, so that the reader of a pipe has them all."""
         lines = [self._line(message) for message in messages]
         if not lines:
             return
-        if self._harmless:
-            lines = [harmless_bytes(line) for line in lines]
+        if self._escapes:
+            lines = [escaped_bytes(line) for line in lines]
         left = memoryview(self._end.join(lines) + self._end)
-        while left:  # with PYTHONUNBUFFERED a write to a pipe may be a part
+        while left:  # with PYTHONUNBUFFERED a write to a pipe may be partial
             left = left[self._out.write(left) :]
         self._out.flush()
         self.count += len(lines)
 
 
 class Printable(Protocol):
-    """What a shape needs of a message."""
+    """The part of a message that formats use."""
 
     @property
-    def topic(self) -> str: ...  # noqa: D102
+    def topic(self) -> str: ...
     @property
-    def id(self) -> MessageId: ...  # noqa: D102
+    def id(self) -> MessageId: ...
     @property
-    def payload(self) -> bytes: ...  # noqa: D102
+    def payload(self) -> bytes: ...
     @property
-    def attributes(self) -> Mapping[str, str]: ...  # noqa: D102
+    def attributes(self) -> Mapping[str, str]: ...
 
 
 _FIELDS: dict[str, Callable[[Printable], bytes]] = {
@@ -156,14 +145,14 @@ def _part(found: re.Match[str]) -> bytes | Callable[[Printable], bytes]:
             return b"%"
         if field in _FIELDS:
             return _FIELDS[field]
-        raise ValueError(f"%{field} is no field; use %p %t %i %s %T %m %a or %%")
+        raise ValueError(f"unknown field %{field}; use %p %t %i %s %T %m %a or %%")
     if escape in _ESCAPES:
         return _ESCAPES[escape]
-    raise ValueError(f"\\{escape} is no escape; use \\n \\t \\r \\0 \\xHH or \\\\")
+    raise ValueError(f"unknown escape \\{escape}; use \\n \\t \\r \\0 \\xHH or \\\\")
 
 
 def payload_json(payload: bytes) -> str | dict[str, str]:
-    """A payload in JSON, as the daemon's own answers have it: its text, or ``{"base64": …}`` when it is none."""
+    """A payload in the daemon's JSON: a string, or ``{"base64": …}`` when it is not UTF-8."""
     try:
         return payload.decode()
     except UnicodeDecodeError:
@@ -171,24 +160,24 @@ def payload_json(payload: bytes) -> str | dict[str, str]:
 
 
 def json_line(message: Printable) -> bytes:
-    """A message as one line of JSON; ``publish --ndjson`` takes it."""
-    told: dict[str, Any] = {
+    """A message as one line of JSON, which ``publish --ndjson`` accepts."""
+    fields: dict[str, Any] = {
         "topic": message.topic,
         "id": str(message.id),
         "publishTimeMs": message.id.publish_time_ms,
         "payload": payload_json(message.payload),
     }
     if message.attributes:
-        told["attributes"] = dict(message.attributes)
-    return _dumped(told)
+        fields["attributes"] = dict(message.attributes)
+    return _dumped(fields)
 
 
-def _dumped(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+def _dumped(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def harmless_bytes(line: bytes) -> bytes:
-    """``line`` for a terminal: what would steer it, and what is no UTF-8, is written as ``\\xHH``; tabs stay."""
+def escaped_bytes(line: bytes) -> bytes:
+    """Escapes control characters, except tabs, and bytes that are not UTF-8, as ``\\xHH``."""
     text = line.decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() or char in "\t\n" else _visible(char) for char in text).encode()
 

@@ -18,31 +18,30 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
 
-#: Shown unless somebody wants more. The daemon gives so many at once, at most.
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
 
 
 @click.group(cls=VerbGroup)
 def producer() -> None:
-    """Producers: whose sequence ids a topic remembers.
+    """Show the producers that a topic remembers.
 
-    What a producer sends again, under the same name and sequence ids, is not
-    stored again.
+    Messages that a producer sends again under the same sequence ids are not
+    stored twice.
     """
 
 
 @producer.command(name="ls", examples=["plainsong producer ls orders", "plainsong producer ls orders --after p-17"])
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("--after", metavar="PRODUCER", help="Go on behind this name.")
+@click.option("--after", metavar="PRODUCER", help="Continue after this name.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, metavar="N")
 @json_option
 @where_options
 def list_producers(topic: str, after: str | None, limit: int, as_json: bool, where: Where) -> None:
-    """List a topic's producers, by name, and how it keeps them.
+    """List a topic's producers by name, and how the topic remembers them.
 
-    LAST is the highest sequence id that is stored, SENT the highest that is
-    being written, EPOCH counts the sessions of the name.
+    LAST is the highest sequence id stored, SENT the highest one being written,
+    EPOCH counts the producer's sessions.
     """
     with where.client(topic) as client:
         found = run_call(client, calls.list_producers(client.namespace, topic, after, limit))
@@ -54,7 +53,7 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
     output.echo_lines(output.table(headings, [_row(each, now) for each in found["producers"]]))
     output.echo_lines(["", *output.facts(_about_all(topic, found))])
     if found["next"] is not None:
-        note(f"there are more: --after {found['next']}")
+        note(f"more producers: --after {found['next']}")
 
 
 def _row(each: dict[str, Any], now: int) -> tuple[str, ...]:
@@ -82,10 +81,10 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def show_effective(told: dict[str, Any]) -> str:
-    """``on, as the service says``: of what the daemon answers about a topic's producers, or a namespace."""
-    effective = told["deduplication"]
-    return f"{'on' if effective['enabled'] else 'off'}, as the {effective['level']} says"
+def show_effective(answer: dict[str, Any]) -> str:
+    """``on, set by the service``: the deduplication in force, from an answer about a topic's producers or a namespace."""
+    effective = answer["deduplication"]
+    return f"{'on' if effective['enabled'] else 'off'}, set by the {effective['level']}"
 
 
 @producer.command(
@@ -93,11 +92,13 @@ def show_effective(told: dict[str, Any]) -> str:
 )
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("producer")
-@click.option("--generation", type=click.IntRange(1), metavar="N", help="Of the topic; the living one by default.")
+@click.option(
+    "--generation", type=click.IntRange(1), metavar="N", help="Generation of the topic; default: the current one."
+)
 @json_option
 @where_options
 def show(topic: str, producer: str, generation: int | None, as_json: bool, where: Where) -> None:
-    """Show how far a producer came, and its last requests."""
+    """Show a producer's last sequence id and requests."""
     with where.client(topic) as client:
         found = _found(client, topic, producer, generation)
     if as_json:
@@ -131,11 +132,11 @@ def _ids(each: dict[str, Any]) -> str:
 def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) -> None:
     """Forget a producer. Its messages stay.
 
-    What it sends again after that is stored again.
+    Messages that it sends again after that are stored again.
     """
     with where.client(topic) as client:
         last = _found(client, topic, producer, None)["lastSequenceId"]
-        confirmed(f"Forget {producer} of {topic}? What it sends again is stored again.", yes=yes)
+        confirmed(f"Forget {producer} of {topic}? Messages that it sends again are stored again.", yes=yes)
         run_call(client, calls.delete_producer(client.namespace, topic, producer))
     if as_json:
         echo_json({"deleted": producer, "lastSequenceId": last})
@@ -144,11 +145,11 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
 
 
 def _found(client: Client, topic: str, name: str, generation: int | None) -> dict[str, Any]:
-    """The producer. Raises CommandFailed naming the nearest one."""
+    """Returns the producer. Raises CommandFailed that names the nearest one."""
     try:
         return run_call(client, calls.show_producer(client.namespace, topic, name, generation))
     except ProducerNotFound as error:
         page = run_call(client, calls.list_producers(client.namespace, topic, None, MAX_LIMIT))
         names = [each["producer"] for each in page["producers"]]
-        near = nearest(name, names) if 0 < len(names) <= 10 else f"plainsong producer ls {topic} shows those there are"
+        near = nearest(name, names) if 0 < len(names) <= 10 else f"plainsong producer ls {topic} lists producers"
         raise CommandFailed(f"topic {topic} has no producer {name!r}", hint=near, code=Exit.NOT_FOUND) from error

@@ -1,7 +1,4 @@
-"""The verb `publish`: sends messages in order, one by one, in batches, by a producer or in one transaction, and reports any that failed.
-
-``plainsong publish``: messages go in, in order, and nothing is left unsaid about those that did not.
-"""
+"""The verb `publish`: sends messages in order, one by one, in batches, by a producer or in one transaction, and reports any that failed."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from plainsong.calls import open_session
 from plainsong.cli import inputs
 from plainsong.cli.inputs import InputPiece
 from plainsong.cli.options import Length
-from plainsong.cli.output import Progress, echo_json, note, show_count
+from plainsong.cli.output import Progress, echo_json, note, show_messages
 from plainsong.cli.verb import CommandFailed, Exit, Verb, failure_of, json_option
 from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.errors import CommittedWithErrors
@@ -50,21 +47,27 @@ if TYPE_CHECKING:
 )
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
-@click.option("--ndjson", is_flag=True, help="Lines are JSON: a string, or an object with payload.")
-@click.option("--base64", "is_base64", is_flag=True, help="Messages are written in base64.")
+@click.option("--ndjson", is_flag=True, help="Lines are JSON: a string, or an object with a payload.")
+@click.option("--base64", "is_base64", is_flag=True, help="Messages are given in base64.")
 @click.option(
-    "--file", "files", multiple=True, metavar="FILE", help="A whole file is one message. Repeatable; - is stdin."
+    "--file", "files", multiple=True, metavar="FILE", help="The whole file is one message; - is stdin. Repeatable."
 )
-@click.option("--ttl", "ttl_s", type=Length(), metavar="TIME", help="They live no longer than this, as 10m or 7d.")
-@click.option("--retry-for", "retry_s", type=Length(), metavar="TIME", help="Keep trying while the daemon is away.")
-@click.option("--tx", is_flag=True, help="All of it in one transaction.")
-@click.option("--tx-timeout", "tx_timeout_s", type=Length(), metavar="TIME", help="How long that may take; 30s.")
-@click.option("--producer", metavar="NAME", help="Whoever sends again under this name stores nothing twice.")
-@click.option("--sequence-id", type=click.IntRange(0), metavar="N", help="Of the first message; else behind the last.")
-@click.option("--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="For every message. Repeatable.")
-@click.option("--routing-key", metavar="KEY", help="The same as the attribute routingKey.")
-@click.option("--atomic", is_flag=True, help="All of it in one request: whole or not at all, up to 16 MiB.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing when it went well.")
+@click.option("--ttl", "ttl_s", type=Length(), metavar="TIME", help="Time to live, e.g. 10m or 7d.")
+@click.option("--retry-for", "retry_s", type=Length(), metavar="TIME", help="Retry while the daemon is unavailable.")
+@click.option("--tx", is_flag=True, help="Publish everything in one transaction.")
+@click.option(
+    "--tx-timeout", "tx_timeout_s", type=Length(), metavar="TIME", help="Time-out of the transaction; default 30s."
+)
+@click.option("--producer", metavar="NAME", help="Producer name: what is sent again under it is stored once.")
+@click.option(
+    "--sequence-id", type=click.IntRange(0), metavar="N", help="Sequence id of the first message; default: the next."
+)
+@click.option(
+    "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Attribute of every message. Repeatable."
+)
+@click.option("--routing-key", metavar="KEY", help="Short for --attribute routingKey=KEY.")
+@click.option("--atomic", is_flag=True, help="Publish everything in one request, all or nothing, up to 16 MiB.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 @json_option
 @where_options
 def publish(
@@ -86,33 +89,33 @@ def publish(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Publish messages: arguments, lines, NDJSON, files.
+    """Publish messages from arguments, lines, NDJSON or files.
 
-    Each MESSAGE is one message. Without any, each line of standard input is one,
-    and is published as it comes. They are stored in the order given; when the
-    command ends with 0 all of them are durable. When it does not, it says how
-    many are: the others are not there, except for one request of which nobody
-    knows.
+    Each MESSAGE is one message. Without any, each line of standard input is a
+    message, published as it arrives. Messages are stored in the order given.
+    Exit code 0 means that all are durable; otherwise the command says how many
+    are. The rest were not published, except that the outcome of the last
+    request may be unknown.
 
     A line of --ndjson is a string, {"base64": "..."}, or an object
-    {"payload": ..., "ttlSeconds": ..., "attributes": {...}}; what `poll --json`
-    prints is such.
+    {"payload": ..., "ttlSeconds": ..., "attributes": {...}}, as `poll --json`
+    prints it.
 
-    With --tx all of it is one transaction: committed readers see all of it or
+    With --tx everything is one transaction: committed readers see all of it or
     nothing, and when the command fails nothing was published.
 
-    With --producer and --sequence-id it may be run again after a failure:
-    messages that are there already are not stored again.
+    With --producer and --sequence-id you can run the command again after a
+    failure: messages already stored are not stored twice.
     """
     extras = Extras(producer, sequence_id, parse_attributes(attributes), routing_key, atomic)
     if extras.sequence_id is not None and producer is None:
-        raise click.UsageError("--sequence-id is for --producer")
+        raise click.UsageError("--sequence-id needs --producer")
     if tx and extras.given:
-        raise click.UsageError("--tx knows no --producer, --attribute, --routing-key and --atomic")
+        raise click.UsageError("--tx cannot be combined with --producer, --attribute, --routing-key or --atomic")
     if tx_timeout_s is not None and not tx:
-        raise click.UsageError("--tx-timeout is for --tx")
+        raise click.UsageError("--tx-timeout needs --tx")
     if ndjson and is_base64:
-        raise click.UsageError("--ndjson and --base64 exclude each other: NDJSON has its own base64")
+        raise click.UsageError("--ndjson and --base64 exclude each other: NDJSON has base64 of its own")
     if files and messages:
         raise click.UsageError("give messages or --file, not both")
     parse = _parser(ndjson=ndjson, is_base64=is_base64)
@@ -133,13 +136,13 @@ def publish(
         sending: PublishRun | PublishRunInTransaction
         if tx:
             sending = PublishRunInTransaction(client, topic, ttl_s, progress, tx_timeout_s)
-        elif extras.given or ndjson:  # whose lines may have attributes of their own
+        elif extras.given or ndjson:  # its lines may have attributes of their own
             sending = PublishRunWithExtras(client, topic, ttl_s, progress, extras)
         else:
             sending = PublishRun(client, topic, ttl_s, progress)
         sending.all_of(pieces)
     if as_json:
-        echo_json(sending.told())
+        echo_json(sending.as_json())
     elif not quiet:
         last = f", last id {sending.last_id}" if sending.last_id else ""
         click.echo(f"published {show_messages(sending.sent)}{sending.how}{last}")
@@ -152,7 +155,7 @@ def _parser(*, ndjson: bool, is_base64: bool) -> Callable[[bytes], inputs.InputM
 
 
 def _size_of_stdin() -> int | None:
-    """Bytes, when standard input is a file."""
+    """The size of standard input in bytes, when it is a file."""
     try:
         found = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
@@ -160,29 +163,23 @@ def _size_of_stdin() -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-# --- publish extras --------------------------------------------------------------------------------
-#
-# ``publish`` with a producer, attributes, a routing key, or as one atomic batch.
-
-
 class Extras(NamedTuple):
-    """What the options say of all messages of the command."""
+    """Options that hold for all messages of the command."""
 
     producer: str | None = None
     sequence_id: int | None = None
-    """Of the first message."""
+    """Of the first message; None: continue after the producer's last."""
     attributes: Mapping[str, str] = {}
     routing_key: str | None = None
     atomic: bool = False
 
     @property
     def given(self) -> bool:
-        """Whether there is anything of this at all."""
         return self.producer is not None or bool(self.attributes) or self.routing_key is not None or self.atomic
 
 
 def parse_attributes(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of a command line. Raises click.UsageError."""
+    """Parses ``NAME=VALUE``. Raises click.UsageError."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -192,13 +189,11 @@ def parse_attributes(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-# --- sending ---------------------------------------------------------------------------------------
-#
-# What ``publish`` has sent so far, one piece after the other, and what it says when it ends early.
+# --- runs of publish -------------------------------------------------------------------------------
 
 
 class PublishRun:
-    """What has been published so far, and what becomes of the rest when it ends early."""
+    """Publishes piece by piece, and reports what was published when it ends early."""
 
     def __init__(self, client: Client, topic: str, ttl_s: int | None, progress: Progress) -> None:
         self.sent = 0
@@ -211,10 +206,10 @@ class PublishRun:
         self._under_way = 0
 
     def all_of(self, pieces: Iterable[InputPiece]) -> None:
-        """Publish, one piece after the other.
+        """Publishes all pieces in order.
 
         Raises:
-          CommandFailed: it ended early; says what was published, what was not, and what is unknown.
+          CommandFailed: it ended early; the error says what was published, what was not, and what is unknown.
         """
         try:
             for piece in pieces:
@@ -242,7 +237,7 @@ class PublishRun:
         self._progress.show(self.sent, piece.read_bytes)
 
     def publish(self, piece: InputPiece) -> Receipt:
-        """One request. Raises PlainsongError."""
+        """Sends one request. Raises PlainsongError."""
         from plainsong import Outgoing  # here, so that help needs no client
 
         values = [Outgoing(item.payload, item.ttl_s) if item.ttl_s else item.payload for item in piece.items]
@@ -250,37 +245,41 @@ class PublishRun:
 
     @property
     def how(self) -> str:
-        """What there is to say of it besides how many they were."""
+        """What the summary adds to the number of messages."""
         return ""
 
     def _ended(self, failed: CommandFailed, outcome: str) -> CommandFailed:
-        """``failed``, with how far it came; ``outcome`` is of the request under way."""
+        """Adds to ``failed`` how far the run came; ``outcome`` is that of the request under way."""
         unknown = self._under_way if outcome == "unknown" else 0
         failed.message += (": " if failed.code == Exit.INTERRUPTED else "; ") + self._how_far(known=not unknown)
         failed.outcome = "unknown" if unknown else "not-applied"
-        failed.more = {**self.told(), "unknown": unknown}
+        failed.more = {**self.as_json(), "unknown": unknown}
         return failed
 
     def _how_far(self, *, known: bool) -> str:
-        said = [f"{show_messages(self.sent)} published"]
+        if not self.sent and known:
+            return "nothing published"
+        parts = [f"{show_messages(self.sent)} published"] if self.sent else []
         if self.last_id:
-            said.append(f"the last is {self.last_id}")
+            parts.append(f"last id {self.last_id}")
         if self._under_way and known:
-            said.append(f"number {self.sent + 1} and what follows were not")
+            parts.append(f"messages from number {self.sent + 1} on not published")
         elif self._under_way:
             first, last = self.sent + 1, self.sent + self._under_way
-            said.append(f"of number {first} to {last} nobody knows, what follows was not")
+            parts.append(f"messages {first} to {last} unknown, the rest not published")
         else:
-            said.append("what follows was not")
-        return ", ".join(said)
+            parts.append("the rest not published")
+        return ", ".join(parts)
 
-    def told(self) -> dict[str, object]:
-        """For programs."""
+    def as_json(self) -> dict[str, object]:
         return {"topic": self.topic, "messages": self.sent, "firstId": self.first_id, "lastId": self.last_id}
 
 
 class PublishRunWithExtras(PublishRun):
-    """Publishes with these extras; a producer's session is opened before its first message."""
+    """Publishes as a producer, with attributes, a routing key, or as one atomic batch.
+
+    The producer's session is opened before its first message.
+    """
 
     def __init__(self, client: Client, topic: str, ttl_s: int | None, progress: Progress, extras: Extras) -> None:
         super().__init__(client, topic, ttl_s, progress)
@@ -292,11 +291,11 @@ class PublishRunWithExtras(PublishRun):
         self._already = 0
 
     def all_of(self, pieces: Iterable[InputPiece]) -> None:
-        """Publish; an atomic batch when all of it has been read. Raises CommandFailed."""
+        """As ``PublishRun``; an atomic batch is read whole before it is sent."""
         super().all_of(_as_one(pieces) if self._extras.atomic else pieces)
 
     def publish(self, piece: InputPiece) -> Receipt:
-        """One request. With a producer it may be sent again without a doubt."""
+        """Sends one request; with a producer it is safe to send it again."""
         extras, items = self._extras, piece.items
         request = PublishRequest([item.payload for item in items], ttl_s=self.ttl_s, atomic=extras.atomic)
         request.message_ttls_s = own_ttls([item.ttl_s for item in items])
@@ -309,7 +308,7 @@ class PublishRunWithExtras(PublishRun):
             self.client, calls.publish(self.client.namespace, self.topic, request, retry_unknown=once)
         )
         if self._session is not None:
-            # As of the opening: what an attempt of this very run has stored was not stored before.
+            # Compared with the opening: messages that an earlier attempt of this run stored do not count.
             self._already += min(len(items), max(0, self._session.last_sequence_id + 1 - self._next_id))
         self._next_id += len(items)
         return receipt
@@ -317,7 +316,7 @@ class PublishRunWithExtras(PublishRun):
     def _put_producer(self, request: PublishRequest, name: str) -> None:
         if self._session is None:
             opening = open_session(self.client.namespace, self.topic, name)
-            # Opened twice it has another epoch, and this is the last one.
+            # A session opened twice has a new epoch, and this is the latest.
             self._session = run_call(self.client, opening._replace(repeat="harmless"))
             first = self._extras.sequence_id
             self._next_id = self._session.last_sequence_id + 1 if first is None else first
@@ -328,20 +327,22 @@ class PublishRunWithExtras(PublishRun):
 
     @property
     def how(self) -> str:
-        """As one batch, and how many were there already."""
-        there = f", {show_messages(self._already)} of them stored before" if self._already else ""
+        there = f", {show_messages(self._already)} of them already stored" if self._already else ""
         return (" in one batch" if self._extras.atomic else "") + there
 
-    def told(self) -> dict[str, object]:
-        """For programs."""
+    def as_json(self) -> dict[str, object]:
         if self._session is None:
-            return super().told()
-        told = {"producer": self._extras.producer, "lastSequenceId": self._next_id - 1, "storedBefore": self._already}
-        return {**super().told(), **told}
+            return super().as_json()
+        extra = {
+            "producer": self._extras.producer,
+            "lastSequenceId": self._next_id - 1,
+            "storedBefore": self._already,
+        }
+        return {**super().as_json(), **extra}
 
 
 def _as_one(pieces: Iterable[InputPiece]) -> Iterable[InputPiece]:
-    """All pieces as one. Raises CommandFailed when they are too large, or too many, for one request."""
+    """Joins all pieces. Raises CommandFailed when they are too large, or too many, for one request."""
     items: list[InputMessage] = []
     size = read = 0
     for piece in pieces:
@@ -350,7 +351,7 @@ def _as_one(pieces: Iterable[InputPiece]) -> Iterable[InputPiece]:
         read = piece.read_bytes
         if size > MAX_BYTES or len(items) > MAX_MESSAGES:
             raise CommandFailed(
-                f"this is more than {MAX_BYTES >> 20} MiB or {MAX_MESSAGES} messages, too much for --atomic",
+                f"more than {MAX_BYTES >> 20} MiB or {MAX_MESSAGES} messages, too much for --atomic",
                 hint="--tx takes any number",
                 code=Exit.USAGE,
             )
@@ -363,13 +364,8 @@ def _attributes(items: Sequence[InputMessage], shared: Mapping[str, str]) -> lis
     return found if any(found) else None
 
 
-# --- publish tx ------------------------------------------------------------------------------------
-#
-# ``publish --tx``: everything in one transaction, so that committed readers see all of it or nothing.
-
-
 class PublishRunInTransaction:
-    """What is published by one transaction.
+    """Publishes everything in one transaction.
 
     Args:
       timeout_s: of the transaction; None: the daemon's default.
@@ -391,10 +387,10 @@ class PublishRunInTransaction:
         self._timeout_s = timeout_s
 
     def all_of(self, pieces: Iterable[InputPiece]) -> None:
-        """Begin, publish one piece after the other, commit.
+        """Begins, publishes all pieces, commits.
 
         Raises:
-          CommandFailed: nothing was published, or nobody knows.
+          CommandFailed: nothing was published, or the outcome of the commit is unknown.
         """
         try:
             self._all_of(pieces)
@@ -417,7 +413,7 @@ class PublishRunInTransaction:
             self.transaction = transaction.transaction.id
             for piece in pieces:
                 if any(item.attributes for item in piece.items):
-                    raise CommandFailed("a line has attributes, and --tx sends none", code=Exit.USAGE)
+                    raise CommandFailed("a line has attributes, which --tx cannot send", code=Exit.USAGE)
                 values = [Outgoing(item.payload, item.ttl_s) if item.ttl_s else item.payload for item in piece.items]
                 transaction.publish(self._topic, values, ttl_s=self._ttl_s)
                 count += len(values)
@@ -427,19 +423,20 @@ class PublishRunInTransaction:
         if receipts and receipts[-1].last_id is not None:
             self.last_id = str(receipts[-1].last_id)
         if receipts and sum(receipt.count for receipt in receipts) == count and receipts[0].first_id is not None:
-            self.first_id = str(receipts[0].first_id)  # else the first ones were stored, under ids not told here
+            self.first_id = str(
+                receipts[0].first_id
+            )  # else the first were stored, and the receipts have no ids of them
 
     def _ended(self, failed: CommandFailed, outcome: str) -> CommandFailed:
         is_unknown = outcome == "unknown"
-        failed.message += "; nobody knows whether it was committed" if is_unknown else "; nothing was published"
+        failed.message += "; outcome of the commit unknown" if is_unknown else "; nothing was published"
         if is_unknown and self.transaction is not None:
-            failed.hint = f"ask later: plainsong tx show {self.transaction}"
+            failed.hint = f"look later: plainsong tx show {self.transaction}"
         failed.outcome = "unknown" if is_unknown else "not-applied"
-        failed.more = self.told()
+        failed.more = self.as_json()
         return failed
 
-    def told(self) -> dict[str, object]:
-        """For programs."""
+    def as_json(self) -> dict[str, object]:
         return {
             "topic": self._topic,
             "messages": self.sent,
@@ -447,8 +444,3 @@ class PublishRunInTransaction:
             "lastId": self.last_id,
             "transaction": None if self.transaction is None else str(self.transaction),
         }
-
-
-def show_messages(count: int) -> str:
-    """``1 message``, ``12 345 messages``."""
-    return "1 message" if count == 1 else f"{show_count(count)} messages"

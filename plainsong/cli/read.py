@@ -1,7 +1,4 @@
-"""The verbs `poll`, `tail` and `peek`: read messages and stop, follow topics, look at single messages.
-
-``plainsong poll``: reads messages of one topic, and ends.
-"""
+"""The verbs `poll`, `tail` and `peek`: read messages and stop, follow topics, look at single messages."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from plainsong.cli.options import (
     why_held,
 )
 from plainsong.cli.output import echo_json, note
-from plainsong.cli.printing import Printer, harmless_bytes, payload_json, printing_options
+from plainsong.cli.printing import Printer, escaped_bytes, payload_json, printing_options
 from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
 from plainsong.positions import NEWEST
@@ -37,9 +34,9 @@ if TYPE_CHECKING:
     from plainsong.positions import Start
     from plainsong.protocol.requests import Isolation
 
-#: Fetched at once when all of a topic is read: what is held in memory.
+#: Messages fetched and kept in memory at once when a whole topic is read.
 PAGE_MESSAGES = 10_000
-#: The daemon's own bound on one wait.
+#: The daemon's bound on one wait.
 MAX_WAIT_MS = 60_000
 
 
@@ -55,13 +52,15 @@ MAX_WAIT_MS = 60_000
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here; oldest by default.")
-@click.option("--after", type=Place(), metavar="ID", help="Start just behind this message.")
-@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="End before this.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the last N messages.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most N messages.")
-@click.option("--until-empty", is_flag=True, help="Page by page, to the end.")
-@click.option("--wait", "wait_ms", type=Length(0.001), metavar="TIME", help="If there is none, wait for one.")
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here; default: oldest.")
+@click.option("--after", type=Place(), metavar="ID", help="Start after this message.")
+@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="Stop before this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Read the last N messages.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Read at most N messages.")
+@click.option("--until-empty", is_flag=True, help="Read page by page, to the end.")
+@click.option(
+    "--wait", "wait_ms", type=Length(0.001), metavar="TIME", help="Wait this long for a message when there is none."
+)
 @isolation_option
 @printing_options
 @json_option
@@ -83,16 +82,16 @@ def poll(
 ) -> None:
     """Read messages of a topic and stop.
 
-    Prints one page: as much as the daemon gives at once. --until-empty, --last
-    and --limit read on for as long as it takes. Nothing is consumed: reading
-    again reads the same.
+    Prints one page: as much as the daemon returns at once. With --until-empty,
+    --last or --limit it reads further pages. Nothing is consumed: reading again
+    gives the same messages.
 
-    A PLACE is an id, a time (2026-01-31T12:00Z, or milliseconds since 1970),
-    that long ago (-10m, -2h, -7d), oldest or now. --from an id begins with that
-    message, --after it with the next.
+    A PLACE is an id, a time (2026-01-31T12:00Z, or milliseconds since 1970), a
+    time ago (-10m, -2h, -7d), oldest or now. --from ID starts with that
+    message, --after ID with the next.
 
-    With --isolation committed it ends at the first message whose transaction is
-    undecided.
+    With --isolation committed, reading ends at the first message whose
+    transaction is undecided.
     """
     if sum(each is not None for each in (start, after, last)) > 1:
         raise click.UsageError("--from, --after and --last exclude each other")
@@ -112,15 +111,15 @@ def poll(
             if not (until_empty or last or limit):
                 break
     if page is not None and page.end == "more" and printer.count != limit:
-        note(f"there is more: --until-empty reads on, --after {page.last_id} begins there")
+        note(f"more messages follow: --until-empty reads on, --after {page.last_id} continues here")
     if page is not None and page.end == "held":
         note(why_held(topic, page.held))
     elif not printer.count:
-        note("there are no messages here" if start is None else "there are no messages from there on")
+        note("no messages" if start is None else "no messages from there on")
 
 
 class ReadLimits(NamedTuple):
-    """What is read of a topic."""
+    """The range that is read, and how long to wait for a first message."""
 
     inclusive: bool | None
     until: Start
@@ -130,7 +129,7 @@ class ReadLimits(NamedTuple):
 
 
 def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iterator[Page]:
-    """Pages until the end, or until there were ``limit`` messages."""
+    """Yields pages until the end of the topic, or until ``limit`` messages."""
     inclusive, until, isolation, left, wait_left_ms = bounds
     while left is None or left > 0:
         at_once = PAGE_MESSAGES if left is None else min(left, PAGE_MESSAGES)
@@ -156,8 +155,6 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
 
 
 # --- tail ------------------------------------------------------------------------------------------
-#
-# ``plainsong tail``: follows topics, also such as come later, and prints their messages as they come.
 
 
 @click.command(
@@ -172,8 +169,8 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...", shell_complete=complete_topic)
 @click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here instead of now: oldest, -10m, a time.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="Print the last N messages first; for one topic.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Print the last N messages first; one topic only.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
 @isolation_option
 @printing_options
 @json_option
@@ -189,42 +186,40 @@ def tail(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Follow topics: print messages as they come.
+    """Follow topics: print messages as they arrive.
 
-    Goes on until Ctrl-C, also while the daemon is restarted, and misses nothing
-    meanwhile. A pattern such as 'orders-*' takes in topics that are created
-    later, within ten seconds. With several topics the name stands before each
-    message. With --isolation committed it waits before messages whose
-    transaction is undecided; `plainsong tx blame` says whose that is.
+    Runs until Ctrl-C, also across restarts of the daemon, and misses nothing.
+    A pattern such as 'orders-*' includes topics created later, within ten
+    seconds. With several topics, each message is preceded by its topic's name.
+    With --isolation committed it waits at messages whose transaction is
+    undecided; `plainsong tx blame` shows that transaction.
     """
     several = len(topics) > 1 or is_pattern(topics[0])
     if last is not None and (several or start is not None):
-        raise click.UsageError("--last is for one topic, and without --from")
+        raise click.UsageError("--last needs a single topic, and excludes --from")
     printer = Printer(shape, null=null, as_json=as_json, default="%t %p" if several else "%p")
     with where.client(*topics) as client:
-        # Following waits for daemons and new topics for ever: what is wrong from the start is said first.
+        # Following waits for daemons and new topics for ever: report what is wrong at the start first.
         there = client.topics()
         chosen(there, [each for each in topics if not is_pattern(each)])
         begin: Start = NEWEST if start is None else start
         if isinstance(start, bytes):
-            begin = before(start)  # the client goes on behind an id, --from begins with it
+            begin = before(start)  # the client continues after an id, --from starts with it
         if last is not None:
             begin = client.position_of_last(topics[0], last)
     with where.client(*topics, retry=True) as client:
-        note(f"following {', '.join(topics)}; Ctrl-C ends")
+        note(f"following {', '.join(topics)}; Ctrl-C stops")
         for message in client.read(topics, begin, follow=True, limit=limit, isolation=isolation):
             printer.write([message])
     if limit is None:
-        raise CommandFailed("there is nothing left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
+        raise CommandFailed("no topic left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
 
 
 # --- peek ------------------------------------------------------------------------------------------
-#
-# ``plainsong peek``: looks at messages one by one: state, size, expiry, whose they are.
 
 
-#: Shown unless somebody wants more. The daemon gives so many at once, at most.
 DEFAULT_LIMIT = 10
+#: The most that the daemon returns at once.
 MAX_LIMIT = 1_000
 
 
@@ -237,19 +232,19 @@ MAX_LIMIT = 1_000
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here; oldest by default.")
-@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="End before this.")
-@click.option("--last", type=click.IntRange(1, MAX_LIMIT), metavar="N", help="The last N messages.")
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here; default: oldest.")
+@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="Stop before this.")
+@click.option("--last", type=click.IntRange(1, MAX_LIMIT), metavar="N", help="Show the last N messages.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, metavar="N")
 @json_option
 @where_options
 def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, as_json: bool, where: Where) -> None:
     """Look at messages: state, size, expiry.
 
-    A message with a producer is shown with its sequence id, one of an atomic
-    batch with its place there, and attributes stand on a line of their own.
-    Also shows what readers do not get: messages of open or rolled-back
-    transactions, and rows that are damaged. Nothing is consumed.
+    Shows a producer's sequence id, a message's place in an atomic batch, and
+    attributes on a line of their own. Also shows what readers do not get:
+    messages of open or rolled-back transactions, and damaged rows. Nothing is
+    consumed.
     """
     if last is not None and start is not None:
         raise click.UsageError("--from and --last exclude each other")
@@ -265,25 +260,24 @@ def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, a
         else:
             output.echo_lines(_lines(each, now))
     if not seen:
-        note("there is nothing to see")
+        note("no messages")
 
 
 def _lines(seen: Seen, now: int) -> list[str]:
-    """What is known of it, what it is, and then its request and its attributes, if it has any."""
+    """State, payload, and then origin and attributes, if it has any."""
     if seen.state == "damaged":
         return [f"{seen.id}  damaged", f"  {one_line(seen.detail)}"]
     expires = "" if seen.expires_ms is None else f"  expires in {show_length(max(0, seen.expires_ms - now))}"
     pointer = "" if seen.write_pointer is None else f" by {seen.write_pointer}"
     first = f"{seen.id}  {seen.state}{pointer}  {output.show_bytes(seen.size)}{expires}"
     time = show_time(seen.publish_time_ms)
-    shown = harmless_bytes(seen.payload[:1000].replace(b"\n", b" ").replace(b"\t", b" ")).decode("utf-8", "replace")
+    shown = escaped_bytes(seen.payload[:1000].replace(b"\n", b" ").replace(b"\t", b" ")).decode("utf-8", "replace")
     lines = [first, f"  {time}  {output.cut(shown, output.width() - len(time) - 4)}".rstrip()]
-    lines += [f"  {output.cut(one_line(said), output.width() - 2)}" for said in (_origin(seen), _strings(seen)) if said]
+    lines += [f"  {output.cut(one_line(line), output.width() - 2)}" for line in (_origin(seen), _strings(seen)) if line]
     return lines
 
 
 def _origin(seen: Seen) -> str:
-    """Producer, sequence id and place in a batch, as far as it has them."""
     parts = []
     if seen.producer is not None:
         parts.append(f"producer {seen.producer}")

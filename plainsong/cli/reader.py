@@ -19,15 +19,13 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.where import Where
 
-_BEHIND = ("visible", "expiredUnread", "hidden")
-
 
 @click.group(cls=VerbGroup)
 def reader() -> None:
-    """Positions that the daemon keeps for readers.
+    """Show and move positions kept by the daemon.
 
-    A position is the id of the last message that a reader is done with.
-    Programs keep theirs with ServerPosition.
+    A position is the id of the last message that a reader has processed.
+    Programs keep one with ServerPosition.
     """
 
 
@@ -60,7 +58,7 @@ def list_readers(topic: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def show(topic: str, reader: str, as_json: bool, where: Where) -> None:
-    """Show where a reader stands and how much lies before it."""
+    """Show a reader's position and how far it is behind."""
     with where.client(topic) as client:
         _show(client, topic, reader, as_json=as_json)
 
@@ -78,11 +76,11 @@ def show(topic: str, reader: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def set_position(topic: str, reader: str, place: str | bytes | int, as_json: bool, where: Where) -> None:
-    """Put a reader somewhere; make it if there is none.
+    """Set a reader's position; create the reader if it does not exist.
 
-    At an id it is done with that message and goes on behind it. At a time
-    (-10m, 2026-01-31T12:00Z) it goes on with the first message of that time;
-    oldest reads everything, now only what is still to come.
+    With an id, it continues after that message. With a time (-10m,
+    2026-01-31T12:00Z), it continues with the first message from then on; oldest
+    reads everything, now only new messages.
     """
     with where.client(topic) as client:
         client.set_reader(topic, reader, _position(client, topic, place))
@@ -94,15 +92,15 @@ def set_position(topic: str, reader: str, place: str | bytes | int, as_json: boo
 )
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("reader")
-@click.option("--to", "place", type=Place(), default=OLDEST, show_default=True, metavar="PLACE", help="Where to.")
+@click.option("--to", "place", type=Place(), default=OLDEST, show_default=True, metavar="PLACE", help="New position.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 @where_options
 def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json: bool, where: Where) -> None:
-    """Move a reader that is there: to read again, or to skip.
+    """Move an existing reader back or forward.
 
-    A program that is reading under this name notices, and stops with
-    position_changed when it saves next.
+    A program that reads under this name stops with position_changed when it
+    next saves its position.
     """
     with where.client(topic) as client:
         stands = _found(client, topic, reader)["position"]
@@ -110,9 +108,7 @@ def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json:
         what = "read again" if to.hex() < stands else "skip"
         ahead = client.stats(topic, reader=min(to, bytes.fromhex(stands)))["reader"]["visible"]
         beyond = client.stats(topic, reader=max(to, bytes.fromhex(stands)))["reader"]["visible"]
-        confirmed(
-            f"Reader {reader} of {topic} will {what} {output.show_count(ahead - beyond)} messages. Go on?", yes=yes
-        )
+        confirmed(f"Reader {reader} of {topic} will {what} {output.show_messages(ahead - beyond)}. Continue?", yes=yes)
         client.set_reader(topic, reader, to)
         _show(client, topic, reader, as_json=as_json)
 
@@ -130,14 +126,11 @@ def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
     if as_json:
         echo_json({"removed": reader, "position": stands})
     else:
-        click.echo(f"forgot {reader}; it stood at {stands}")
-
-
-# --- what they share ---------------------------------------------------------------------------------
+        click.echo(f"forgot {reader}; its position was {stands}")
 
 
 def _found(client: Client, topic: str, name: str) -> dict[str, Any]:
-    """The reader. Raises CommandFailed naming the nearest one."""
+    """Returns the reader. Raises CommandFailed that names the nearest one."""
     try:
         return client.reader(topic, name)
     except TopicNotFound:
@@ -145,7 +138,7 @@ def _found(client: Client, topic: str, name: str) -> dict[str, Any]:
     except NotFound as error:
         names = [each["name"] for each in client.readers(topic)]
         create = f"plainsong reader set {topic} {name} oldest"
-        near = nearest(name, names) if names else f"make it: {create}"
+        near = nearest(name, names) if names else f"create it: {create}"
         raise CommandFailed(f"topic {topic} has no reader {name!r}", hint=near, code=Exit.NOT_FOUND) from error
 
 
@@ -160,17 +153,17 @@ def _show(client: Client, topic: str, name: str, *, as_json: bool) -> None:
         echo_json(found)
         return
     estimated = found["estimated"]
-    visible, expired, hidden = (output.show_count(found[key], estimated=estimated) for key in _BEHIND)
+    expired, hidden = (output.show_count(found[key], estimated=estimated) for key in ("expiredUnread", "hidden"))
     at = found["position"]
     pairs = [
         ("reader", f"{name} of {topic}"),
         ("position", at),
         ("read up to", _read_up_to(at)),
-        ("behind", f"{visible} messages"),
+        ("behind", output.show_messages(found["visible"], estimated=estimated)),
         ("expired unread", expired),
         ("hidden", hidden),
         ("moved", f"{show_length(max(0, now_ms() - found['changedMs']))} ago"),
-        ("forgotten", f"in {show_length(max(0, found['expiresMs'] - now_ms()))}, unless it moves"),
+        ("forgotten", f"in {show_length(max(0, found['expiresMs'] - now_ms()))}, unless it moves again"),
     ]
     output.echo_lines(output.facts(pairs))
 
@@ -180,7 +173,7 @@ def _read_up_to(position: str) -> str:
 
 
 def _position(client: Client, topic: str, place: str | bytes | int) -> bytes:
-    """The id that a reader who goes on at ``place`` is done with."""
+    """The position of a reader that continues at ``place``."""
     if isinstance(place, bytes):
         return place
     if place == NEWEST:

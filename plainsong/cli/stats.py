@@ -1,7 +1,4 @@
-"""The verbs `stats` and `top`: the numbers of topics, once or again and again.
-
-``plainsong stats``: the numbers of topics.
-"""
+"""The verbs `stats` and `top`: the numbers of topics, once or continuously."""
 
 from __future__ import annotations
 
@@ -37,13 +34,12 @@ HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING",
 @json_option
 @where_options
 def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
-    """How many messages, how large, how old, how fast.
+    """Show message counts, sizes, ages and rates.
 
-    IN and OUT are messages published and polled in a second, over the last
-    minute or so; WAITING are polls that wait for the next message; OPEN are
-    transactions that are undecided here. A ~ means that the daemon has counted
-    only the edges. Of one topic, hidden are the messages that committed readers
-    do not get yet.
+    IN and OUT are messages published and polled per second over about the last
+    minute; WAITING counts polls that wait for the next message; OPEN counts
+    undecided transactions in the topic. A ~ marks an estimate. For a single
+    topic, hidden counts the messages that committed readers do not get yet.
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
         with where.client(*topics) as client:
@@ -64,7 +60,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
 
 
 def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Each topic's numbers, without those that were deleted meanwhile."""
+    """Returns each topic's numbers; leaves out topics deleted meanwhile."""
     rows = []
     for name in names:
         try:
@@ -75,7 +71,6 @@ def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, A
 
 
 def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
-    """A topic's numbers as a row below ``HEADINGS``."""
     return (
         name,
         output.show_count(found["messages"], estimated=found["estimated"]),
@@ -101,27 +96,25 @@ def _shown(name: str, value: Any) -> str:
 
 
 # --- top -------------------------------------------------------------------------------------------
-#
-# ``plainsong top``: the topics of a namespace, again and again, the busiest first.
 
 
-#: Topics that are asked for their numbers each time; each is a request.
+#: Topics shown; each costs a request each time.
 MAX_TOPICS = 200
-#: To the upper left, and nothing left over of what was there.
+#: Move to the upper left; clear the rest of the line; clear the rest of the screen.
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @click.command(cls=Verb, examples=["plainsong top", "plainsong top 'orders-*' --every 5s", "plainsong top --once"])
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...", shell_complete=complete_topic)
-@click.option("--every", "every_s", type=Length(), default="2s", show_default=True, metavar="TIME", help="How often.")
-@click.option("--once", is_flag=True, help="Once, and end.")
+@click.option("--every", "every_s", type=Length(), default="2s", show_default=True, metavar="TIME", help="Interval.")
+@click.option("--once", is_flag=True, help="Print once and end.")
 @json_option
 @where_options
 def top(topics: tuple[str, ...], every_s: int, once: bool, as_json: bool, where: Where) -> None:
-    """Watch the topics live.
+    """Watch topics live.
 
-    The busiest first; Ctrl-C ends. What the columns mean stands in
-    `plainsong stats --help`. With --json one object for each time.
+    Shows the busiest first, until Ctrl-C. `plainsong stats --help` explains the
+    columns. With --json, prints one object each time.
     """
     live = sys.stdout.isatty() and not (once or as_json)
     with where.client(*topics) as client:
@@ -143,7 +136,7 @@ def top(topics: tuple[str, ...], every_s: int, once: bool, as_json: bool, where:
 
 
 def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict[str, Any]]], int]:
-    """The numbers of the topics, the busiest first, and how many there are besides."""
+    """Returns the topics' numbers, busiest first, and how many more topics there are."""
     there = client.topics()
     wanted = [each for each in topics if not is_pattern(each) or there]
     names = chosen(there, wanted) if there or wanted else []

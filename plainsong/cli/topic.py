@@ -1,7 +1,4 @@
-"""The verb `topic`: creates, changes, lists, deletes and restores topics, one by one or as a file declares them.
-
-``plainsong topic``: topics made, shown, changed, deleted and brought back.
-"""
+"""The verb `topic`: creates, changes, lists, deletes and restores topics, one by one or as a file declares them."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=VerbGroup)
 def topic() -> None:
-    """Make, change, list and delete topics."""
+    """Create, change, list and delete topics."""
 
 
 @topic.command(
@@ -56,15 +53,15 @@ def topic() -> None:
 @click.argument("topic")
 @click.argument("properties", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option(
-    "--ttl", "ttl_s", type=Length(), metavar="TIME", help="How long messages live, as 7d; the same as ttl=7d."
+    "--ttl", "ttl_s", type=Length(), metavar="TIME", help="Time to live of messages, e.g. 7d; short for ttl=7d."
 )
-@click.option("--if-not-exists", is_flag=True, help="Be content with one that has these very properties.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed if it exists with the same properties.")
 @json_option
 @where_options
 def create(
     topic: str, properties: tuple[str, ...], ttl_s: int | None, if_not_exists: bool, as_json: bool, where: Where
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Properties: ttl (7d by default), max_bytes (none), transactional
     (optional, required, disabled), deduplication (inherit, enabled, disabled).
@@ -74,17 +71,18 @@ def create(
         try:
             client.create_topic(topic, if_not_exists=if_not_exists, **merged({}, given))
         except TopicExists as error:
-            error.hint = f"plainsong topic set {topic} NAME=VALUE changes it; topic show {topic} shows it"
+            error.hint = f"plainsong topic set {topic} NAME=VALUE changes it; plainsong topic show {topic} shows it"
             raise
         if as_json:
             echo_json({"name": topic, "properties": client.properties(topic)})
         else:
-            click.echo(f"topic {topic} is there, in namespace {client.namespace}")
+            done = "topic {} exists" if if_not_exists else "created topic {}"
+            click.echo(f"{done.format(topic)} in namespace {client.namespace}")
 
 
 @topic.command(name="list", examples=["plainsong topic list", "plainsong topic list 'orders-*' --long"])
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
-@click.option("-l", "--long", "is_long", is_flag=True, help="With ttl, messages and size.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="Show ttl, messages and size.")
 @json_option
 @where_options
 def list_topics(patterns: tuple[str, ...], is_long: bool, as_json: bool, where: Where) -> None:
@@ -119,14 +117,20 @@ def list_topics(patterns: tuple[str, ...], is_long: bool, as_json: bool, where: 
 @json_option
 @where_options
 def show(topic: str, as_json: bool, where: Where) -> None:
-    """Show a topic's properties, how much is in it, and its readers."""
+    """Show a topic's properties, size, producers and readers."""
     with where.client(topic) as client:
         properties, stats, readers = client.properties(topic), client.stats(topic), client.readers(topic)
         producers = run_call(client, list_producers(client.namespace, topic, None, 1))
     if as_json:
         effective = producers["deduplication"]
-        told = {"name": topic, "properties": properties, "deduplication": effective, "stats": stats, "readers": readers}
-        echo_json(told)
+        document = {
+            "name": topic,
+            "properties": properties,
+            "deduplication": effective,
+            "stats": stats,
+            "readers": readers,
+        }
+        echo_json(document)
         return
     newest = stats["newestId"]
     lines = [("topic", topic), *((name, show_property(name, value)) for name, value in sorted(properties.items()))]
@@ -149,10 +153,10 @@ def show(topic: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def set_properties(topic: str, properties: tuple[str, ...], as_json: bool, where: Where) -> None:
-    """Change properties of a topic; the others stay.
+    """Change properties of a topic; the others stay as they are.
 
-    The value `default` is the daemon's own default. A shorter ttl takes effect
-    at once, for messages that are there too.
+    The value `default` restores the daemon's default. A shorter ttl takes
+    effect at once, also for messages already published.
     """
     changes = parse_assignments(properties)
     with where.client(topic) as client:
@@ -172,19 +176,19 @@ def set_properties(topic: str, properties: tuple[str, ...], as_json: bool, where
 def delete(topics: tuple[str, ...], yes: bool, as_json: bool, where: Where) -> None:
     """Delete topics with all their messages.
 
-    They are gone for every reader at once. `topic undelete` brings one back as
-    long as the daemon has not cleaned up, an hour by default.
+    They disappear for all readers at once. `topic undelete` restores a topic
+    until the daemon has cleaned up, after an hour by default.
     """
     with where.client(*topics) as client:
         for each in topics:
-            client.properties(each)  # a name that is none deletes nothing at all
+            client.properties(each)  # one unknown name, and nothing is deleted
         confirmed(f"Delete {named(topics)} with all messages?", yes=yes)
         for each in topics:
             client.delete_topic(each)
             if as_json:
                 echo_json({"deleted": each})
             else:
-                click.echo(f"deleted {each}; plainsong topic undelete {each} brings it back for a while")
+                click.echo(f"deleted {each}; for a while, plainsong topic undelete {each} restores it")
 
 
 @topic.command(examples=["plainsong topic undelete greetings"])
@@ -192,19 +196,17 @@ def delete(topics: tuple[str, ...], yes: bool, as_json: bool, where: Where) -> N
 @json_option
 @where_options
 def undelete(topic: str, as_json: bool, where: Where) -> None:
-    """Bring a deleted topic back, with its messages."""
+    """Restore a deleted topic with its messages."""
     with where.client() as client:
         client.undelete_topic(topic)
         stats = client.stats(topic)
     if as_json:
         echo_json({"name": topic, "messages": stats["messages"]})
     else:
-        click.echo(f"topic {topic} is back, with {output.show_count(stats['messages'])} messages")
+        click.echo(f"restored topic {topic} with {output.show_messages(stats['messages'])}")
 
 
 # --- apply -----------------------------------------------------------------------------------------
-#
-# ``plainsong topic apply``: topics as a file declares them, with what would change shown first.
 
 
 @click.command(
@@ -216,17 +218,17 @@ def undelete(topic: str, as_json: bool, where: Where) -> None:
     ],
 )
 @click.option(
-    "-f", "--file", required=True, type=click.Path(dir_okay=False, allow_dash=True), help="TOML or JSON; - reads stdin."
+    "-f", "--file", required=True, type=click.Path(dir_okay=False, allow_dash=True), help="TOML or JSON; - is stdin."
 )
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.option("--prune", is_flag=True, help="Delete topics that are not in the file.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @json_option
 @where_options
 def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
-    """Make the topics what a file says they are.
+    """Create, change and delete topics as a file declares them.
 
-    The file has a table for each topic, in TOML or the same in JSON:
+    The file has a table for each topic, in TOML or as JSON:
 
     \b
       [topics.orders]
@@ -234,10 +236,10 @@ def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where
       max_bytes = "10GiB"
       [topics.audit]
 
-    Properties that the file does not name stay as they are; "default" sets one
-    back. Topics that it does not name stay too, unless --prune is given. Doing
-    it twice changes nothing more. Lines begin with + for a new topic, ~ for a
-    changed one, - for one that is deleted.
+    Properties that the file does not name stay as they are; "default" resets
+    one. Topics that it does not name stay too, unless --prune is given. Applying
+    the file again changes nothing. In the output, + marks a new topic, ~ a
+    changed one, - a deleted one.
     """
     wanted = load_declarations(file)
     with where.client() as client:
@@ -254,11 +256,13 @@ def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where
         echo_json({"applied": not dry_run, "topics": [change.as_json() for change in changes]})
         return
     todo = sum(change.action in ("create", "change", "delete") for change in changes)
-    click.echo(f"{_topics(todo)} would change" if dry_run else f"{_topics(todo)} changed" if todo else "nothing to do")
+    click.echo(
+        f"{_topics(todo)} would change" if dry_run else f"{_topics(todo)} changed" if todo else "nothing to change"
+    )
 
 
 def _carry_out(client: Client, changes: Sequence[Change]) -> None:
-    """Deletions last. Raises CommandFailed, saying how far it came."""
+    """Carries out the changes, deletions last. Raises PlainsongError that says how far it came."""
     steps: dict[str, Callable[..., object]] = {
         "create": client.create_topic,
         "change": client.set_properties,
@@ -269,7 +273,9 @@ def _carry_out(client: Client, changes: Sequence[Change]) -> None:
         try:
             steps[change.action](change.topic, **change.send)
         except PlainsongError as error:
-            error.detail = f"{error.detail} ({change.action} {change.topic}; {done} of {len(todo)} were done before)"
+            error.detail = (
+                f"{error.detail} ({change.action} {change.topic}; {done} of {len(todo)} changes made before it)"
+            )
             raise
 
 
@@ -278,31 +284,31 @@ def _topics(count: int) -> str:
 
 
 def load_declarations(file: str) -> dict[str, dict[str, str]]:
-    """Topic → properties, checked. Raises CommandFailed, InvalidProperty, InvalidName."""
+    """Returns the checked properties of each topic. Raises CommandFailed, InvalidProperty, InvalidName."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} cannot be read: {error}", code=Exit.USAGE) from error
     try:
-        told = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except ValueError as error:
         raise CommandFailed(f"{file}: {error}", hint=_EXAMPLE, code=Exit.USAGE) from error
-    topics = told.get("topics") if isinstance(told, dict) else None
-    unknown = next((key for key in told if key != "topics"), None)
+    topics = document.get("topics") if isinstance(document, dict) else None
+    unknown = next((key for key in document if key != "topics"), None)
     if unknown is not None:
         hint = nearest(unknown, ("topics",))
-        raise CommandFailed(f"{file}: there is no place for {unknown!r}", hint=hint, code=Exit.USAGE)
+        raise CommandFailed(f"{file}: unknown key {unknown!r}", hint=hint, code=Exit.USAGE)
     if not isinstance(topics, dict) or not all(isinstance(each, dict) for each in topics.values()):
         raise CommandFailed(f"{file} declares no topics", hint=_EXAMPLE, code=Exit.USAGE)
     return {name: _declared(file, name, properties) for name, properties in topics.items()}
 
 
 def plan(client: Client, wanted: Mapping[str, Mapping[str, str]], *, prune: bool) -> list[Change]:
-    """What has to change, topic by topic, in the order of their names."""
-    there = client.topics()
+    """Compares the topics with the file, in the order of their names."""
+    existing = client.topics()
     changes = []
-    for name in sorted({*there, *wanted}):
-        if name not in there:
+    for name in sorted({*existing, *wanted}):
+        if name not in existing:
             new: dict[str, tuple[str | None, str]] = {key: (None, value) for key, value in wanted[name].items()}
             changes.append(Change(name, "create", new, merged({}, wanted[name])))
         elif name in wanted:
@@ -321,18 +327,18 @@ _EXAMPLE = 'write a table for each topic: [topics.orders] and below it ttl = "30
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happens to one topic."""
+    """What `apply` does to one topic."""
 
     topic: str
     action: str
     """``create``, ``change``, ``delete``, ``keep`` (as the file says), ``leave`` (not in the file)."""
     properties: Mapping[str, tuple[str | None, str]]
-    """Name → (what it is, what it will be)."""
+    """Name → (current value, new value)."""
     send: Mapping[str, str]
-    """All properties of the topic afterwards, as they are sent."""
+    """All properties of the topic afterwards, as sent."""
 
     def shown(self) -> str:
-        """One line: a sign, the topic, what changes."""
+        """One line: a sign, the topic, its changes."""
         sign = {"create": "+", "change": "~", "delete": "-", "keep": "=", "leave": " "}[self.action]
         says = "  ".join(self._property(name, *pair) for name, pair in self.properties.items())
         if self.action == "leave":
@@ -344,7 +350,6 @@ class Change:
         return f"{name} {value}" if self.action == "create" else f"{name} {show_property(name, has)} -> {value}"
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         changed = {name: {"from": has, "to": will} for name, (has, will) in self.properties.items()}
         return {"topic": self.topic, "action": self.action, "properties": changed}
 

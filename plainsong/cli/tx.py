@@ -1,7 +1,4 @@
-"""The verb `tx`: lists transactions, finds which one a topic waits for, ends them, and recovers a database after a crash.
-
-Transactions as the command line writes them: ids, states, and one transaction as a row, as facts and as JSON.
-"""
+"""The verb `tx`: lists transactions, finds which one a topic waits for, ends them, and recovers a database after a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import click
 from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.options import Place, now_ms, show_length, show_time
-from plainsong.cli.output import confirmed, echo_json, harmless, note
+from plainsong.cli.output import confirmed, echo_json, escaped, note
 from plainsong.cli.verb import CommandFailed, Verb, VerbGroup, json_option, one_line
 from plainsong.cli.where import complete_topic, where_options
 from plainsong.protocol.transactions.transaction import issued_ms
@@ -23,27 +20,24 @@ if TYPE_CHECKING:
     from plainsong.messages import Held
     from plainsong.sql import Recovery
 
-#: States as the service names them; people may write a blank or a hyphen.
+#: States as the service names them.
 STATES = ("in_progress", "invalid", "committed", "aborted")
 HEADINGS = ("CLIENT", "ID", "STATE", "TYPE", ">AGE", ">LEFT", ">TOPICS", ">HIDDEN")
 MAX_ID = (1 << 63) - 1
 
 
 class TransactionId(click.ParamType[int]):
-    """A transaction's id on the command line."""
-
     name = "id"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; fails for what can be none."""
         text = str(value).strip()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_ID)) and 0 < int(text) <= MAX_ID):
-            self.fail(f"{text[:40]!r} is no transaction id; `plainsong tx ls` shows those there are", param, ctx)
+            self.fail(f"invalid transaction id {text[:40]!r}; `plainsong tx ls` lists transactions", param, ctx)
         return int(text)
 
 
 def transaction_json(status: TransactionStatus) -> dict[str, Any]:
-    """For programs; the names are the HTTP interface's."""
+    """JSON with the names of the HTTP interface."""
     return {
         "id": str(status.id),
         "writePointer": str(status.write_pointer),
@@ -60,9 +54,8 @@ def transaction_json(status: TransactionStatus) -> dict[str, Any]:
 
 
 def row_of(status: TransactionStatus, now: int) -> tuple[str, ...]:
-    """One transaction below ``HEADINGS``."""
     return (
-        harmless(status.client_id or "-"),
+        escaped(status.client_id or "-"),
         str(status.id),
         shown_state(status.state),
         status.type or "-",
@@ -74,59 +67,55 @@ def row_of(status: TransactionStatus, now: int) -> tuple[str, ...]:
 
 
 def facts_of(status: TransactionStatus) -> list[tuple[str, str]]:
-    """Everything that is known of one."""
     now = now_ms()
     pairs = [("transaction", str(status.id)), ("state", shown_state(status.state))]
     if status.state == "unknown":
-        return [*pairs, ("", "never begun by this daemon, or so long ago that its outcome is not kept any more")]
+        return [*pairs, ("", "this daemon did not begin it, or no longer remembers its outcome")]
     if status.write_pointer != status.id:
         pairs.append(("write pointer", f"{status.write_pointer}, since its last checkpoint"))
     begun = f"{show_time(status.issued_ms)}, {show_length(max(0, now - status.issued_ms))} ago"
-    pairs += [("type", status.type or "-"), ("client", harmless(status.client_id or "-")), ("begun", begun)]
+    pairs += [("type", status.type or "-"), ("client", escaped(status.client_id or "-")), ("begun", begun)]
     left = left_ms(status, now)
     if left is not None:
-        pairs.append(("times out", f"in {show_length(left)}, then it is invalid"))
+        pairs.append(("times out", f"in {show_length(left)}, and becomes invalid"))
     if status.kept_until_ms is not None:
-        pairs.append(("remembered", f"for {show_length(max(0, status.kept_until_ms - now))} at least"))
-    pairs.append(("topics", ", ".join(status.topics) or "none with messages that wait for it"))
+        pairs.append(("remembered", f"for at least {show_length(max(0, status.kept_until_ms - now))}"))
+    pairs.append(("topics", ", ".join(status.topics) or "none with messages waiting for it"))
     if status.hidden_messages:
-        pairs.append(("hides", f"{output.show_count(status.hidden_messages)} messages from committed readers"))
+        pairs.append(("hides", f"{output.show_messages(status.hidden_messages)} from committed readers"))
     return pairs
 
 
 def left_ms(status: TransactionStatus, now: int) -> int | None:
-    """Until its time-out; None for one that is not in progress."""
+    """Milliseconds until its time-out; None if it is not in progress."""
     if status.state != "in_progress" or status.expires_ms is None:
         return None
     return max(0, status.expires_ms - now)
 
 
 def shown_state(state: str) -> str:
-    """For people."""
     return state.replace("_", " ")
 
 
-# --- tx look ---------------------------------------------------------------------------------------
-#
-# ``plainsong tx ls``, ``show`` and ``blame``: which transactions there are, and which one a topic waits for.
+# --- ls, show, blame -------------------------------------------------------------------------------
 
 
-#: Shown unless somebody wants more. The daemon gives so many at once, at most.
 DEFAULT_LIMIT = 100
+#: The most that the daemon returns at once.
 MAX_LIMIT = 1_000
 
 
 @click.command(name="ls", cls=Verb, examples=["plainsong tx ls", "plainsong tx ls --state invalid --json"])
-@click.option("--state", type=click.Choice(STATES), help="Only those; in progress and invalid by default.")
+@click.option("--state", type=click.Choice(STATES), help="Only this state; default: in progress and invalid.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, metavar="N")
 @json_option
 @where_options
 def list_transactions(state: str | None, limit: int, as_json: bool, where: Where) -> None:
-    """List transactions, the oldest first: in progress and invalid ones.
+    """List transactions in progress and invalid ones, oldest first.
 
-    LEFT is the time until the time-out. TOPICS counts those with messages that
-    wait for the decision, HIDDEN the messages that committed readers of one of
-    them do not get because of it.
+    LEFT is the time until the time-out. TOPICS counts topics with messages that
+    wait for the decision, HIDDEN the messages in them that committed readers do
+    not get because of it.
     """
     with where.client() as client:
         found = client.transactions.list(state=state, limit=limit)  # type: ignore[arg-type] # checked by click
@@ -134,7 +123,7 @@ def list_transactions(state: str | None, limit: int, as_json: bool, where: Where
         echo_json([transaction_json(each) for each in found])
         return
     if not found:
-        note("there are none")
+        note("no transactions")
     now = now_ms()
     output.echo_lines(output.table(HEADINGS, [row_of(each, now) for each in found]))
     if len(found) == limit < MAX_LIMIT:
@@ -146,9 +135,9 @@ def list_transactions(state: str | None, limit: int, as_json: bool, where: Where
 @json_option
 @where_options
 def show(transaction: int, as_json: bool, where: Where) -> None:
-    """Show one transaction, also when it has been decided.
+    """Show one transaction, decided or not.
 
-    `unknown` is an answer too: this daemon never began it, or has forgotten.
+    `unknown` means that this daemon did not begin it, or no longer remembers it.
     """
     with where.client() as client:
         status = client.transactions.get(transaction)
@@ -163,10 +152,11 @@ def show(transaction: int, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def blame(topic: str, as_json: bool, where: Where) -> None:
-    """Say who holds a topic up: client, age, time-out, hidden messages.
+    """Show the transaction that holds readers of a topic.
 
     A committed reader stops at the first message of an undecided transaction.
-    This looks where that is, and whose it is.
+    Shows that transaction: its client, age and time-out, and how many messages
+    it hides.
     """
     with where.client(topic) as client:
         held = _held(client, topic)
@@ -181,14 +171,14 @@ def blame(topic: str, as_json: bool, where: Where) -> None:
 
 
 def _held(client: Client, topic: str) -> Held | None:
-    """Who holds up a committed reader of the whole topic."""
+    """What holds a committed reader of the whole topic."""
     call = calls.topic_offsets(client.namespace, topic, {"isolation": "committed"})
     end = client._channel.call(call)["end"]
     return client.poll(topic, end, inclusive=True, limit=1, isolation="committed").held
 
 
 def _holder(client: Client, held: Held, on_topic: list[TransactionStatus]) -> TransactionStatus | None:
-    """The transaction whose pointer it is; None: this daemon's service never began it."""
+    """The transaction of the write pointer; None: this daemon's service did not begin it."""
     for each in on_topic:
         if held.write_pointer in (each.id, each.write_pointer):
             return each
@@ -200,16 +190,15 @@ def _lines(
     topic: str, held: Held | None, holder: TransactionStatus | None, others: list[TransactionStatus]
 ) -> list[str]:
     if held is None:
-        lines = [f"nobody holds {topic} up"]
+        lines = [f"no transaction holds readers of {topic}"]
     else:
-        more = "+" if held.hidden_more else ""
         since = "" if held.since_ms is None else f" since {show_length(max(0, now_ms() - held.since_ms))}"
-        hidden = f"{output.show_count(held.hidden_messages)}{more} messages hidden"
-        lines = [f"{topic} is held up by transaction {held.write_pointer}{since}, {hidden}"]
+        hidden = f"{output.show_messages(held.hidden_messages, more=held.hidden_more)} hidden"
+        lines = [f"readers of {topic} are held by transaction {held.write_pointer}{since}, {hidden}"]
         lines += _what_it_is(held, holder)
     if others:
         now = now_ms()
-        lines += ["", "also in progress there:"]
+        lines += ["", "also in progress in this topic:"]
         lines += output.table(HEADINGS, [row_of(each, now) for each in others])
     return lines
 
@@ -217,7 +206,7 @@ def _lines(
 def _what_it_is(held: Held, holder: TransactionStatus | None) -> list[str]:
     if holder is None:
         return [
-            "  This daemon did not begin it: it is of a transaction service elsewhere, or of a program without one.",
+            "  This daemon did not begin it: another transaction service did, or a program without one.",
             "  Committed readers wait until its messages are rolled back or expire.",
         ]
     facts = [pair for pair in facts_of(holder) if pair[0] != "hides"]
@@ -239,14 +228,12 @@ def _blame_json(
     }
 
 
-# --- tx end ----------------------------------------------------------------------------------------
-#
-# ``plainsong tx abort``, ``invalidate`` and ``truncate``: ending transactions that do not end by themselves.
+# --- abort, invalidate, truncate -------------------------------------------------------------------
 
 
 _ENDS = {
     "aborted": "aborted: its messages are rolled back",
-    "invalid": "invalid: no committed reader will see its messages, which the daemon rolls back as it cleans",
+    "invalid": "invalid: committed readers will never see its messages; the daemon rolls them back as it cleans",
 }
 
 
@@ -256,15 +243,15 @@ _ENDS = {
 @json_option
 @where_options
 def abort(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
-    """Abort a transaction: roll its messages back, then let readers go on.
+    """Abort a transaction: roll back its messages and release readers.
 
-    Its client is told so when it tries to commit. When not all its topics can
-    be reached in time, and of long transactions always, the answer is
-    `invalid`, which readers cannot tell from it.
+    Its client gets an error when it tries to commit. A long transaction, and
+    one whose topics cannot all be reached in time, becomes `invalid`, which is
+    the same to readers.
     """
     with where.client() as client:
-        _ask(client.transactions.get(transaction), "Abort", yes=yes)
-        _tell(transaction, client.transactions.abort(transaction), as_json=as_json)
+        _confirm(client.transactions.get(transaction), "Abort", yes=yes)
+        _show_end(transaction, client.transactions.abort(transaction), as_json=as_json)
 
 
 @click.command(cls=Verb, examples=["plainsong tx invalidate 1769860800000000000 --yes"])
@@ -273,14 +260,15 @@ def abort(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def invalidate(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
-    """Hide a transaction's messages for ever, at once, without touching them.
+    """Hide a transaction's messages for ever, without rolling them back now.
 
-    Quicker than `abort`, which is better: the messages are rolled back later,
-    as the daemon cleans, and until then the list of invalid ones has it.
+    Faster than `abort`, which you should prefer: the daemon rolls the messages
+    back later, as it cleans, and keeps the transaction on the invalid list
+    until then.
     """
     with where.client() as client:
-        _ask(client.transactions.get(transaction), "Invalidate", yes=yes)
-        _tell(transaction, client.transactions.invalidate(transaction), as_json=as_json)
+        _confirm(client.transactions.get(transaction), "Invalidate", yes=yes)
+        _show_end(transaction, client.transactions.invalidate(transaction), as_json=as_json)
 
 
 @click.command(
@@ -291,24 +279,26 @@ def invalidate(transaction: int, yes: bool, as_json: bool, where: Where) -> None
     ],
 )
 @click.argument("transactions", nargs=-1, type=TransactionId(), metavar="[ID]...")
-@click.option("--before", type=Place(now="this computer's"), metavar="TIME", help="All that began before this.")
+@click.option(
+    "--before", type=Place(now="this computer's"), metavar="TIME", help="All transactions that began before this."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 @where_options
 def truncate(
     transactions: tuple[int, ...], before: str | bytes | int | None, yes: bool, as_json: bool, where: Where
 ) -> None:
-    """Take transactions off the list of invalid ones.
+    """Remove transactions from the list of invalid ones.
 
     By id, or all that began before a time. `plainsong tx pruning` says which
-    may go; the daemon rolls back first what is left of them.
+    may be removed; the daemon first rolls back their remaining messages.
     """
     if bool(transactions) == (before is not None):
         raise click.UsageError("give ids, or --before")
     if before is not None and not isinstance(before, int):
         raise click.UsageError("--before takes a time, such as -7d or 2026-01-31T12:00Z")
     what = f"all before {show_time(before)}" if before is not None else f"{len(transactions)}"
-    confirmed(f"Take {what} off the list of invalid transactions?", yes=yes)
+    confirmed(f"Remove {what} from the list of invalid transactions?", yes=yes)
     with where.client() as client:
         if before is None:
             removed = client.transactions.truncate(ids=transactions)
@@ -317,26 +307,24 @@ def truncate(
     if as_json:
         echo_json({"removed": removed})
     else:
-        click.echo(f"took {removed} off the list")
+        click.echo(f"removed {removed} from the list")
 
 
-def _ask(status: TransactionStatus, verb: str, *, yes: bool) -> None:
-    """Whether it is meant; one that the daemon does not know is for the daemon to refuse."""
+def _confirm(status: TransactionStatus, verb: str, *, yes: bool) -> None:
+    """Asks for confirmation; the daemon refuses a transaction that it does not know."""
     if status.state == "in_progress":
         age = show_length(max(0, now_ms() - status.issued_ms))
-        confirmed(f"{verb} {status.id} of client {harmless(status.client_id or '-')}, {age} old?", yes=yes)
+        confirmed(f"{verb} {status.id} of client {escaped(status.client_id or '-')}, {age} old?", yes=yes)
 
 
-def _tell(transaction: int, state: str, *, as_json: bool) -> None:
+def _show_end(transaction: int, state: str, *, as_json: bool) -> None:
     if as_json:
         echo_json({"id": str(transaction), "state": state})
     else:
         click.echo(f"{transaction} is {_ENDS.get(state, shown_state(state))}")
 
 
-# --- tx upkeep -------------------------------------------------------------------------------------
-#
-# ``plainsong tx pruning`` and ``recover``: the list of invalid transactions, and what a crash left in a database.
+# --- pruning, recover ------------------------------------------------------------------------------
 
 
 _POINTERS = ("oldestInvalid", "safeBound")
@@ -346,11 +334,11 @@ _POINTERS = ("oldestInvalid", "safeBound")
 @json_option
 @where_options
 def pruning(as_json: bool, where: Where) -> None:
-    """Explain the list of invalid transactions: what may leave it, and when.
+    """Show the list of invalid transactions, and when they leave it.
 
-    Readers skip what is on the list. The daemon rolls those messages back as
-    it cleans; a pointer may leave the list when none of its messages is left
-    and none can come any more. Nobody has to do anything, unless this says so.
+    Readers skip the transactions on the list. The daemon rolls their messages
+    back as it cleans; a pointer leaves the list when no message of it is left
+    and none can be added. You have nothing to do unless the output says so.
     """
     with where.client() as client:
         figures = dict(client.transactions.pruning().figures)
@@ -381,10 +369,13 @@ def _explained(figures: dict[str, Any]) -> list[str]:
         ("last complete pass", "none yet" if last is None else f"{show_length(max(0, now - last))} ago"),
         (
             "safe bound",
-            "none yet" if safe is None else f"{_pointer(safe, now)}: up to it nothing this service began is undecided",
+            "none yet" if safe is None else f"{_pointer(safe, now)}: everything this service began up to it is decided",
         ),
-        ("longest life", show_length(lifetime_ms) if lifetime_ms else "without end (transactions.max_lifetime_s = 0)"),
-        ("pruned by itself", by_itself),
+        (
+            "longest lifetime",
+            show_length(lifetime_ms) if lifetime_ms else "unlimited (transactions.max_lifetime_s = 0)",
+        ),
+        ("pruned automatically", by_itself),
     ]
     lines = output.facts(pairs)
     if figures["oldestByTopic"]:
@@ -398,18 +389,17 @@ def _explained(figures: dict[str, Any]) -> list[str]:
         ]
         lines += ["", *output.table(("TOPIC", "OLDEST POINTER", ">AGE"), rows)]
         if (left_out := figures["topics"] - len(rows)) > 0:
-            lines.append(f"and {left_out} topics more")
+            lines.append(f"and {left_out} more topic{'' if left_out == 1 else 's'}")
     if kept_because and invalid:
         lines += ["", *_by_hand(safe)]
     return lines
 
 
 def _by_hand(safe: int | None) -> list[str]:
-    """How to prune, for those who must."""
     if safe is None:
-        return ["Wait for a complete pass of the cleaning before you prune by hand."]
+        return ["Wait for a complete cleaning pass before you prune by hand."]
     return [
-        "By hand, when no other store relies on the list, and no client still writes with a pointer that old:",
+        "To prune by hand, when no other store relies on the list and no client still writes with pointers that old:",
         f"  plainsong tx truncate --before {show_time(issued_ms(int(safe)))}",
     ]
 
@@ -419,19 +409,21 @@ def _pointer(pointer: int | str, now: int) -> str:
 
 
 @click.command(cls=Verb, examples=["plainsong tx recover --database postgresql://shop@db.example/shop"])
-@click.option("--database", required=True, metavar="URL", help="Of PostgreSQL; PGPASSWORD and ~/.pgpass work.")
+@click.option(
+    "--database", required=True, metavar="URL", help="URL of a PostgreSQL database; PGPASSWORD and ~/.pgpass work."
+)
 @json_option
 @where_options
 def recover(database: str, as_json: bool, where: Where) -> None:
     """Finish what crashed programs left prepared in a PostgreSQL database.
 
-    For programs that publish together with SQL (plainsong.sql). The daemon is
-    asked about each: committed ones are committed, aborted and invalid ones
-    rolled back, those in progress left alone. Of what the daemon does not know
-    nothing is guessed: it is left, and the command ends with 1.
+    For programs that use plainsong.sql. The command asks the daemon about each
+    prepared transaction, commits those that were committed, rolls back aborted
+    and invalid ones, and leaves those in progress. It also leaves those that
+    the daemon does not know, and then ends with 1.
     """
     try:
-        from plainsong import sql  # here, since it is an extra of the package
+        from plainsong import sql  # here, since it is an optional extra
     except ModuleNotFoundError as missing:
         raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong[sql]'") from missing
     with where.client() as client:
@@ -444,13 +436,13 @@ def recover(database: str, as_json: bool, where: Where) -> None:
         left = (
             "1 prepared transaction is" if len(found.unsure) == 1 else f"{len(found.unsure)} prepared transactions are"
         )
-        advice = "" if as_json else "what to do stands above"
-        raise CommandFailed(f"{left} left for a person to decide", hint=advice)
+        advice = "" if as_json else "see the advice above"
+        raise CommandFailed(f"{left} undecided: the daemon does not know the outcome", hint=advice)
 
 
 def _found_lines(found: Recovery) -> list[str]:
     if not found.found:
-        note("nothing is prepared there")
+        note("no prepared transactions")
         return []
     rows = [
         (str(each.transaction_id), shown_state(each.state), _done(each.action), show_length(each.age_s * 1000))
@@ -461,7 +453,7 @@ def _found_lines(found: Recovery) -> list[str]:
 
 
 def _done(action: str) -> str:
-    return {"rolled_back": "rolled back", "gone": "somebody else did"}.get(action, action)
+    return {"rolled_back": "rolled back", "gone": "already finished"}.get(action, action)
 
 
 def _found_json(each: Any) -> dict[str, Any]:
@@ -475,17 +467,15 @@ def _found_json(each: Any) -> dict[str, Any]:
     }
 
 
-# --- tx --------------------------------------------------------------------------------------------
-#
-# ``plainsong tx``: who is in a transaction, who holds a topic up, and what can be done about it.
+# --- the group -------------------------------------------------------------------------------------
 
 
 @click.group(cls=VerbGroup)
 def tx() -> None:
-    """Transactions: who holds a topic up, and what to do about it.
+    """Show transactions, and end one that holds readers.
 
-    A transaction is known by its id, which is its first write pointer. In JSON
-    ids are strings: they pass what programs that count in floats can hold.
+    A transaction's id is its first write pointer. In JSON ids are strings,
+    since floating-point numbers cannot hold them.
     """
 
 

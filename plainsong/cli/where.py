@@ -1,6 +1,6 @@
 """The daemon that a verb talks to: found by options, the environment and named contexts; and the client for it.
 
-Named daemons in a file: ``$XDG_CONFIG_HOME/plainsong/contexts.toml``.
+Contexts name daemons in a file, ``$XDG_CONFIG_HOME/plainsong/contexts.toml``:
 
     current = "production"
 
@@ -9,7 +9,7 @@ Named daemons in a file: ``$XDG_CONFIG_HOME/plainsong/contexts.toml``.
     namespace = "orders"
     token_file = "/run/secrets/plainsong"
 
-Tokens themselves are never kept there, and never printed.
+The file never holds a token, only the name of the file that has it; no command prints tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEYS = ("url", "namespace", "token_file")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What one name stands for; None where it says nothing."""
+    """The daemon and namespace that a name stands for; None where the file leaves a value out."""
 
     urls: tuple[str, ...]
     namespace: str | None = None
@@ -52,21 +52,21 @@ class Context:
 
 @dataclass(slots=True)
 class Contexts:
-    """The file's content."""
+    """The content of the file."""
 
     path: Path
     current: str | None = None
     by_name: dict[str, Context] = field(default_factory=dict)
 
     def named(self, name: str) -> Context:
-        """The context of that name. Raises CommandFailed with the nearest one."""
+        """Returns the context. Raises CommandFailed with the nearest name."""
         if name in self.by_name:
             return self.by_name[name]
         hint = nearest(name, self.by_name) if self.by_name else f"plainsong context add {name} --url URL"
         raise CommandFailed(f"there is no context {name!r}", hint=hint, code=Exit.NOT_FOUND)
 
     def save(self) -> None:
-        """Replace the file, as a whole. Raises CommandFailed: it is what it was."""
+        """Replaces the file atomically. Raises CommandFailed: the file is unchanged."""
         lines = [] if self.current is None else [f"current = {_toml(self.current)}", ""]
         for name, context in sorted(self.by_name.items()):
             lines += [f"[contexts.{name}]", f"url = {_toml(list(context.urls))}"]
@@ -82,67 +82,66 @@ class Contexts:
 
 
 def checked_name(name: str) -> str:
-    """``name`` if it may name a context. Raises CommandFailed."""
+    """Returns ``name`` if a context may have it. Raises CommandFailed."""
     if _NAME.match(name):
         return name
     hint = "use 1 to 64 letters, digits, underscores and hyphens"
-    raise CommandFailed(f"context {name[:80]!r} is not allowed", hint=hint, code=Exit.USAGE)
+    raise CommandFailed(f"invalid context name {name[:80]!r}", hint=hint, code=Exit.USAGE)
 
 
 def contexts_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the file is, whether it is there or not."""
     home = environ.get("XDG_CONFIG_HOME", "")
     base = Path(home) if home.startswith("/") else Path.home() / ".config"
     return base / "plainsong" / "contexts.toml"
 
 
 def load_contexts(path: Path | None = None) -> Contexts:
-    """What the file says; nothing when it is not there. Raises CommandFailed when it cannot be understood."""
+    """Reads the file; empty when there is none. Raises CommandFailed when the file is malformed."""
     path = path or contexts_path()
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _parsed(path, told)
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parsed(path, document)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts(path)
     except OSError as error:
         raise CommandFailed(f"{path} cannot be read: {error.strerror}", code=Exit.USAGE) from error
     except ValueError as error:
-        hint = "mend it, or move it away and add the contexts again"
+        hint = "correct the file, or move it away and add the contexts again"
         raise CommandFailed(f"{path}: {error}", hint=hint, code=Exit.USAGE) from error
 
 
-def _parsed(path: Path, told: dict[str, Any]) -> Contexts:
-    """Raises ValueError, naming what is wrong."""
-    current, contexts = told.pop("current", None), told.pop("contexts", {})
-    if told:
-        raise ValueError(f"unknown key {next(iter(told))!r}; known: contexts, current")
+def _parsed(path: Path, document: dict[str, Any]) -> Contexts:
+    """Raises ValueError that says what is wrong."""
+    current, contexts = document.pop("current", None), document.pop("contexts", {})
+    if document:
+        raise ValueError(f"unknown key {next(iter(document))!r}; known: contexts, current")
     if not isinstance(contexts, dict) or not isinstance(current, str | None):
-        raise ValueError("current is a name, contexts is a table")
+        raise ValueError("current must be a name, contexts a table")
     found = Contexts(path, current)
     for name, context in contexts.items():
         found.by_name[name] = _parse_context(name, context)
     if current is not None and current not in found.by_name:
-        raise ValueError(f"current is {current!r}, and there is no such context")
+        raise ValueError(f"current names no context: {current!r}")
     return found
 
 
-def _parse_context(name: str, told: object) -> Context:
-    if not isinstance(told, dict) or not _NAME.match(name):
-        raise ValueError(f"{name!r} is no context")
-    for key in told:
+def _parse_context(name: str, document: object) -> Context:
+    if not isinstance(document, dict) or not _NAME.match(name):
+        raise ValueError(f"contexts.{name} must be a table")
+    for key in document:
         if key not in _KEYS:
             raise ValueError(f"contexts.{name} has an unknown key {key!r}; {nearest(key, _KEYS)}")
-    url, namespace, token_file = (told.get(key) for key in _KEYS)
+    url, namespace, token_file = (document.get(key) for key in _KEYS)
     urls = (url,) if isinstance(url, str) else tuple(url) if isinstance(url, list) else ()
     if not urls or not all(isinstance(each, str) for each in urls):
-        raise ValueError(f"contexts.{name}.url is a URL or a list of them")
+        raise ValueError(f"contexts.{name}.url must be a URL or a list of URLs")
     if not isinstance(namespace, str | None) or not isinstance(token_file, str | None):
-        raise ValueError(f"contexts.{name}: namespace and token_file are strings")
+        raise ValueError(f"contexts.{name}: namespace and token_file must be strings")
     return Context(urls, namespace, token_file)
 
 
 def _toml(value: str | list[str]) -> str:
-    """A string or a list of strings as TOML writes them; JSON's escapes are TOML's too."""
+    """Writes a string or a list of strings in TOML, which has JSON's escapes."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -163,11 +162,9 @@ def _replace(path: Path, text: str) -> None:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-# --- where -----------------------------------------------------------------------------------------
+# --- which daemon ----------------------------------------------------------------------------------
 #
-# Which daemon a verb talks to: from options, the environment and contexts; and the client for it.
-#
-# For each value the first that says something wins:
+# For each value the first of these that is set wins:
 #
 #     --url, --namespace, --token-file
 #     the context of --context
@@ -175,36 +172,35 @@ F = TypeVar("F", bound="Callable[..., Any]")
 #     the context of PLAINSONG_CONTEXT, else the current one
 #     http://127.0.0.1:7420, default, no token
 #
-# A context's token is for the context's own daemons: it is never sent to a URL from elsewhere.
+# A context's token is sent to the context's own daemons only, never to a URL from elsewhere.
 
 
-#: How long one call may take, where the verb says nothing else.
+#: How long one call may take, unless the verb sets another deadline.
 DEADLINE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A daemon, or several that stand in for each other, and a namespace there."""
+    """The addresses of one daemon or of one cluster's instances, and a namespace there."""
 
     urls: tuple[str, ...] = (DEFAULT_URL,)
     namespace: str = "default"
     token_file: str | None = None
     context: str | None = None
-    """The context that the URLs are from."""
+    """The context that the URLs come from."""
 
     @contextmanager
     def client(
         self, *topics: str, retry: bool = False, deadline_s: float = DEADLINE_S, **options: Any
     ) -> Iterator[Client]:
-        """A client, closed at the end.
+        """Opens a client for the block.
 
         Args:
-          topics: that the verb speaks of: when one is missing, the error names the nearest.
-          retry: whether a daemon that does not answer is asked again; somebody at a terminal does that better.
+          topics: topics of the verb; when one does not exist, the error names the nearest.
+          retry: retry a daemon that does not answer. Off by default: a person at a terminal decides that better.
           deadline_s: for each call.
-          options: of the client.
         Raises:
-          CommandFailed: a topic is not there. PlainsongError: anything else.
+          CommandFailed: a topic does not exist. PlainsongError: any other error.
         """
         from plainsong import Client  # here, so that help and completion need no HTTP
 
@@ -218,12 +214,12 @@ class Where:
 
 
 def where_of(given: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Where:
-    """The daemon that is meant.
+    """Finds the daemon by the rules above.
 
     Args:
       given: the options ``url``, ``namespace``, ``token_file`` and ``context``; None where they were left out.
     Raises:
-      CommandFailed: there is no such context, or the file of contexts cannot be read.
+      CommandFailed: no such context, or the file of contexts cannot be read.
     """
     options = Context(_urls(given["url"]), given["namespace"], given["token_file"])
     env = {key: environ.get(f"PLAINSONG_{key.upper()}") or None for key in ("url", "namespace", "token_file")}
@@ -255,19 +251,23 @@ def _urls(text: str | None) -> tuple[str, ...]:
 
 
 def _what_to_do(client: Client, topics: Sequence[str]) -> str:
-    """The next step when a topic is not there: the nearest one that is."""
+    """The hint for a topic that does not exist: the nearest one that does."""
     try:
         there = client.topics()
     except PlainsongError:
         return ""
     missing = next((topic for topic in topics if topic not in there), None)
     if missing is None:
-        return "plainsong topic list shows those there are"
+        return "plainsong topic list shows the topics"
     create = f"plainsong topic create {missing}"
     if not there:
-        return f"namespace {client.namespace} has no topic yet; {create} makes this one"
+        return f"namespace {client.namespace} has no topics yet; {create} creates this one"
     near = nearest(missing, there)
-    return f"{near} Or make it: {create}" if near.startswith("did") else f"{create}, or look with: plainsong topic list"
+    return (
+        f"{near} Or create it: {create}"
+        if near.startswith("did")
+        else f"{create}, or list topics: plainsong topic list"
+    )
 
 
 # --- options -----------------------------------------------------------------------------------------
@@ -279,20 +279,22 @@ def _complete_context(ctx: click.Context, param: click.Parameter, incomplete: st
 
 _OPTIONS = (
     click.option(
-        "--context", cls=WhereOption, metavar="NAME", shell_complete=_complete_context, help="A name from `context ls`."
+        "--context",
+        cls=WhereOption,
+        metavar="NAME",
+        shell_complete=_complete_context,
+        help="Name from `plainsong context ls`.",
     ),
+    click.option("--url", cls=WhereOption, metavar="URL", help="Address; several, with commas, for a cluster."),
     click.option(
-        "--url", cls=WhereOption, metavar="URL", help="Its address; several with commas stand in for another."
+        "-n", "--namespace", cls=WhereOption, metavar="NAME", help="Namespace of the topics; default: `default`."
     ),
-    click.option("-n", "--namespace", cls=WhereOption, metavar="NAME", help="Of the topics; `default` by default."),
-    click.option(
-        "--token-file", cls=WhereOption, metavar="FILE", help="A file whose one line is sent as a bearer token."
-    ),
+    click.option("--token-file", cls=WhereOption, metavar="FILE", help="File with a bearer token on its only line."),
 )
 
 
 def where_options(command: F) -> F:
-    """Adds ``--context``, ``--url``, ``--namespace`` and ``--token-file``; they arrive as one ``where``."""
+    """Adds ``--context``, ``--url``, ``--namespace`` and ``--token-file``; passes them as one ``where``."""
 
     @wraps(command)
     def with_where(*args: Any, **named: Any) -> Any:
@@ -305,7 +307,7 @@ def where_options(command: F) -> F:
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The topics that begin so, for the shell; none when the daemon does not answer at once."""
+    """Completes topic names; none when the daemon does not answer at once."""
     try:
         where = where_of({key: ctx.params.get(key) for key in ("context", "url", "namespace", "token_file")})
         with where.client(deadline_s=1.0, request_timeout_s=1.0, connect_timeout_s=0.5) as client:
@@ -317,9 +319,6 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
 T = TypeVar("T")
 
 
-# --- producer --------------------------------------------------------------------------------------
-
-
 def run_call(client: Client, call: Call[T]) -> T:
-    """The answer to a call that the client has no method for. Raises PlainsongError."""
+    """Sends a call that the client has no method for. Raises PlainsongError."""
     return client._channel.call(call)

@@ -1,1 +1,1 @@
-"""Reacts to messages without a consumer having to be written: one at a time, in order, each tried until it is done."""
+"""Reactions: an effect for each message, one at a time, in order, retried until it succeeds or fails for good."""

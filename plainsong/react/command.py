@@ -1,9 +1,6 @@
 """An effect that runs a command: the payload is its standard input, the rest its environment, its exit code the verdict.
 
-An effect that is a command: the payload on its standard input, all else in its environment, its exit code the verdict.
-
-0 is done, 65 (EX_DATAERR of sysexits.h) says that this message never will be, anything else that another attempt may
-go better.
+0 is done, 65 (EX_DATAERR of sysexits.h) rejects the message for good, anything else is retried.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Protocol
 
-from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.reaction import Done, Reject, Retry
 from plainsong.react.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -33,8 +30,8 @@ if TYPE_CHECKING:
     from plainsong.react.reaction import Verdict
     from plainsong.react.stopping import Stop
 
-#: The exit code for a message that no attempt will do better with. Source: sysexits.h, EX_DATAERR.
-NEVER = 65
+#: The exit code that rejects a message for good. Source: sysexits.h, EX_DATAERR.
+REJECTED = 65
 #: Characters of the last line of standard error that a verdict quotes.
 MAX_QUOTED = 300
 _PR_SET_PDEATHSIG = 1
@@ -42,14 +39,14 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 class Output(Protocol):
-    """Where the command's output goes."""
+    """Receives the output of commands."""
 
     def take(self, message: Message, stream: str, data: bytes) -> None:
-        """Some bytes of ``stdout`` or ``stderr``, as they came."""
+        """Some bytes of ``stdout`` or ``stderr``, as they arrived."""
         ...
 
     def end(self, message: Message) -> None:
-        """There is no more from this attempt."""
+        """The attempt has no more output."""
         ...
 
 
@@ -58,9 +55,9 @@ class Runner:
 
     Args:
       words: the command and its arguments.
-      environ: what its environment has besides what is told of the message.
+      environ: its environment, to which the variables about the message are added.
       namespace: of the topic.
-      timeout_s: how long an attempt may take; then its process group is ended.
+      timeout_s: for one attempt; then its process group is ended.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class Runner:
         self._output = output
 
     def __call__(self, message: Message, attempt: int) -> Verdict:
-        """One run of the command. Raises Stopped: it was ended before its time was over."""
+        """Runs the command once. Raises Stopped: it was ended early for a stop."""
         environ = {**self._environ, **environment_of(message, attempt)}
         try:
             process = subprocess.Popen(  # noqa: S603 - to run what the user says is the purpose
@@ -92,41 +89,41 @@ class Runner:
                 bufsize=0,
                 env=environ,
                 start_new_session=True,
-                preexec_fn=_dying_with_us(),  # noqa: PLW1509 - system calls alone
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - system calls alone
             )
         except (OSError, subprocess.SubprocessError) as error:
-            return Again(f"{self._words[0]} cannot be started: {error}")
+            return Retry(f"cannot start {self._words[0]}: {error}")
         try:
             with Pump(process, message.payload, self._stop, partial(self._output.take, message)) as pump:
                 code = pump.run(self._timeout_s)
         finally:
             self._output.end(message)
         if pump.is_late:
-            return Again(_with_last_line(f"took longer than {self._timeout_s:g} s", pump.last_error))
+            return Retry(_with_last_line(f"took longer than {self._timeout_s:g} s", pump.last_error))
         return verdict_of(code, pump.last_error)
 
 
 def verdict_of(code: int, last_error: bytes = b"") -> Verdict:
-    """What an exit code means; negative for a signal.
+    """The verdict for an exit code, negative for a signal.
 
     Args:
-      last_error: the end of what the command said on standard error.
+      last_error: the end of standard error, quoted in the verdict.
     """
     if code == 0:
         return Done()
     if code < 0:
-        return Again(_with_last_line(f"killed by {_signal_name(-code)}", last_error))
+        return Retry(_with_last_line(f"killed by {_signal_name(-code)}", last_error))
     why = _with_last_line(f"exit {code}", last_error)
-    return Never(why) if code == NEVER else Again(why)
+    return Reject(why) if code == REJECTED else Retry(why)
 
 
 def environment_of(message: Message, attempt: int) -> dict[str, str | bytes]:
-    """The variables that tell a command of a message. Payloads are not among them: they may be of any size.
+    """The variables that describe a message. The payload is not among them, since it may be of any size.
 
     An attribute ``some-name`` is PLAINSONG_ATTRIBUTE_SOME_NAME, unless its value has a NUL, which no variable can
-    hold. Where two names become one variable it is the first in alphabetical order.
+    hold. When two names become one variable, the first in alphabetical order wins.
     """
-    told: dict[str, str | bytes] = {
+    variables: dict[str, str | bytes] = {
         "PLAINSONG_TOPIC": message.topic,
         "PLAINSONG_MESSAGE_ID": str(message.id),
         "PLAINSONG_PUBLISH_TIME_MS": str(message.id.publish_time_ms),
@@ -135,14 +132,13 @@ def environment_of(message: Message, attempt: int) -> dict[str, str | bytes]:
     }
     for name, value in sorted(message.attributes.items()):
         if "\0" not in value:
-            told.setdefault(variable_of(name), value.encode())
+            variables.setdefault(variable_of(name), value.encode())
     if _is_plain(message.attributes.get("traceparent", "")):
-        told["TRACEPARENT"] = message.attributes["traceparent"]
-    return told
+        variables["TRACEPARENT"] = message.attributes["traceparent"]
+    return variables
 
 
 def variable_of(name: str) -> str:
-    """The environment variable for an attribute."""
     return "PLAINSONG_ATTRIBUTE_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
@@ -164,10 +160,10 @@ def _with_last_line(why: str, last_error: bytes) -> str:
     return f"{why}: {last[:MAX_QUOTED]}" if last else why
 
 
-def _dying_with_us() -> Callable[[], None] | None:
-    """What the child does first: it is killed with us, so that no command works on beside its own repetition.
+def _die_with_parent() -> Callable[[], None] | None:
+    """Makes the child be killed with this process, so that no command runs on beside its own repetition.
 
-    Only Linux can; elsewhere a command goes on when this program is killed.
+    On Linux only; elsewhere a command continues when this program is killed.
     """
     prctl, parent = _prctl, os.getpid()
     if prctl is None:
@@ -176,31 +172,31 @@ def _dying_with_us() -> Callable[[], None] | None:
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:
-            os._exit(1)  # we are gone already, and the signal with us
+            os._exit(1)  # this process died before the call, and the signal with it
 
     return tie
 
 
-# --- pumping ---------------------------------------------------------------------------------------
-#
-# One process under watch: fed, listened to, ended with its group when its time is over or the end is asked for.
+# --- the process -----------------------------------------------------------------------------------
 
 
-#: Between asking a process group to end and killing it.
+#: Between SIGTERM and SIGKILL to a process group.
 KILL_AFTER_S = 5.0
 #: Bytes read or written at once; as many of standard error are kept for its last line.
 CHUNK = 1 << 16
-#: What is still read of a stream when the process has ended; others may hold its pipes open for ever.
+#: Bytes read of a stream after the process has ended; other processes may keep its pipes open for ever.
 MAX_REST = 1 << 20
-#: How often an exit is looked for where the kernel cannot tell of it.
+#: Interval of looking for an exit on kernels without pidfd.
 LOOK_S = 0.02
 
 
 class Pump:
-    """A process with three pipes, which leads its process group. Use it in a ``with`` block, and nothing is left.
+    """Feeds a process, reads its output, and ends it with its process group on a time-out or a stop.
+
+    Use it in a ``with`` block, which leaves no process and no pipe open.
 
     Args:
-      take: gets the name of a stream and bytes of it.
+      take: called with the name of a stream and bytes of it.
     """
 
     def __init__(
@@ -213,7 +209,7 @@ class Pump:
         self._selector = selectors.DefaultSelector()
         self._has_ended = False
         self._pidfd: int | None = None
-        #: Whether it was ended because its time was over.
+        #: Whether the process was ended for its time-out.
         self.is_late = False
         #: The end of standard error.
         self.last_error = b""
@@ -227,7 +223,7 @@ class Pump:
         self._selector.register(self._process.stdin, selectors.EVENT_WRITE, self._feed)
         self._selector.register(self._process.stdout, selectors.EVENT_READ, lambda pipe: self._listen(pipe, "stdout"))
         self._selector.register(self._process.stderr, selectors.EVENT_READ, lambda pipe: self._listen(pipe, "stderr"))
-        self._selector.register(self._stop, selectors.EVENT_READ, lambda _: self._stop.listened())
+        self._selector.register(self._stop, selectors.EVENT_READ, lambda _: self._stop.acknowledge())
         if hasattr(os, "pidfd_open"):
             self._pidfd = os.pidfd_open(self._process.pid)
             self._selector.register(self._pidfd, selectors.EVENT_READ, lambda _: self._look())
@@ -235,7 +231,7 @@ class Pump:
 
     def __exit__(self, *_: object) -> None:
         if self._process.returncode is None:
-            self._signal_group(signal.SIGKILL)  # its leader has not been waited for, so the group is still its own
+            self._signal_group(signal.SIGKILL)  # the leader has not been waited for, so the group id is still its own
             self._process.wait()
         self._selector.close()
         if self._pidfd is not None:
@@ -245,12 +241,10 @@ class Pump:
                 pipe.close()
 
     def run(self, timeout_s: float) -> int:
-        """Until the process has ended.
+        """Waits for the process and returns its exit code, negative for a signal.
 
-        Returns:
-          its exit code, negative for a signal.
         Raises:
-          Stopped: the end was asked for, and it was ended for that.
+          Stopped: a stop was requested, and the process was ended for it.
         """
         until_s = monotonic() + timeout_s
         while not self._turn(min(until_s, self._stop.until_s)):
@@ -271,12 +265,12 @@ class Pump:
         kill_s = monotonic() + KILL_AFTER_S
         while not self._turn(kill_s) and monotonic() < kill_s:
             pass
-        self._signal_group(signal.SIGKILL)  # also whom the leader has left behind
+        self._signal_group(signal.SIGKILL)  # also processes that the leader left behind
         while not self._turn(math.inf):
             pass
 
     def _turn(self, until_s: float) -> bool:
-        """Feed, listen and wait, until then at the latest; whether the process has ended."""
+        """Feeds, reads and waits, until ``until_s`` at the latest; returns whether the process has ended."""
         wait_s = None if until_s == math.inf else max(0.0, until_s - monotonic())
         if self._pidfd is None:
             wait_s = LOOK_S if wait_s is None else min(wait_s, LOOK_S)
@@ -288,7 +282,7 @@ class Pump:
         return self._has_ended
 
     def _look(self) -> None:
-        """Has it ended? It stays unwaited for, so that nobody else gets its number meanwhile."""
+        """Looks whether the process has ended, without reaping it, so that its number is not used again."""
         self._has_ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         if self._has_ended:
             assert self._process.stdout is not None
@@ -301,7 +295,7 @@ class Pump:
             self._left = self._left[os.write(pipe.fileno(), self._left[:CHUNK]) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it does not want to know; its exit code says whether that is an error
+        except BrokenPipeError:  # the command closed its stdin; its exit code says whether that is an error
             self._left = memoryview(b"")
         if not self._left:
             self._selector.unregister(pipe)
@@ -309,7 +303,7 @@ class Pump:
                 pipe.close()
 
     def _listen(self, pipe: IO[bytes], stream: str, limit: int = 1) -> None:
-        """Read what there is; with a ``limit`` go on until there is no more, or that much was read."""
+        """Reads what is available; with a ``limit``, until the end or that many bytes."""
         if pipe.closed:
             return
         while limit > 0:

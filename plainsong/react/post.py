@@ -1,7 +1,7 @@
 """An effect that posts to a URL: the payload is the body, the rest headers, the status the verdict.
 
-2xx is done. 4xx speaks of the message, which then never will be, except for those that speak of something else (who
-asks, or when); those, 5xx, redirects and broken connections are worth another attempt.
+2xx is done. 4xx rejects the message for good, except those that are about the caller or the moment; these, 5xx,
+redirects and broken connections are retried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 from plainsong import __version__
 from plainsong.calls import Answer, Failure, Request, Send
 from plainsong.protocol.errors import InvalidParameter
-from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.reaction import Done, Reject, Retry
 from plainsong.react.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from plainsong.react.stopping import Stop
     from plainsong.transport.outward import Outward
 
-#: Statuses from 400 to 499 that do not speak of this message: who asks (401, 403, 407), or when (408, 425, 429).
-PASSING = frozenset({401, 403, 407, 408, 421, 425, 429})
+#: Statuses 4xx that are not about the message but about the caller (401, 403, 407) or the moment (408, 425, 429).
+RETRIED = frozenset({401, 403, 407, 408, 421, 425, 429})
 #: Characters of an answer's first line that a verdict quotes.
 MAX_QUOTED = 300
 CONNECT_TIMEOUT_S = 10.0
@@ -46,13 +46,13 @@ class Poster:
     """Posts each message.
 
     Args:
-      outward: what carries it.
+      outward: the HTTP client.
       url: http or https.
       namespace: of the topic.
-      headers: more of them, checked (``checked_header``).
-      retry_all: every status but 2xx is worth another attempt.
+      headers: further headers, checked by ``checked_header``.
+      retry_all: retry every status but 2xx.
     Raises:
-      InvalidParameter: this is no URL that can be posted to.
+      InvalidParameter: the URL cannot be posted to.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Poster:
         self._stop = stop
 
     def __call__(self, message: Message, attempt: int) -> Verdict:
-        """One request. Raises Stopped: it was given up before its time was over; nobody knows whether it was taken."""
+        """Sends one request. Raises Stopped: it was abandoned for a stop, with an unknown outcome."""
         headers = (*self._headers, *headers_of(message, self._namespace, attempt))
         request = Request("POST", self._target, headers, message.payload)
         send = Send(self._base, request, min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s)
@@ -85,40 +85,42 @@ class Poster:
 
 
 def place_and_target(url: str) -> tuple[str, str]:
-    """``https://host:port`` and ``/path?query``. Raises InvalidParameter."""
+    """Splits a URL into ``https://host:port`` and ``/path?query``. Raises InvalidParameter."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if not usable:
-        raise InvalidParameter(f"{url[:200]!r} cannot be posted to", hint="for example https://example.com/hook")
+        raise InvalidParameter(f"cannot post to {url[:200]!r}", hint="for example https://example.com/hook")
     if parts.username is not None or parts.fragment:
-        raise InvalidParameter("a URL to post to has neither user nor fragment", hint="use --header @FILE for secrets")
+        raise InvalidParameter(
+            "a URL to post to must have neither user nor fragment", hint="use --header @FILE for secrets"
+        )
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~-._?[]")
     return f"{parts.scheme}://{parts.netloc}", path + (f"?{query}" if query else "")
 
 
 def checked_header(line: str) -> tuple[str, str]:
-    """``Name: value``. Raises InvalidParameter: it is none, or one that is ours to set."""
+    """Parses ``Name: value``. Raises InvalidParameter: malformed, or a header that is set for each message."""
     name, colon, value = line.partition(":")
     name, value = name.strip(), value.strip()
     if not colon or not _TOKEN.match(name) or not all(" " <= char <= "~" or char == "\t" for char in value):
-        raise InvalidParameter(f"{name[:80]!r} begins no header", hint="use 'Name: value', in printable ASCII")
+        raise InvalidParameter(f"invalid header {name[:80]!r}", hint="use 'Name: value', in printable ASCII")
     if _OURS.match(name):
         raise InvalidParameter(f"the header {name} is set for each message", hint="leave it out")
     return name, value
 
 
 def headers_of(message: Message, namespace: str, attempt: int) -> list[tuple[str, str]]:
-    """What a request says of a message besides its payload.
+    """The headers that describe a message.
 
-    Names and values of attributes are percent-encoded where they hold ``%`` or what headers cannot: other than
-    printable ASCII, and blanks at the ends.
+    In names and values of attributes, ``%``, characters other than printable ASCII, and blanks at the ends are
+    percent-encoded.
     """
     message_id = str(message.id)
-    told = [
+    headers = [
         ("Idempotency-Key", f"{namespace}:{message.topic}:{message_id}"),
         ("Plainsong-Message-Id", message_id),
         ("Plainsong-Namespace", namespace),
@@ -127,10 +129,10 @@ def headers_of(message: Message, namespace: str, attempt: int) -> list[tuple[str
         ("Plainsong-Attempt", str(attempt)),
     ]
     for name, value in message.attributes.items():
-        told.append((f"Plainsong-Attribute-{quote(name, safe=_NAME_SAFE)}", encoded(value)))
+        headers.append((f"Plainsong-Attribute-{quote(name, safe=_NAME_SAFE)}", encoded(value)))
         if name.lower() in ("traceparent", "tracestate") and value.isascii() and value.isprintable():
-            told.append((name.lower(), value.strip()))
-    return told
+            headers.append((name.lower(), value.strip()))
+    return headers
 
 
 _NAME_SAFE = "!#$&'*+^`|"
@@ -138,7 +140,7 @@ _VALUE_SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%
 
 
 def encoded(value: str) -> str:
-    """``value`` as a header's; ``urllib.parse.unquote`` has it back."""
+    """Encodes an attribute's value; ``urllib.parse.unquote`` decodes it."""
     text = quote(value, safe=_VALUE_SAFE)
     inner = text.strip(" ")
     left = len(text) - len(text.lstrip(" "))
@@ -146,21 +148,21 @@ def encoded(value: str) -> str:
 
 
 def verdict_of(answer: Answer | Failure, *, retry_all: bool = False) -> Verdict:
-    """What an answer means, or that there was none."""
+    """The verdict for an answer, or for the failure to get one."""
     if isinstance(answer, Failure):
-        return Again(answer.detail)
+        return Retry(answer.detail)
     if 200 <= answer.status < 300:
         return Done()
     first = answer.body.decode("utf-8", "backslashreplace").strip().partition("\n")[0]
-    said = "".join(char if char.isprintable() else " " for char in first)[:MAX_QUOTED].strip()
-    why = f"status {answer.status}" + (f": {said}" if said else "")
-    if 400 <= answer.status < 500 and answer.status not in PASSING and not retry_all:
-        return Never(why)
-    return Again(why, retry_after_s(answer.headers, datetime.now(UTC)))
+    quoted = "".join(char if char.isprintable() else " " for char in first)[:MAX_QUOTED].strip()
+    why = f"status {answer.status}" + (f": {quoted}" if quoted else "")
+    if 400 <= answer.status < 500 and answer.status not in RETRIED and not retry_all:
+        return Reject(why)
+    return Retry(why, retry_after_s(answer.headers, datetime.now(UTC)))
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
-    """``Retry-After``, in seconds from now; 0 where there is none that can be understood."""
+    """``Retry-After`` in seconds from now; 0 when it is absent or malformed."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return float(text[:9])
@@ -172,7 +174,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
 
 
 def awaited(future: Future[Any], stop: Stop) -> Any:
-    """What a future of another thread comes to. Raises Stopped, and gives it up, when its time is over."""
+    """Waits for a future of another thread. Raises Stopped, and cancels it, when the stop's grace period is over."""
     reading, writing = socket.socketpair()
     with reading, writing:
         future.add_done_callback(lambda _: _wake(writing))
@@ -181,13 +183,13 @@ def awaited(future: Future[Any], stop: Stop) -> Any:
             if left_s <= 0:
                 future.cancel()
                 raise Stopped
-            listened = [reading.fileno(), stop.fileno()]
-            ready = select.select(listened, [], [], None if left_s == math.inf else left_s)[0]
+            waited = [reading.fileno(), stop.fileno()]
+            ready = select.select(waited, [], [], None if left_s == math.inf else left_s)[0]
             if stop.fileno() in ready:
-                stop.listened()
+                stop.acknowledge()
         return future.result()
 
 
 def _wake(writing: socket.socket) -> None:
-    with suppress(OSError):  # nobody waits any more
+    with suppress(OSError):  # the waiting side is closed
         writing.send(b"\0")

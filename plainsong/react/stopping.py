@@ -1,7 +1,7 @@
-"""Stops a run when a signal asks for it: an attempt under way may end by itself within a grace period, waits end at once.
+"""Stops a run on a signal: an attempt under way may finish within a grace period, waits end at once.
 
-Everything that waits here waits for file descriptors, one of which is the stop's own. What waits inside of others'
-code (a long poll) is left by an exception that the signal handler raises.
+Waits are on file descriptors, of which the stop has one. A wait inside other code (a long poll) is ended by an
+exception that the signal handler raises.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Stopped(BaseException):
-    """The end was asked for. The message at hand, if there was one, was given back: it is the next one's first."""
+    """The run was stopped. The current message, if any, was not processed and comes first next time."""
 
 
 class Stop:
-    """Whether the end was asked for, and until when what is under way may go on.
+    """Whether a stop was requested, and how long an attempt under way may continue.
 
     Args:
-      grace_s: for what is under way, from the first signal on; the second signal ends it at once.
+      grace_s: for an attempt under way, from the first request; a second request ends it at once.
     """
 
     def __init__(self, grace_s: float = 30.0) -> None:
@@ -39,23 +39,21 @@ class Stop:
         self._asked_s: float | None = None
         self._times = 0
         self._raises = False
-        #: The first signal; 0: none, or it was no signal that asked.
+        #: The first signal; 0: none, or the request was not a signal.
         self.signal = 0
 
-    # --- asking ----------------------------------------------------------------------------------
-
     def ask(self) -> None:
-        """Ask for the end; a second time: for an end at once. From anywhere, signal handlers too."""
+        """Requests a stop; the second time, an immediate one. Safe in signal handlers and from any thread."""
         self._times += 1
         if self._asked_s is None:
             self._asked_s = monotonic()
-        with suppress(OSError):  # full, which is readable enough; or nobody waits any more
+        with suppress(OSError):  # the socket is full, so readable; or closed
             self._writing.send(b"\0")
 
     @contextmanager
     def listening(self) -> Iterator[Self]:
-        """Let SIGTERM and SIGINT ask, for as long as the block lasts. In the main thread."""
-        before = {number: signal.signal(number, self._heard_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Lets SIGTERM and SIGINT request a stop during the block. In the main thread only."""
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self
         finally:
@@ -63,11 +61,10 @@ class Stop:
                 signal.signal(number, handler)
 
     def close(self) -> None:
-        """Nobody will ask or wait any more."""
         self._reading.close()
         self._writing.close()
 
-    def _heard_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.signal = self.signal or number
         self.ask()
@@ -75,46 +72,43 @@ class Stop:
             self._raises = False
             raise Stopped
 
-    # --- being asked -----------------------------------------------------------------------------
-
     @property
     def asked(self) -> bool:
-        """Whether the end was asked for."""
         return self._asked_s is not None
 
     @property
     def until_s(self) -> float:
-        """Until when, on the monotonic clock, what is under way may go on."""
+        """Until when, on the monotonic clock, an attempt under way may continue."""
         if self._asked_s is None:
             return math.inf
         return self._asked_s + self._grace_s if self._times == 1 else -math.inf
 
     def check(self) -> None:
-        """Raises Stopped when the end was asked for."""
+        """Raises Stopped when a stop was requested."""
         if self.asked:
             raise Stopped
 
     def fileno(self) -> int:
-        """Readable when something was asked for since ``listened``."""
+        """Readable when a stop was requested since the last ``acknowledge``."""
         return self._reading.fileno()
 
-    def listened(self) -> None:
-        """What was asked for is known: ``fileno`` is not readable any more."""
+    def acknowledge(self) -> None:
+        """Makes ``fileno`` unreadable until the next request."""
         with suppress(BlockingIOError):
             self._reading.recv(4096)
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises Stopped as soon as the end is asked for."""
+        """Sleeps. Raises Stopped as soon as a stop is requested."""
         until_s = monotonic() + seconds
         self.check()
         while (left_s := until_s - monotonic()) > 0:
             if select.select([self], [], [], left_s)[0]:
-                self.listened()
+                self.acknowledge()
                 self.check()
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """A block that the first signal leaves with Stopped, wherever it is: one whose work may be thrown away."""
+        """Lets the first signal leave the block with Stopped, wherever it is: for work that may be discarded."""
         self._raises = True
         try:
             self.check()

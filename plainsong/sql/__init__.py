@@ -2,11 +2,20 @@
 
 SqlParticipant   enlists a session in ``client.transaction(participants=[…])``
 SqlPosition      keeps a reader's position in the transaction of its effects
-recover          finishes what a crash left in doubt
-Outbox, Relay    messages that wait beside the rows, for databases that cannot prepare, SQLite among them
+recover          finishes prepared transactions that a crash left behind
+Outbox, Relay    messages that wait beside the rows, for databases without prepared transactions, such as SQLite
 """
 
 from __future__ import annotations
+
+# Before our own modules, which import these at once: an error here says what to install.
+try:
+    import psycopg
+    import sqlalchemy
+except ModuleNotFoundError as _missing:
+    raise ModuleNotFoundError(
+        f"plainsong.sql needs the package {_missing.name}: pip install 'plainsong[sql]'", name=_missing.name
+    ) from _missing
 
 from plainsong.sql.errors import (
     OutboxBusy,
@@ -24,14 +33,6 @@ from plainsong.sql.participant import SqlParticipant
 from plainsong.sql.positions import SqlPosition, positions_table
 from plainsong.sql.prepared import Found, Recovery, recover
 from plainsong.sql.relay import OutboxStatus, Relay, Relayed, TopicStatus, outbox_status
-
-try:
-    import psycopg
-    import sqlalchemy
-except ModuleNotFoundError as _missing:
-    raise ModuleNotFoundError(
-        f"plainsong.sql needs the package {_missing.name}: pip install 'plainsong[sql]'", name=_missing.name
-    ) from _missing
 
 del psycopg, sqlalchemy
 __all__ = [

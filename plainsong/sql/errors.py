@@ -1,7 +1,4 @@
-"""Errors between a database and the daemon, each with its code and whether it happened.
-
-What goes wrong between a database and a transaction, each with its code and whether it happened.
-"""
+"""Errors between a database and the daemon, each with its code and whether the request happened."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from plainsong.protocol.errors import Outcome, PlainsongError, Unavailable
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the lines that a database driver adds."""
+    """The error's message without the lines that a database driver adds."""
     return str(error).partition("\n")[0]
 
 
@@ -21,23 +18,23 @@ class SqlUnusable(PlainsongError):
 
 
 class SqlUnavailable(Unavailable):
-    """The database cannot be reached: what was not finished before is as it was."""
+    """The database cannot be reached; work not finished before is unchanged."""
 
     code = "sql_unavailable"
     title = "The database cannot be reached"
 
 
 class SqlMisused(PlainsongError):
-    """The session was committed, rolled back or closed inside the transaction that it is part of: nothing happened."""
+    """The session was committed, rolled back or closed inside its transaction: nothing happened."""
 
     code = "sql_misused"
     title = "The session belongs to the transaction"
 
 
 class SqlInDoubt(PlainsongError):
-    """The transaction is committed, and its rows are safe in the database, but not to be seen yet.
+    """The transaction is committed, and its rows are safe in the database, but not visible yet.
 
-    ``recover`` shows them, now or later; doing the work again would do it twice.
+    ``recover`` makes them visible; doing the work again would do it twice.
     """
 
     code = "sql_in_doubt"
@@ -45,47 +42,45 @@ class SqlInDoubt(PlainsongError):
     outcome: Outcome = "applied"
 
 
-# --- outbox errors ---------------------------------------------------------------------------------
-#
-# What goes wrong between an outbox, its database and its relay, each with its code and whether it happened.
+# --- outbox ----------------------------------------------------------------------------------------
 
 
 class OutboxUnusable(PlainsongError):
     """This database or session cannot hold an outbox: nothing happened."""
 
     code = "outbox_unusable"
-    title = "There can be no outbox here"
+    title = "This database or session cannot hold an outbox"
 
 
 class OutboxMissing(OutboxUnusable):
-    """The tables of the outbox are not there: nothing happened."""
+    """The tables of the outbox do not exist: nothing happened."""
 
     code = "outbox_missing"
-    title = "The outbox has not been made"
+    title = "The outbox has no tables"
 
 
 class OutboxUnavailable(Unavailable):
-    """The outbox's database cannot be reached, or did not do it: what waits there goes on waiting."""
+    """The outbox's database cannot be reached, or failed; its messages go on waiting."""
 
     code = "outbox_unavailable"
     title = "The outbox cannot be reached"
 
 
 class OutboxBusy(Unavailable):
-    """Another relay is at work at this outbox: this one did nothing."""
+    """Another relay works on this outbox; this one did nothing."""
 
     code = "outbox_busy"
-    title = "Another relay is at work"
+    title = "Another relay is running"
 
 
 class OutboxInDoubt(PlainsongError):
-    """Of some messages nobody can say whether the topic has them. They are kept, and nothing is sent of that topic.
+    """Whether the topic has some messages is unknown. They are kept, and nothing more is sent to that topic.
 
-    ``Relay.decide``, or ``plainsong outbox decide``, says what to do with them.
+    ``Relay.decide``, or ``plainsong outbox decide``, resolves this.
     """
 
     code = "outbox_in_doubt"
-    title = "Nobody knows whether these messages were published"
+    title = "These messages may have been published"
     outcome: Outcome = "unknown"
 
     def __init__(self, detail: str = "", *, hint: str = "", topic: str = "") -> None:

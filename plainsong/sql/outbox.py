@@ -1,12 +1,11 @@
 """An outbox: messages that wait in the database of their rows until a relay has published each of them once.
 
-The two tables of an outbox: messages that wait in the database of their rows, and how far each topic has come.
+plainsong_outbox          one row for each message: written by ``Outbox``, numbered and removed by ``Relay``
+plainsong_outbox_topics   one row for each topic: the relay's producer, the next number, the last number sent
 
-plainsong_outbox          one row for each message: written by ``Outbox``, numbered and taken away by ``Relay``
-plainsong_outbox_topics   one row for each topic: the relay's producer there, the next number, the last one sent
-
-A message's ``id`` is drawn before its transaction commits, so that ids become visible out of order and with holes.
-Its ``number`` is given by the relay to what it sees committed, without holes, and is its sequence id in the topic.
+The database draws a message's ``id`` before its transaction commits, so ids become visible out of order and with
+gaps. The relay gives the ``number`` to messages that it sees committed, without gaps; it is the sequence id in the
+topic.
 """
 
 from __future__ import annotations
@@ -53,27 +52,27 @@ if TYPE_CHECKING:
 
     from plainsong.serializers import SerializerLike
 
-#: What the table of messages is called, unless somebody says otherwise; the other one adds ``_topics``.
+#: Default name of the table of messages; the other table adds ``_topics``.
 TABLE = "plainsong_outbox"
-#: Databases that this has been made for.
+#: Supported databases: those whose order of commits is known.
 DIALECTS = ("postgresql", "sqlite")
 _PRODUCER_BYTES = 64
-#: SQLite counts up by itself only what it calls INTEGER, which has 8 bytes there all the same.
+#: SQLite autoincrements only INTEGER, which has 8 bytes there all the same.
 _ID = BigInteger().with_variant(Integer, "sqlite")
 
 
 class OutboxTables(NamedTuple):
-    """Both tables of one outbox."""
+    """The two tables of an outbox."""
 
     messages: Table
     topics: Table
 
 
 def outbox_tables(metadata: MetaData | None = None, name: str = TABLE) -> OutboxTables:
-    """The tables, for whoever makes tables by ``metadata.create_all`` or by migrations.
+    """Defines the tables, to be created by ``metadata.create_all`` or by migrations.
 
     Args:
-      metadata: that they become part of; None: one of their own.
+      metadata: the metadata to add the tables to; None: new metadata.
     """
     metadata = MetaData() if metadata is None else metadata
     if name in metadata.tables:
@@ -90,7 +89,7 @@ def outbox_tables(metadata: MetaData | None = None, name: str = TABLE) -> Outbox
         Column("number", BigInteger),
         Column("sent", DateTime(timezone=True)),
         UniqueConstraint("topic", "number", name=f"{name}_number"),
-        sqlite_autoincrement=True,  # or the id of a message that was taken away would come again
+        sqlite_autoincrement=True,  # or the id of a removed message would be used again
     )
     waits = messages.c.sent.is_(None)
     Index(f"{name}_waiting", messages.c.topic, messages.c.id, postgresql_where=waits, sqlite_where=waits)
@@ -111,31 +110,31 @@ def outbox_tables(metadata: MetaData | None = None, name: str = TABLE) -> Outbox
 
 
 def create_outbox(engine: Engine, name: str = TABLE) -> OutboxTables:
-    """Make the tables if they are not there, in a transaction of their own; they are then used under that name.
+    """Creates the tables, if they do not exist, in a transaction of its own.
 
     Raises:
-      OutboxUnusable: the database is not one that this has been made for. SQLAlchemyError: it cannot be reached,
-      or this user may not.
+      OutboxUnusable: the database is not supported. SQLAlchemyError: it cannot be reached, or this user may not
+        create tables.
     """
     check_dialect(engine.dialect)
     tables = outbox_tables(None, name)
     try:
         tables.messages.metadata.create_all(engine)
-    except SQLAlchemyError:  # somebody else may have been making them at the same moment
+    except SQLAlchemyError:  # another process may have created them at the same moment
         if not all(inspect(engine).has_table(table.name) for table in tables):
             raise
     return tables
 
 
 def check_dialect(dialect: Dialect) -> None:
-    """Raises OutboxUnusable unless it is a database whose order of commits has been thought through."""
+    """Raises OutboxUnusable unless the database is supported."""
     if dialect.name not in DIALECTS:
-        detail = f"an outbox has been made for PostgreSQL and SQLite, and not for {dialect.name}"
+        detail = f"an outbox works on PostgreSQL and SQLite, not on {dialect.name}"
         raise OutboxUnusable(detail, hint="keep the outbox in one of them")
 
 
 def missing(engine_or_connection: Any, tables: OutboxTables) -> OutboxMissing | None:
-    """What to raise when a statement failed because the tables are not there; None: it was something else."""
+    """The error to raise when a statement failed for missing tables; None: it failed for another reason."""
     try:
         there = inspect(engine_or_connection)
         lacks = [table.name for table in tables if not there.has_table(table.name, schema=table.schema)]
@@ -143,44 +142,42 @@ def missing(engine_or_connection: Any, tables: OutboxTables) -> OutboxMissing | 
         return None
     if not lacks:
         return None
-    hint = "create_outbox(engine) makes the tables, or plainsong outbox create, or outbox_tables with your migrations"
+    hint = "create the tables by create_outbox(engine), plainsong outbox create, or outbox_tables with your migrations"
     return OutboxMissing(f"this database has no table {' and no table '.join(lacks)}", hint=hint)
 
 
-# --- outbox ----------------------------------------------------------------------------------------
+# --- the session's side ----------------------------------------------------------------------------
 #
-# Messages that wait in the database of the rows that they tell of, until a relay has published each of them once.
-#
-#     with Session(engine) as session:
-#         session.add(Order(id=17))
-#         Outbox(session).publish("orders", b"17")
-#         session.commit()          # the row, and a message that will come; or neither
-#
-# The messages are written last, as the session commits. So their ids grow with commits as anybody can see them:
-# when one transaction had committed before another's commit was called, it has the smaller ids.
+# Messages are written last, as the session commits, so that ids follow the visible order of commits: a transaction
+# that committed before another's commit was called has the smaller ids.
 
 
 MIB = 1 << 20
-#: The largest message; what a daemon takes when it is not told otherwise.
+#: The largest message; the default of the daemon.
 MAX_MESSAGE_BYTES = 8 * MIB
-#: Of payloads in one transaction of a session: they are in memory until it commits.
+#: Payloads in one transaction of a session, which stay in memory until it commits.
 MAX_TRANSACTION_BYTES = 64 * MIB
 
 
 class Outbox:
-    """Puts messages into the outbox of a session's database; they take part in the session's transaction.
+    """Puts messages into the outbox of a session's database, as part of the session's transaction.
 
-    Nothing here waits for a daemon. What a savepoint or the session rolls back was never there. Made anew for the
-    same session it is the same outbox.
+        with Session(engine) as session:
+            session.add(Order(id=17))
+            Outbox(session).publish("orders", b"17")
+            session.commit()          # the row, and a message that the relay will publish; or neither
+
+    No call waits for a daemon. Messages that a savepoint or the session rolls back were never there. A second
+    ``Outbox`` of the same session is the same outbox.
 
     Args:
-      session: a ``Session``; of a ``scoped_session`` it is this thread's. Commit by it, not by its connection.
-      tables: from ``outbox_tables``; None: those called ``plainsong_outbox``.
-      engine: which one, for a session that has several.
+      session: a ``Session``, or a ``scoped_session`` for this thread's. Commit the session, not its connection.
+      tables: from ``outbox_tables``; None: those named ``plainsong_outbox``.
+      engine: the engine, for a session with several.
       serializer: from values to payloads, as in ``client.publish``.
-      max_message_bytes: the largest payload; no larger than what the daemon takes, or the relay cannot go on.
+      max_message_bytes: the largest payload; must not exceed the daemon's limit, or the relay cannot continue.
     Raises:
-      OutboxUnusable: it is no session of PostgreSQL or SQLite.
+      OutboxUnusable: not a session of PostgreSQL or SQLite.
     """
 
     def __init__(
@@ -194,7 +191,7 @@ class Outbox:
     ) -> None:
         session = session() if isinstance(session, scoped_session) else session
         if not isinstance(session, Session):
-            raise OutboxUnusable(f"{type(session).__name__} is no session of sqlalchemy.orm", hint="take a Session")
+            raise OutboxUnusable(f"{type(session).__name__} is not a session of sqlalchemy.orm", hint="use a Session")
         tables = outbox_tables() if tables is None else tables
         kept = session.info.setdefault(f"plainsong.sql.outbox {tables.messages.fullname}", None)
         if kept is None:
@@ -214,17 +211,17 @@ class Outbox:
         attributes: Mapping[str, str] | None = None,
         routing_key: str | None = None,
     ) -> None:
-        """Leave messages behind that are published after the session has committed, in that order.
+        """Queues messages, to be published in this order after the session has committed.
 
         Args:
-          messages: one, or a list (or tuple) of several, each what the serializer takes (bytes, without one), or an
-            ``Outgoing`` around it.
-          ttl_s: seconds that they live from when they are published, if that is shorter than the topic's ttl.
-          serializer: instead of the outbox's own.
-          attributes, routing_key: of those that have none themselves.
+          messages: one message, or a list or tuple of messages; each a value for the serializer (bytes, without
+            one), or an ``Outgoing``.
+          ttl_s: time to live in seconds from publishing, if that is shorter than the topic's ttl.
+          serializer: replaces the outbox's own.
+          attributes, routing_key: for messages that have none themselves.
         Raises:
           InvalidName, InvalidParameter, NoMessages, NotEncodable, MessageTooLarge: nothing happened.
-          TransactionTooLarge: with these it would be more than 64 MiB in one transaction; nothing happened.
+          TransactionTooLarge: more than 64 MiB in one transaction; nothing happened.
         """
         topic_name("default", topic)
         many = messages if isinstance(messages, (list, tuple)) else [messages]
@@ -237,7 +234,7 @@ class Outbox:
         strings = request.attributes or [NO_ATTRIBUTES] * len(many)
         largest = max(map(len, request.messages))
         if largest > self._max_message_bytes:
-            detail = f"a message of {largest} bytes; the outbox takes {self._max_message_bytes}"
+            detail = f"a message of {largest} bytes; the outbox accepts {self._max_message_bytes}"
             raise MessageTooLarge(detail, hint="max_message_bytes of Outbox, and of the daemon's topics")
         rows = [
             {
@@ -252,7 +249,7 @@ class Outbox:
 
 
 class PendingRows:
-    """The messages of a session's transaction until it commits, each with the savepoint that it belongs to."""
+    """The messages of a session's transaction until it commits, each with its savepoint."""
 
     def __init__(self, session: Session, tables: OutboxTables, engine: Engine | None) -> None:
         self._session = session
@@ -268,14 +265,14 @@ class PendingRows:
         event.listen(session, "after_transaction_end", self._after_transaction_end)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Keep them until the session commits; when it is just doing that, write them."""
+        """Keeps rows until the session commits; writes them at once if it is committing."""
         more = sum(len(row["payload"]) for row in rows)
         if self._bytes + more > MAX_TRANSACTION_BYTES:
-            detail = f"messages of {self._bytes + more} bytes in one transaction; there may be {MAX_TRANSACTION_BYTES}"
-            raise TransactionTooLarge(detail, hint="commit oftener, or publish where the large ones are to be found")
+            detail = f"{self._bytes + more} bytes of messages in one transaction; the limit is {MAX_TRANSACTION_BYTES}"
+            raise TransactionTooLarge(detail, hint="commit more often, or publish references to large messages")
         if not self._session.in_transaction():
             if not self._session.autobegin:
-                raise OutboxUnusable("the session is in no transaction", hint="call session.begin() first")
+                raise OutboxUnusable("the session is not in a transaction", hint="call session.begin() first")
             self._session.begin()
         self._bytes += more
         if self._is_committing:
@@ -289,13 +286,13 @@ class PendingRows:
         savepoint = session.get_nested_transaction()
         if savepoint is not None:
             if savepoint is self._released and self._rows:
-                # An outer transaction commits while this is open: SQLAlchemy does not say so before its last step.
+                # An outer transaction commits while a savepoint is open: SQLAlchemy reports that only in its last step.
                 raise SqlMisused(
                     "the session was committed with a savepoint open", hint="end the savepoint before the transaction"
                 )
             self._released = savepoint
             return
-        session.flush()  # what listeners publish as rows are written belongs to this transaction
+        session.flush()  # messages that listeners publish during the flush belong to this transaction
         self._is_committing = True
         rows = [row for _, row in self._rows]
         self._rows.clear()
@@ -325,28 +322,26 @@ class PendingRows:
 
 
 def _is_within(inner: SessionTransaction | None, outer: SessionTransaction) -> bool:
-    """Whether ``inner`` is ``outer``, or a savepoint of it, however deep."""
+    """Whether ``inner`` is ``outer`` or a savepoint inside it, at any depth."""
     while inner is not None and inner is not outer:
         inner = inner.parent
     return inner is outer
 
 
-# --- outbox engine ---------------------------------------------------------------------------------
-#
-# An engine from a URL, for those who have only the URL: the command line.
+# --- engines ---------------------------------------------------------------------------------------
 
 
-#: How long SQLite waits for who is just writing.
+#: How long SQLite waits for another writer.
 SQLITE_PATIENCE_S = 30.0
 
 
 def outbox_engine(url: str, *, create: bool = False) -> Engine:
-    """An engine of PostgreSQL, of the driver psycopg where the URL names none, or of SQLite.
+    """Creates an engine for PostgreSQL, by psycopg unless the URL names a driver, or for SQLite.
 
     Args:
-      create: a file of SQLite that is not there may be made.
+      create: whether a missing SQLite file may be created.
     Raises:
-      OutboxUnusable: it is no URL, of another kind of database, or of a file that is not there.
+      OutboxUnusable: an invalid URL, an unsupported database, or a missing file.
     """
     try:
         parsed = make_url(url)
@@ -357,12 +352,12 @@ def outbox_engine(url: str, *, create: bool = False) -> Engine:
         engine = create_engine(parsed, poolclass=NullPool, connect_args=options)
     except (SQLAlchemyError, ModuleNotFoundError) as error:
         hint = "it looks like postgresql://user@host:5432/database, or sqlite:////var/lib/shop/shop.db"
-        raise OutboxUnusable(f"this is no URL of a database: {first_line(error)}", hint=hint) from error
+        raise OutboxUnusable(f"invalid database URL: {first_line(error)}", hint=hint) from error
     check_dialect(engine.dialect)
     if is_sqlite:
         path = parsed.database
         if not path or path == ":memory:":
-            raise OutboxUnusable("a database in memory is of another process", hint="name SQLite's file")
+            raise OutboxUnusable("a database in memory belongs to another process", hint="name SQLite's file")
         if not create and not path.startswith("file:") and not Path(path).exists():
-            raise OutboxUnusable(f"there is no file {path}", hint="sqlite:////absolute/path has four slashes")
+            raise OutboxUnusable(f"no such file: {path}", hint="sqlite:////absolute/path has four slashes")
     return engine

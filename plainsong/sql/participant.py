@@ -1,8 +1,8 @@
 """A SQLAlchemy session as a participant of a transaction: its rows and the messages become visible together, or not at all.
 
-The session's work happens in one transaction of the database, which is prepared (PREPARE TRANSACTION) before the
-transaction service decides, and finished (COMMIT PREPARED, ROLLBACK PREPARED) when it has. Whatever dies in
-between, a prepared transaction waits in the database until somebody finishes it: this participant, or ``recover``.
+The session's work happens in one database transaction, which is prepared (PREPARE TRANSACTION) before the transaction
+service decides, and finished (COMMIT PREPARED, ROLLBACK PREPARED) afterwards. Whatever process dies in between, the
+prepared transaction waits in the database until this participant or ``recover`` finishes it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from plainsong.sql.prepared import Gid
 
 log = logging.getLogger("plainsong.sql")
-#: ``idle``: not in a transaction. ``open``: the session works. ``preparing``: nobody knows whether it is prepared.
+#: ``idle``: not in a transaction. ``open``: the session works. ``preparing``: it may be prepared.
 #: ``prepared``: it waits for the decision. ``deciding``: the decision is being carried out.
 Phase = Literal["idle", "open", "preparing", "prepared", "deciding"]
-#: Engines of which it is known that they can take part, and those that were recovered because that was wanted.
+#: Engines that are known to be able to take part, and engines that were recovered for ``recover_with``.
 _ready: WeakSet[Engine] = WeakSet()
 _recovered: WeakSet[Engine] = WeakSet()
 
 
 class NamedConnection(Connection):
-    """A connection whose two-phase transactions have the name that it was made with."""
+    """A connection whose two-phase transactions have a given name."""
 
     def __init__(self, engine: Engine, gid: Gid) -> None:
         super().__init__(engine)
         self.gid = gid
 
     def begin_twophase(self, xid: Any = None) -> TwoPhaseTransaction:
-        """As ``Connection.begin_twophase``, which would draw a name that nobody can recover by."""
+        """As ``Connection.begin_twophase``, which would draw a name that recovery could not find."""
         return super().begin_twophase(str(self.gid) if xid is None else xid)
 
 
@@ -56,17 +56,17 @@ class SqlParticipant:
             session.add(Order(id=17))
             tx.publish("orders", b"17")
 
-    The session must not be in a transaction of its own when the block begins, and is not committed, rolled back
-    or closed inside of it; savepoints are free. Afterwards it is as after ``session.commit()`` or
-    ``session.rollback()``. May be used for one transaction after the other, by one thread at a time.
+    The session must not be in a transaction when the block begins, and must not be committed, rolled back or closed
+    inside it; savepoints are allowed. Afterwards it is as after ``session.commit()`` or ``session.rollback()``. A
+    participant can be used for several transactions in turn, by one thread at a time.
 
     Args:
-      session: with one engine; for another database add another participant with another session. Of a
-        ``scoped_session`` it is this thread's.
-      engine: which one, for a session that has several.
-      execution_options: of its connection, such as ``{"isolation_level": "SERIALIZABLE"}``.
-      recover_with: finish what earlier programs left in doubt in this database, by what this client's daemon
-        knows of it, when the first transaction of this process begins there.
+      session: a session with one engine, or a ``scoped_session`` for this thread's; for another database, add another
+        participant with another session.
+      engine: the engine, for a session with several.
+      execution_options: of the session's connection, such as ``{"isolation_level": "SERIALIZABLE"}``.
+      recover_with: a client. When the first transaction of this process begins in this database, finish those that
+        earlier programs left in doubt there, by what this client's daemon knows.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class SqlParticipant:
         engine = self._engine or self._chosen
         return "the SQL session" if engine is None else f"the SQL session of {engine.url.render_as_string()}"
 
-    # --- what a transaction asks of it ---------------------------------------------------------
+    # --- calls by the transaction ----------------------------------------------------------------
 
     def start_tx(self, transaction: Transaction) -> None:
-        """Begin a transaction of the session. Raises SqlUnusable, and what SQLAlchemy raises: nothing happened."""
+        """Begins a transaction of the session. Raises SqlUnusable and SQLAlchemy's errors: nothing happened."""
         if self._phase == "open":
             self.abandon_tx()
         elif self._phase != "idle":
-            self._let_go()
+            self._release()
         engine = self._engine = self._usable_engine()
         gid = new_gid(transaction.service, transaction.id)
         self._lost, self._finishing, self._twophase = "", False, self._session.twophase
@@ -114,30 +114,30 @@ class SqlParticipant:
             self._session.connection({"bind": connection}, execution_options=self._options)
         except BaseException:
             self._session.rollback()
-            self._let_go()
+            self._release()
             raise
         self._phase = "open"
 
     def abandon_tx(self) -> None:
-        """Another participant could not start: the session is as before, and its connection goes back to the pool."""
+        """Undoes ``start_tx`` when another participant failed to start; the connection returns to the pool."""
         self._phase = "deciding"
         try:
             self._session.rollback()
         finally:
-            self._let_go()
+            self._release()
 
     def update_tx(self, transaction: Transaction) -> None:
-        """After a checkpoint: the session's transaction goes on."""
+        """After a checkpoint; the session's transaction continues."""
 
     def tx_changes(self) -> Collection[bytes]:
-        """None: the database detects its own conflicts. From here on, committing is meant."""
+        """None: the database detects its own conflicts. Called first when the transaction commits."""
         self._finishing = True
         return ()
 
     def commit_tx(self) -> bool:
-        """Prepare, or at a checkpoint flush. Raises SqlMisused, and what SQLAlchemy raises: it can be undone."""
+        """Prepares, or flushes at a checkpoint. Raises SqlMisused and SQLAlchemy's errors: it can be rolled back."""
         if self._lost:
-            raise SqlMisused(self._lost, hint="leave it to the transaction; savepoints (begin_nested) are free")
+            raise SqlMisused(self._lost, hint="the transaction ends the session; savepoints (begin_nested) are allowed")
         if not self._finishing:
             self._session.flush()
             return True
@@ -147,10 +147,10 @@ class SqlParticipant:
         return True
 
     def post_tx_commit(self) -> None:
-        """Let the rows be seen.
+        """Makes the rows visible.
 
         Raises:
-          SqlInDoubt: the database could not be told; the rows are kept, and ``recover`` shows them.
+          SqlInDoubt: the database could not be reached; the rows are kept, and ``recover`` makes them visible.
         """
         self._phase = "deciding"
         try:
@@ -158,10 +158,10 @@ class SqlParticipant:
         except SQLAlchemyError as error:
             self._finish_elsewhere(error)
         finally:
-            self._let_go()
+            self._release()
 
     def rollback_tx(self) -> bool:
-        """Undo everything; False when the database could not be told and may keep something prepared."""
+        """Rolls back; False when the database could not be reached and may keep a prepared transaction."""
         may_be_prepared = self._phase in ("preparing", "prepared")
         self._phase = "deciding"
         try:
@@ -169,24 +169,26 @@ class SqlParticipant:
         except SQLAlchemyError:
             self._session.invalidate()
         try:
-            # What a broken PREPARE left cannot be asked of the session.
+            # The session cannot tell what a broken PREPARE left.
             return not may_be_prepared or self._is_rolled_back()
         finally:
-            self._let_go()
+            self._release()
 
-    # --- how it is finished when the session's own connection cannot ---------------------------
+    # --- finishing without the session's connection ----------------------------------------------
 
     def _finish_elsewhere(self, cause: SQLAlchemyError) -> None:
         self._session.invalidate()
-        engine, gid = self._at_work()
+        engine, gid = self._locked()
         try:
             finish(engine, gid, commit=True)
         except SQLAlchemyError:
             detail = f"the transaction is committed, its rows in {self.name} wait as prepared transaction {gid}: {first_line(cause)}"
-            raise SqlInDoubt(detail, hint="recover(engine, client), or plainsong tx recover, shows them") from cause
+            raise SqlInDoubt(
+                detail, hint="recover(engine, client), or plainsong tx recover, makes them visible"
+            ) from cause
 
     def _is_rolled_back(self) -> bool:
-        engine, gid = self._at_work()
+        engine, gid = self._locked()
         try:
             finish(engine, gid, commit=False)
         except SQLAlchemyError as error:
@@ -196,23 +198,23 @@ class SqlParticipant:
             return False
         return True
 
-    def _at_work(self) -> tuple[Engine, Gid]:
+    def _locked(self) -> tuple[Engine, Gid]:
         assert self._engine is not None
         assert self._connection is not None
         return self._engine, self._connection.gid
 
-    # --- what the session must and must not do -------------------------------------------------
+    # --- rules for the session -------------------------------------------------------------------
 
     def _usable_engine(self) -> Engine:
-        """The engine of the session, which can take part."""
+        """Checks the session and returns its engine."""
         session = self._session
         if not isinstance(session, Session):
-            hint = "take a Session; an AsyncSession cannot take part" if hasattr(session, "sync_session") else ""
-            raise SqlUnusable(f"{type(session).__name__} is no session of sqlalchemy.orm", hint=hint)
+            hint = "use a Session; an AsyncSession cannot take part" if hasattr(session, "sync_session") else ""
+            raise SqlUnusable(f"{type(session).__name__} is not a session of sqlalchemy.orm", hint=hint)
         if session.in_transaction():
             raise SqlUnusable(
-                "the session is in a transaction already, which began before this one",
-                hint="commit or roll it back first; whatever belongs to the transaction goes inside its block",
+                "the session is already in a transaction",
+                hint="commit or roll it back first; work of the transaction belongs inside its block",
             )
         bind = self._chosen or session.get_bind()
         if not isinstance(bind, Engine):
@@ -237,8 +239,8 @@ class SqlParticipant:
             event.listen(target, name, listener)
             self._listening.append((target, name, listener))
 
-    def _let_go(self) -> None:
-        """The session is free again, whatever became of the transaction."""
+    def _release(self) -> None:
+        """Frees the session, whatever the outcome of the transaction."""
         for target, name, listener in self._listening:
             event.remove(target, name, listener)
         self._listening.clear()
@@ -252,13 +254,13 @@ class SqlParticipant:
         if self._phase == "open" and not session.in_nested_transaction():
             raise SqlMisused(
                 "the session was committed inside the transaction",
-                hint="leave that to the transaction, which commits rows and messages together",
+                hint="the transaction commits rows and messages together",
             )
 
     def _after_begin(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
         if self._phase == "open" and connection.engine is not self._engine:
-            self._lost = f"the session reached a second database, {connection.engine.url.render_as_string()}"
-            raise SqlMisused(self._lost, hint="give that one a session and a participant of its own")
+            self._lost = f"the session used a second database, {connection.engine.url.render_as_string()}"
+            raise SqlMisused(self._lost, hint="give that database its own session and participant")
 
     def _after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is None and self._phase == "open":
@@ -267,12 +269,12 @@ class SqlParticipant:
     def _commit_twophase(self, connection: Connection, xid: Any, is_prepared: bool) -> None:
         if self._phase == "prepared":
             connection.invalidate()
-            raise SqlMisused(f"nobody has decided about {xid} yet", hint="recover asks the daemon, and finishes it")
+            raise SqlMisused(f"{xid} is not decided yet", hint="recover asks the daemon and finishes it")
 
     def _rollback_twophase(self, connection: Connection, xid: Any, is_prepared: bool) -> None:
-        """Whoever closes the session while nobody knows the decision lets go of the connection, not of the rows.
+        """Closing the session before the decision is known releases the connection and keeps the rows.
 
-        The same after a PREPARE that failed: to roll back what is not there would hide why.
+        The same after a failed PREPARE, since rolling back what is not there would hide the error.
         """
         if self._phase in ("preparing", "prepared"):
             connection.invalidate()

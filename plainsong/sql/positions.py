@@ -3,11 +3,11 @@
     with Session(engine) as session, client.read("orders", position=SqlPosition(session, "billing")) as messages:
         for message in messages:
             session.add(Invoice(order=message.payload.decode()))
-            messages.save()       # this message is done: its position goes into the session's transaction
+            messages.save()       # writes the position in the session's transaction
             session.commit()      # effects and position, or neither
 
-Inside ``client.transaction(participants=[SqlParticipant(session)])`` both of the last lines are left out. After a
-rollback read again with a new reader: it begins where the database says, so that the same messages come again.
+Inside ``client.transaction(participants=[SqlParticipant(session)])`` leave out the last two lines. After a rollback,
+read again with a new reader, which starts at the position in the database, so that the same messages come again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from plainsong.positions import Daemon
 
-#: What the table is called, unless somebody says otherwise.
+#: Default name of the table.
 TABLE = "plainsong_positions"
 
 
 def positions_table(metadata: MetaData, name: str = TABLE) -> Table:
-    """The table of positions, for whoever makes tables by ``metadata.create_all`` or by migrations.
+    """Defines the table of positions, to be created by ``metadata.create_all`` or by migrations.
 
-    One row for each reader of a topic: the generation of the topic, and the id of the last message done with.
+    It has one row for each reader of a topic: the topic's generation, and the id of the last message processed.
     """
     if name in metadata.tables:
         return metadata.tables[name]
@@ -53,31 +53,31 @@ def positions_table(metadata: MetaData, name: str = TABLE) -> Table:
 
 
 class Stand(NamedTuple):
-    """What is known of one topic's row."""
+    """The state of one topic's row."""
 
     generation: int
-    """The topic's, now."""
+    """The topic's current generation."""
     row: tuple[int, bytes] | None
-    """Generation and position in the row; None: there is no row."""
+    """Generation and position in the row; None: no row."""
 
 
 class SqlPosition:
-    """Positions of one reader, in a table of the session's database (any that SQLAlchemy knows).
+    """Positions of one reader, in a table of the session's database (any that SQLAlchemy supports).
 
-    Nothing here commits: what ``save`` writes becomes durable, or does not, with the session's transaction. While
-    one session reads under a name, another that begins to waits until the first has committed, where the
-    database locks rows; and whoever finds a row that somebody else moved gets ``PositionChanged``.
+    Nothing here commits: a saved position becomes durable with the session's transaction. In databases that lock
+    rows, a second session that starts to read under the same name waits until the first has committed. A session
+    whose row was moved by another gets ``PositionChanged``.
 
     Args:
-      session: a ``Session``; the one that the effects are written with.
+      session: the ``Session`` that writes the effects.
       reader: its name: letters, digits, underscores and hyphens.
-      table: from ``positions_table``; None: one called ``plainsong_positions``.
-      create: make the table if it is not there, in a transaction of its own.
+      table: from ``positions_table``; None: one named ``plainsong_positions``.
+      create: create the table if it does not exist, in a transaction of its own.
     Raises:
-      InvalidName: the reader's name is none.
+      InvalidName: the reader's name is not allowed.
     """
 
-    #: Saved before a transaction's participants commit: it is part of what one of them commits.
+    #: The position is saved before a transaction's participants commit, since one of them commits it.
     transactional = True
 
     def __init__(self, session: Session, reader: str, *, table: Table | None = None, create: bool = False) -> None:
@@ -89,9 +89,9 @@ class SqlPosition:
         self._is_stale = False
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
-        """Raises TopicNotFound, what goes wrong on the way, and PositionNotSaved: the table cannot be read.
+        """Loads the positions; a topic that was created again since is read from its beginning.
 
-        A topic that has been made anew since is read from its beginning.
+        Raises TopicNotFound, errors of the connection, and PositionNotSaved when the table cannot be read.
         """
         generations = {}
         for topic in topics:
@@ -100,7 +100,7 @@ class SqlPosition:
         return self._read(daemon.namespace, generations)
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
-        """Raises PositionChanged, and PositionNotSaved: the session's transaction must be rolled back."""
+        """Saves the positions. Raises PositionChanged and PositionNotSaved: roll back the session's transaction."""
         self._write(daemon.namespace, positions)
 
     # --- the rows ------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ class SqlPosition:
             query = self._table.select().where(chosen & columns.topic.in_(list(generations))).with_for_update()
             rows = {row.topic: (int(row.generation), bytes(row.position)) for row in self._session.execute(query)}
         except SQLAlchemyError as error:
-            hint = "create=True makes the table, or positions_table with your migrations"
-            raise PositionNotSaved(f"positions cannot be read: {first_line(error)}", hint=hint) from error
+            hint = "create the table by create=True, or by positions_table with your migrations"
+            raise PositionNotSaved(f"cannot read positions: {first_line(error)}", hint=hint) from error
         if not event.contains(self._session, "after_soft_rollback", self._after_rollback):
             event.listen(self._session, "after_soft_rollback", self._after_rollback)
         self._is_stale = False
@@ -124,7 +124,7 @@ class SqlPosition:
 
     def _write(self, namespace: str, positions: Mapping[str, bytes]) -> None:
         if self._is_stale:
-            detail = "the session was rolled back, and with it what this reader had done"
+            detail = "the session was rolled back, and with it the work of this reader"
             raise PositionChanged(detail, hint="read again with a new reader: the same messages come again")
         for topic, position in positions.items():
             stand = self._known[topic]
@@ -135,14 +135,14 @@ class SqlPosition:
             except IntegrityError:
                 is_ours = False
             except SQLAlchemyError as error:
-                raise PositionNotSaved(f"the position in {topic} cannot be written: {first_line(error)}") from error
+                raise PositionNotSaved(f"cannot write the position in {topic}: {first_line(error)}") from error
             if not is_ours:
                 detail = f"reader {self.reader} of {topic} is not where this session left it"
-                raise PositionChanged(detail, hint="roll back; somebody else reads under the same name")
+                raise PositionChanged(detail, hint="roll back; another process reads under the same name")
             self._known[topic] = Stand(stand.generation, row)
 
     def _replace(self, key: Mapping[str, str], row: tuple[int, bytes], expected: tuple[int, bytes] | None) -> bool:
-        """Put ``row`` in the place of ``expected``; False when something else is there."""
+        """Replaces ``expected`` by ``row``; False when the row is another."""
         values = {"generation": row[0], "position": row[1]}
         if expected is None:
             self._session.execute(self._table.insert().values(**key, **values))
@@ -157,7 +157,7 @@ class SqlPosition:
         bind = self._session.get_bind()
         try:
             self._table.create(bind, checkfirst=True)
-        except SQLAlchemyError:  # somebody else may have been making it at the same moment
+        except SQLAlchemyError:  # another process may have created it at the same moment
             if not inspect(bind).has_table(self._table.name, schema=self._table.schema):
                 raise
         self._create = False

@@ -1,11 +1,11 @@
 """Transactions prepared in PostgreSQL: their names, how each is finished, and how those that a crash left are recovered.
 
-Names of prepared transactions: whose service decides them, by which id, and which participant made them.
+A name says which service decides the transaction, by which id, and which participant prepared it:
 
     plainsong:SERVICE:ID:TAG
 
-SERVICE names the transaction service that was asked (``-`` when it has no name), ID is the transaction's there,
-TAG is drawn anew for each participant, so that no name ever comes twice. All of it is safe inside quotes.
+SERVICE names the transaction service (``-`` when it has no name), ID is the transaction's id there, and TAG is random
+for each participant, so that no name is used twice. All parts are safe inside quotes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.transactions import TransactionState, TransactionStatus
 
-#: What all names begin with.
+#: The prefix of all names.
 PREFIX = "plainsong:"
-#: Where the service has no name.
+#: Stands for a service without a name.
 NAMELESS = "-"
 _GID = re.compile(r"plainsong:(?P<service>[A-Za-z0-9_.-]{1,64}):(?P<id>[1-9][0-9]{0,18}):(?P<tag>[0-9a-f]{16})")
 
 
 class Gid(NamedTuple):
-    """The name of one prepared transaction; ``str`` of it is what the database knows."""
+    """The name of a prepared transaction; ``str`` gives its form in the database."""
 
     service: str
     transaction_id: int
@@ -47,29 +47,27 @@ class Gid(NamedTuple):
 
 
 def new_gid(service: str, transaction_id: int) -> Gid:
-    """A name that nobody else has. Raises ValueError for a service or an id that cannot be part of one."""
+    """Makes a unique name. Raises ValueError for a service or an id that cannot be part of one."""
     gid = Gid(service or NAMELESS, transaction_id, secrets.token_hex(8))
     if parse_gid(str(gid)) is None:
-        raise ValueError(f"{gid} is no name for a prepared transaction")
+        raise ValueError(f"invalid name of a prepared transaction: {gid}")
     return gid
 
 
 def parse_gid(text: str) -> Gid | None:
-    """The parts of a name; None for one that is not ours."""
+    """Parses a name; None for one that is not ours."""
     found = _GID.fullmatch(text)
     return None if found is None else Gid(found["service"], int(found["id"]), found["tag"])
 
 
-# --- prepared --------------------------------------------------------------------------------------
-#
-# PostgreSQL's side of two-phase commit: what it must allow, what is prepared there, and how it is finished.
+# --- two-phase commit in PostgreSQL ----------------------------------------------------------------
 
 
 #: SQLSTATEs. Source: PostgreSQL's manual, appendix A.
 UNDEFINED_OBJECT = "42704"
 BUSY = "55000"
 FORBIDDEN = "42501"
-#: How often somebody who is just finishing the same transaction is waited for, and how long each time.
+#: How often, and how long, to wait for another connection that is finishing the same transaction.
 BUSY_ATTEMPTS = 50
 BUSY_PAUSE_S = 0.02
 _LIST = text(
@@ -80,20 +78,20 @@ _LIST = text(
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """One prepared transaction that is ours, and still undecided in the database."""
+    """A prepared transaction of ours that is still open in the database."""
 
     gid: Gid
     owner: str
     age_s: float
-    """Since it was prepared, by the database's clock."""
+    """Seconds since it was prepared, by the database's clock."""
 
 
 def check_kind(engine: Engine) -> None:
     """Raises SqlUnusable unless the engine is one of PostgreSQL through psycopg 3."""
     if engine.dialect.name != "postgresql":
-        why = "has no two-phase commit" if engine.dialect.name == "sqlite" else "is not one that this has been made for"
+        why = "has no two-phase commit" if engine.dialect.name == "sqlite" else "is not supported"
         detail = f"{engine.dialect.name} {why}, without which rows and messages cannot become visible together"
-        fits = "plainsong.sql.Outbox fits here, or use " if engine.dialect.name == "sqlite" else "use "
+        fits = "use plainsong.sql.Outbox here, or " if engine.dialect.name == "sqlite" else "use "
         hint = f"{fits}PostgreSQL; SqlPosition alone works with any database"
         raise SqlUnusable(detail, hint=hint)
     if engine.dialect.driver != "psycopg":
@@ -102,19 +100,19 @@ def check_kind(engine: Engine) -> None:
 
 
 def check_allowed(engine: Engine) -> None:
-    """Raises SqlUnusable when the server keeps no prepared transactions, which is how it is delivered."""
+    """Raises SqlUnusable when the server has no prepared transactions, which is PostgreSQL's default."""
     with engine.connect() as connection:
         allowed = connection.exec_driver_sql("SHOW max_prepared_transactions").scalar_one()
     if int(allowed) == 0:
         raise SqlUnusable(
             "max_prepared_transactions of this PostgreSQL server is 0",
             hint="ALTER SYSTEM SET max_prepared_transactions = 64, as many as its connections, then restart the server;"
-            " where that cannot be, plainsong.sql.Outbox fits",
+            " where that is not possible, use plainsong.sql.Outbox",
         )
 
 
 def prepared(engine: Engine) -> list[PreparedTransaction]:
-    """Ours in the engine's database, the oldest first. Raises what SQLAlchemy raises."""
+    """Our prepared transactions in the engine's database, oldest first. Raises SQLAlchemy's errors."""
     with engine.connect() as connection:
         rows = connection.execute(_LIST, {"prefix": PREFIX}).all()
     named = [(parse_gid(row.gid), row) for row in rows]
@@ -122,12 +120,12 @@ def prepared(engine: Engine) -> list[PreparedTransaction]:
 
 
 def finish(engine: Engine, gid: Gid, *, commit: bool) -> bool:
-    """Commit or roll back a prepared transaction, on a connection of its own.
+    """Commits or rolls back a prepared transaction, on a connection of its own.
 
     Returns:
-      True when this call did it; False when there is no such one any more: somebody else was quicker.
+      True when this call did it; False when it no longer exists, because another process finished it.
     Raises:
-      DBAPIError: it could not be reached, or this user may not.
+      DBAPIError: the database cannot be reached, or this user may not finish it.
     """
     order = f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{gid}'"
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -146,63 +144,61 @@ def finish(engine: Engine, gid: Gid, *, commit: bool) -> bool:
 
 
 def sqlstate(error: BaseException) -> str:
-    """The five characters by which PostgreSQL names an error; empty when it was not the server that spoke."""
+    """PostgreSQL's five-character code of an error; empty when the error is not the server's."""
     return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
 
 
 # --- recovery --------------------------------------------------------------------------------------
-#
-# What a crash left prepared in a database: found by its name, decided by the daemon, never guessed.
 
 
 log = logging.getLogger("plainsong.sql")
-#: ``gone``: somebody else finished it meanwhile. ``left``: see the advice, if there is one.
+#: ``gone``: another process finished it meanwhile. ``left``: see the advice, if there is any.
 Action = Literal["committed", "rolled_back", "gone", "left"]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One prepared transaction, and what was done about it."""
+    """A prepared transaction, and what recovery did."""
 
     gid: str
     transaction_id: int
     state: TransactionState
-    """What the daemon says of it."""
+    """Its state, according to the daemon."""
     action: Action
     age_s: float
-    """Since it was prepared."""
+    """Seconds since it was prepared."""
     advice: str = ""
     """What a person has to do; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """All that was found, the oldest first."""
+    """The prepared transactions found, oldest first."""
 
     found: tuple[Found, ...]
 
     def count(self, action: Action) -> int:
-        """How many were treated so."""
+        """How many ended with this action."""
         return sum(each.action == action for each in self.found)
 
     @property
     def unsure(self) -> tuple[Found, ...]:
-        """Those that wait for a person."""
+        """Those that a person has to decide."""
         return tuple(each for each in self.found if each.advice)
 
 
 def recover(database: Engine | str, client: Client) -> Recovery:
-    """Finish what was left prepared: committed transactions are committed, aborted and invalid ones rolled back.
+    """Finishes prepared transactions: commits those that were committed, rolls back aborted and invalid ones.
 
-    What is in progress is left to its client, and what the daemon does not know is left, and told as an error in
-    the log and in the answer. Safe beside clients that are at work and beside other recoveries.
+    Transactions in progress are left to their clients. Those that the daemon does not know are left too, and reported
+    in the log and in the result. Safe while clients and other recoveries are running.
 
     Args:
-      database: an engine, or its URL. It must be the database, and a user, that prepared them.
-      client: of the daemon that decided.
+      database: an engine, or its URL, for the database and the user that prepared the transactions.
+      client: a client of the daemon that decided them.
     Raises:
-      SqlUnusable: it is no database that prepares. SqlUnavailable: the database could not be asked. PlainsongError:
-        the daemon could not. What was finished before stays finished; do it again.
+      SqlUnusable: the database cannot prepare transactions. SqlUnavailable: the database cannot be reached.
+        PlainsongError: the daemon cannot. Transactions finished before stay finished; call it again.
     """
     if isinstance(database, Engine):
         return _recover(database, client)
@@ -214,7 +210,7 @@ def recover(database: Engine | str, client: Client) -> Recovery:
 
 
 def _engine_of(url: str) -> Engine:
-    """An engine; of the driver that prepares, where the URL names none."""
+    """Returns the engine; for a URL without a driver, one with psycopg."""
     try:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
@@ -222,7 +218,7 @@ def _engine_of(url: str) -> Engine:
         return create_engine(parsed, poolclass=NullPool)
     except (SQLAlchemyError, ModuleNotFoundError) as error:
         hint = "it looks like postgresql://user@host:5432/database"
-        raise SqlUnusable(f"this is no URL of a database: {first_line(error)}", hint=hint) from error
+        raise SqlUnusable(f"invalid database URL: {first_line(error)}", hint=hint) from error
 
 
 def _recover(engine: Engine, client: Client) -> Recovery:
@@ -231,7 +227,7 @@ def _recover(engine: Engine, client: Client) -> Recovery:
     try:
         waiting = prepared(engine)
     except SQLAlchemyError as error:
-        raise SqlUnavailable(f"the database cannot be asked: {first_line(error)}") from error
+        raise SqlUnavailable(f"cannot query the database: {first_line(error)}") from error
     for each in waiting:
         treated = _treat(engine, each, client.transactions.get(each.gid.transaction_id))
         level = logging.ERROR if treated.advice else logging.INFO
@@ -243,7 +239,7 @@ def _recover(engine: Engine, client: Client) -> Recovery:
 def _treat(engine: Engine, each: PreparedTransaction, status: TransactionStatus) -> Found:
     gid, advice = str(each.gid), ""
     action: Action = "left"
-    # Ids come from the clock: another service may know one that is the same, and another outcome for it.
+    # Ids come from the clock: another service may know the same id, with another outcome.
     state = status.state if each.gid.service in (NAMELESS, status.service) else "unknown"
     if state == "unknown":
         advice = _by_hand(each)
@@ -254,15 +250,15 @@ def _treat(engine: Engine, each: PreparedTransaction, status: TransactionStatus)
             action = ("committed" if commit else "rolled_back") if is_ours else "gone"
         except DBAPIError as error:
             if sqlstate(error) == FORBIDDEN:
-                advice = f"the database refused, do it as {each.owner}: {first_line(error)}"
-            elif sqlstate(error) != BUSY:  # then somebody else is at it
-                raise SqlUnavailable(f"{gid} cannot be finished: {first_line(error)}") from error
+                advice = f"the database refused; run recovery as {each.owner}: {first_line(error)}"
+            elif sqlstate(error) != BUSY:  # another process is finishing it
+                raise SqlUnavailable(f"cannot finish {gid}: {first_line(error)}") from error
     return Found(gid, each.gid.transaction_id, state, action, each.age_s, advice)
 
 
 def _by_hand(each: PreparedTransaction) -> str:
     return (
-        f"this daemon knows no outcome of {each.gid.transaction_id}: ask the daemon that it was of; if it was this one"
-        f" and has forgotten, see whether messages by {each.gid.transaction_id} are committed (plainsong peek), and run"
+        f"this daemon knows no outcome of {each.gid.transaction_id}: ask the daemon that decided it; if it was this one"
+        f" and it has forgotten, look whether messages by {each.gid.transaction_id} are committed (plainsong peek), and run"
         f" COMMIT PREPARED '{each.gid}' or ROLLBACK PREPARED '{each.gid}' in this database"
     )

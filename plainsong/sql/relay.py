@@ -1,15 +1,13 @@
 """The relay: publishes what waits in an outbox, each message once, in each topic in the order of commits; one relay at a time.
 
-The relay: publishes what waits in an outbox, each message once, in each topic in the order of commits.
+For each topic, repeatedly:
 
-For each topic, again and again:
-
-    number    in a transaction: what is committed and has no number gets the next ones, without holes
+    number    in a transaction: committed messages without a number get the next numbers, without gaps
     publish   in one request, with the numbers as sequence ids
-    done      in a transaction: what the daemon has taken is deleted, or kept with the time
+    done      in a transaction: published messages are deleted, or kept with the time
 
-Whatever dies in between, the next relay opens the producer again: from then on nothing of the one before can arrive,
-and the daemon says which number it has seen last. What it has is done with; what it has not is sent, with the same
+If a relay dies in between, the next one opens the producer again. From then on no request of the earlier relay can
+succeed, and the daemon answers the last number it has. Messages up to it are done; later ones are sent with the same
 numbers.
 """
 
@@ -49,31 +47,31 @@ if TYPE_CHECKING:
     from plainsong.sql.relay_rows import Numbered
 
 log = logging.getLogger("plainsong.sql")
-#: Of one request. The daemon takes bodies of 16 MiB when it is not told otherwise.
+#: Payload bytes of one request. The daemon accepts bodies of 16 MiB by default.
 MAX_BATCH_MESSAGES = 1_000
 MAX_BATCH_BYTES = 1 << 20
-#: How long to wait before looking again, when there was nothing; and for a lock that somebody else holds.
+#: How long to wait before looking again, when nothing waited; and for a lock that another relay has.
 PAUSE_S = 0.25
 LOCK_PAUSE_S = 1.0
-#: The first pause after a failure, and the longest.
+#: The first and the longest pause after a failure.
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
 
 
 @dataclass(slots=True)
 class Relayed:
-    """What a relay has done since it was made."""
+    """What a relay has done since it was created."""
 
     messages: int = 0
-    """That the daemon took from this relay."""
+    """Messages that this relay published."""
     requests: int = 0
     failures: int = 0
-    """Of topics and of the database; each was, or will be, tried again."""
+    """Failures of topics and of the database; each was, or will be, retried."""
 
 
 @dataclass(slots=True)
 class Failing:
-    """A topic that cannot go on, and when it is tried again."""
+    """A topic that failed, and when it is retried."""
 
     error: PlainsongError
     retry_s: float = FIRST_RETRY_S
@@ -81,25 +79,25 @@ class Failing:
 
 
 class Relay:
-    """Publishes what waits in the outbox of a database. One is at work at a time; others wait for it.
+    """Publishes the messages of an outbox. One relay works at a time; others wait for it.
 
         with Client() as client:
             Relay(engine, client).run()
 
-    A topic that cannot go on (there is none of that name, a message is too large for the daemon, …) waits, and is
-    tried again; the others go on. To be used by one thread; ``stop`` may be called by any, and by signal handlers.
+    A topic that fails (it does not exist, a message is too large for the daemon, …) is retried after a pause, while
+    the others continue. Use a relay in one thread; ``stop`` may be called by any thread and by signal handlers.
 
     Args:
-      engine: of the outbox's database.
-      client: of the daemon, and of the namespace that all topics of the outbox are in.
-      tables: from ``outbox_tables``; None: those called ``plainsong_outbox``.
-      keep_s: how long messages that were sent are kept in the table; 0: they are deleted at once.
-      max_batch_messages, max_batch_bytes: of one request; a larger message goes alone.
+      engine: engine of the outbox's database.
+      client: client of the daemon, in the namespace of all topics of the outbox.
+      tables: from ``outbox_tables``; None: those named ``plainsong_outbox``.
+      keep_s: how long sent messages are kept in the table; 0: they are deleted at once.
+      max_batch_messages, max_batch_bytes: bounds of one request; a larger message goes alone.
       pause_s: before looking again, when nothing waited.
-      on_sent: called with a topic, and how many messages the daemon has taken.
-      on_failure: called with a topic (or "", for the database), and the error, when that is another than before.
+      on_sent: called with a topic and the number of messages published.
+      on_failure: called with a topic (or "", for the database) and the error, when the error is a new one.
     Raises:
-      OutboxUnusable: it is no database that can hold an outbox. InvalidParameter: a number makes no sense.
+      OutboxUnusable: the database is not supported. InvalidParameter: a number is out of range.
     """
 
     def __init__(
@@ -125,31 +123,31 @@ class Relay:
         self._tables = outbox_tables() if tables is None else tables
         self._rows = RelayRows(self._tables)
         self._lock = RelayLock(engine, self._tables.messages.fullname)
-        self._lanes = RelayLanes(client)
+        self._producers = RelayProducers(client)
         self._namespace = client.namespace
         self._keep_s = keep_s
         self._max_rows, self._max_bytes = max_batch_messages, max_batch_bytes
         self._pause_s = pause_s
         self._on_sent, self._on_failure = on_sent, on_failure
         self._stopped = False
-        #: Wakes who waits. Unlike an Event it may be told by a signal handler in the middle of the wait.
+        #: Wakes ``run``. Unlike an Event it can be set by a signal handler in the middle of the wait.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._failing: dict[str, Failing] = {}
-        #: What was done so far.
+        #: Totals so far.
         self.relayed = Relayed()
 
     def once(self) -> Relayed:
-        """Publish until nothing waits.
+        """Publishes until no message waits.
 
         Returns:
-          what was done, by this call and those before it.
+          the totals of this call and earlier ones.
         Raises:
-          OutboxBusy: another relay is at work. OutboxMissing, OutboxUnavailable: the database. PlainsongError: what
-          the daemon said of the first topic that could not go on; the others have gone on.
+          OutboxBusy: another relay is running. OutboxMissing, OutboxUnavailable: the database failed.
+          PlainsongError: the error of the first topic that failed; the other topics were published.
         """
         self._failing.clear()
         try:
-            with self._at_work(wait=False) as connection:
+            with self._locked(wait=False) as connection:
                 while self._round(connection, self._failing):
                     pass
                 self._sweep(connection)
@@ -160,17 +158,17 @@ class Relay:
         return self.relayed
 
     def run(self) -> None:
-        """Publish, also what will come, until ``stop``. What fails is tried again, with pauses.
+        """Publishes until ``stop``, also messages that arrive later. Retries failures, with pauses.
 
         Raises:
-          OutboxMissing: the tables are not there.
+          OutboxMissing: the tables do not exist.
         """
         pause_s = FIRST_RETRY_S
         while not self._stopped:
             try:
-                with self._at_work(wait=True) as connection:
+                with self._locked(wait=True) as connection:
                     while not self._stopped:
-                        if not self._round(connection, self._resting()):
+                        if not self._round(connection, self._paused_topics()):
                             self._sweep(connection)
                             self._wait(self._pause_s)
                         pause_s = FIRST_RETRY_S
@@ -186,58 +184,58 @@ class Relay:
                 pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     def stop(self) -> None:
-        """Let ``run`` return, after the request that is under way."""
+        """Makes ``run`` return after the request under way."""
         self._stopped = True
         self._bell.put(None)
 
     def _wait(self, seconds: float) -> bool:
-        """Wait, not beyond ``stop``; whether it was that."""
+        """Waits until ``stop`` at the latest; returns whether it was called."""
         if not self._stopped:
             with suppress(Empty):
                 self._bell.get(timeout=seconds)
         return self._stopped
 
     def decide(self, topic: str, *, resend: bool) -> int:
-        """Let a topic go on whose messages on the way are in doubt (``OutboxInDoubt``).
+        """Lets a topic continue whose messages in flight are in doubt (``OutboxInDoubt``).
 
         Args:
-          resend: publish them, perhaps again; else they count as published, perhaps though they are not.
+          resend: publish them, perhaps twice; otherwise they count as published, even if they are not.
         Returns:
           how many there were.
         Raises:
-          OutboxBusy: a relay is at work; stop it first. OutboxMissing, OutboxUnavailable: the database.
+          OutboxBusy: a relay is running; stop it first. OutboxMissing, OutboxUnavailable: the database failed.
         """
         try:
-            with self._at_work(wait=False) as connection:
+            with self._locked(wait=False) as connection:
                 self._rows.standing(connection, topic, self._namespace)
                 return self._rows.decide(connection, topic, resend=resend)
         except SQLAlchemyError as error:
             raise self._failed(error) from error
 
-    # --- one after the other ---------------------------------------------------------------------
+    # --- rounds ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _at_work(self, *, wait: bool) -> Iterator[Connection]:
-        """The connection that all is done with, while we are the only relay: the lock is lost with it."""
+    def _locked(self, *, wait: bool) -> Iterator[Connection]:
+        """Opens the connection for all work, which holds the relay's lock; the lock ends with it."""
         with self._engine.connect() as connection:
             if self._engine.dialect.name == "postgresql":
-                # Every statement sees what is committed as it begins, behind the lock that the one before it took.
+                # Every statement must see everything committed before it, after the row lock of the statement before.
                 connection.execution_options(isolation_level="READ COMMITTED")
             if not self._lock.take(connection):
                 if not wait:
-                    raise OutboxBusy("another relay is at work at this outbox", hint="one is enough; stop it first")
-                self._tell("", OutboxBusy("another relay is at work at this outbox", hint="waiting for it to end"))
+                    raise OutboxBusy("another relay is running for this outbox", hint="stop it first")
+                self._tell("", OutboxBusy("another relay is running for this outbox", hint="waiting for it to end"))
                 while not self._lock.take(connection):
                     if self._wait(LOCK_PAUSE_S):
-                        raise OutboxBusy("another relay was at work until this one was stopped")
+                        raise OutboxBusy("another relay was running until this one was stopped")
             try:
                 yield connection
             finally:
-                self._lanes.close()
-                self._lock.let_go(connection)
+                self._producers.close()
+                self._lock.release(connection)
 
     def _round(self, connection: Connection, without: dict[str, Failing]) -> bool:
-        """One request for each topic that waits; whether there was any."""
+        """Sends one request for each topic with messages; returns whether there was any."""
         topics = self._rows.topics_that_wait(connection, without)
         for topic in topics:
             if self._stopped:
@@ -245,37 +243,37 @@ class Relay:
             try:
                 self._relay(connection, topic)
             except PlainsongError as error:
-                self._lanes.drop(topic)
+                self._producers.drop(topic)
                 self._fail(topic, error)
             else:
                 self._failing.pop(topic, None)
         return bool(topics)
 
     def _relay(self, connection: Connection, topic: str) -> None:
-        lane = self._lanes.get(topic) or self._opened(connection, topic)
+        producer = self._producers.get(topic) or self._opened(connection, topic)
         numbered = self._rows.take(connection, topic, self._max_rows, self._max_bytes)
         if not numbered:
             return
-        lane.publish(numbered)
+        producer.publish(numbered)
         self._rows.sent(connection, topic, numbered[-1].number, keep=self._keep_s > 0)
         self.relayed.messages += len(numbered)
         self.relayed.requests += 1
         if self._on_sent is not None:
             self._on_sent(topic, len(numbered))
 
-    def _opened(self, connection: Connection, topic: str) -> RelayLane:
-        """The topic's producer, with all that the daemon has of it done with."""
+    def _opened(self, connection: Connection, topic: str) -> RelayProducer:
+        """Opens the topic's producer, and marks the messages that the daemon has as done."""
         standing = self._rows.standing(connection, topic, self._namespace)
         generation = standing.generation
         if generation is not None:
-            known = self._lanes.last_known(topic, standing.producer, generation)
+            known = self._producers.last_known(topic, standing.producer, generation)
             self._rows.check_remembered(connection, topic, known)
-        lane = self._lanes.open(topic, standing.producer)
+        producer = self._producers.open(topic, standing.producer)
         before = None
-        if generation is not None and standing.has_moved(lane.opened):
-            before = self._lanes.last_known(topic, standing.producer, generation)
-        self._rows.believe(connection, topic, lane.opened, before, keep=self._keep_s > 0)
-        return lane
+        if generation is not None and standing.has_moved(producer.opened):
+            before = self._producers.last_known(topic, standing.producer, generation)
+        self._rows.reconcile(connection, topic, producer.opened, before, keep=self._keep_s > 0)
+        return producer
 
     def _sweep(self, connection: Connection) -> None:
         while self._rows.sweep(connection, self._keep_s) == SWEEP_ROWS and not self._stopped:
@@ -283,8 +281,8 @@ class Relay:
 
     # --- failures --------------------------------------------------------------------------------
 
-    def _resting(self) -> dict[str, Failing]:
-        """Topics that are not tried now."""
+    def _paused_topics(self) -> dict[str, Failing]:
+        """Failed topics that are not retried yet."""
         now = time.monotonic()
         return {topic: failing for topic, failing in self._failing.items() if failing.until > now}
 
@@ -307,19 +305,17 @@ class Relay:
         return lacks or OutboxUnavailable(f"the outbox's database failed: {first_line(error)}")
 
 
-# --- relay lane ------------------------------------------------------------------------------------
+# --- producers -------------------------------------------------------------------------------------
 #
-# The way into the topics: for each a producer that is opened, published by once, and opened again when in doubt.
-#
-# A publish is one request and is never repeated here: whatever happens to it, the next opening tells what became of
-# it.
+# A publish is one request, and is never repeated: whatever happens to it, opening the producer again tells its
+# outcome.
 
 
-#: Producers that are open at once; one more closes the one that was opened first.
-MAX_LANES = 1_000
+#: Producers open at once; one more closes the one opened first.
+MAX_OPEN_PRODUCERS = 1_000
 
 
-class RelayLane:
+class RelayProducer:
     """The session of one topic's producer."""
 
     def __init__(self, client: Client, topic: str, producer: str, opened: OpenedProducer) -> None:
@@ -329,7 +325,7 @@ class RelayLane:
         self.opened = opened
 
     def publish(self, messages: Sequence[Numbered]) -> None:
-        """Publish them in one request. Raises what went wrong; open the producer again then."""
+        """Publishes in one request. After an error, open the producer again."""
         request = PublishRequest(
             [each.payload for each in messages],
             producer=self._producer,
@@ -348,32 +344,32 @@ class RelayLane:
         channel.call(calls.publish_in_session(channel.namespace, self._topic, request))
 
 
-class RelayLanes:
-    """The sessions that are open."""
+class RelayProducers:
+    """The open sessions by topic."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._open: dict[str, RelayLane] = {}
+        self._open: dict[str, RelayProducer] = {}
 
-    def get(self, topic: str) -> RelayLane | None:
-        """The topic's, if it is open."""
+    def get(self, topic: str) -> RelayProducer | None:
+        """The topic's session, if it is open."""
         return self._open.get(topic)
 
-    def open(self, topic: str, producer: str) -> RelayLane:
-        """Open a session: from now on nothing that an older one has sent can arrive."""
+    def open(self, topic: str, name: str) -> RelayProducer:
+        """Opens a session; from now on no request of an older one can succeed."""
         channel = self._client._channel
         limit_s = channel.settings.deadline_s
-        known, _ = opened(channel, topic, producer, limit_s=limit_s)
-        while len(self._open) >= MAX_LANES:
+        known, _ = opened(channel, topic, name, limit_s=limit_s)
+        while len(self._open) >= MAX_OPEN_PRODUCERS:
             del self._open[next(iter(self._open))]
-        lane = RelayLane(
-            self._client, topic, producer, OpenedProducer(known.epoch, known.generation, known.last_sequence_id)
+        producer = RelayProducer(
+            self._client, topic, name, OpenedProducer(known.epoch, known.generation, known.last_sequence_id)
         )
-        self._open[topic] = lane
-        return lane
+        self._open[topic] = producer
+        return producer
 
     def last_known(self, topic: str, producer: str, generation: int) -> int | None:
-        """The last sequence id in a generation of the topic; None: the daemon does not know it any more."""
+        """The last sequence id in a generation of the topic; None: the daemon no longer knows it."""
         channel = self._client._channel
         try:
             known = channel.call(calls.ask_producer(channel.namespace, topic, producer, generation))
@@ -382,24 +378,22 @@ class RelayLanes:
         return known.last_sequence_id
 
     def drop(self, topic: str) -> None:
-        """The next one is opened anew."""
+        """Forgets the topic's session; the next ``open`` opens a new one."""
         self._open.pop(topic, None)
 
     def close(self) -> None:
-        """All are opened anew."""
+        """Forgets all sessions."""
         self._open.clear()
 
 
-# --- relay lock ------------------------------------------------------------------------------------
+# --- lock ------------------------------------------------------------------------------------------
 #
-# One relay at a time: an advisory lock of PostgreSQL's session, or a locked file beside SQLite's.
-#
-# Both end with the process that holds them, however it ends. They are for calm: what keeps two relays from harm,
-# when one has lost its lock without knowing, are the numbers in the tables and the session that each opens in a
-# topic.
+# One relay at a time: an advisory lock of PostgreSQL's session, or a locked file beside SQLite's. Both end with the
+# process that holds them. They only avoid useless work: should a relay lose its lock without noticing, the numbers in
+# the tables and the session that each relay opens in a topic keep two relays correct.
 
 
-#: What the file beside SQLite's database is called: the database's name, the table's, and this.
+#: Suffix of the file beside SQLite's database, after the names of the database and the table.
 SUFFIX = "relay"
 
 
@@ -407,8 +401,8 @@ class RelayLock:
     """The lock of one outbox.
 
     Args:
-      engine: of its database.
-      table: the name of its table of messages.
+      engine: engine of its database.
+      table: name of its table of messages.
     """
 
     def __init__(self, engine: Engine, table: str) -> None:
@@ -419,7 +413,7 @@ class RelayLock:
         self._file: int | None = None
 
     def take(self, connection: Connection) -> bool:
-        """Whether it is ours now, for as long as this connection (of PostgreSQL) or this object (of SQLite) lives."""
+        """Tries to take the lock, for the life of this connection (PostgreSQL) or this object (SQLite)."""
         if self._is_postgresql:
             with connection.begin():
                 return bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), self._key).scalar_one())
@@ -434,8 +428,8 @@ class RelayLock:
         self._file = file
         return True
 
-    def let_go(self, connection: Connection) -> None:
-        """Let others have it. A connection that cannot be asked is given up, and the lock goes with it."""
+    def release(self, connection: Connection) -> None:
+        """Releases the lock. A connection that fails is closed, which releases it too."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -447,17 +441,17 @@ class RelayLock:
                 connection.invalidate()
 
     def is_held(self, connection: Connection) -> bool:
-        """Whether somebody, perhaps this object, holds it."""
+        """Whether any process, perhaps this one, has the lock."""
         if self._file is not None:
             return True
         if not self.take(connection):
             return True
-        self.let_go(connection)
+        self.release(connection)
         return False
 
 
 def _file_of(engine: Engine, table: str) -> str | None:
-    """Where the lock of SQLite's database is; None: the database is in memory, or no file."""
+    """The lock file of a SQLite database; None: the database is not a file."""
     if engine.dialect.name != "sqlite":
         return None
     with engine.connect() as connection:
@@ -465,37 +459,35 @@ def _file_of(engine: Engine, table: str) -> str | None:
     return f"{path}-{table}-{SUFFIX}" if path else None
 
 
-# --- outbox status ---------------------------------------------------------------------------------
-#
-# What waits in an outbox, and since when: for people, and for whoever watches.
+# --- status ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """What waits for one topic."""
+    """The messages of one topic."""
 
     topic: str
     waiting: int
     """Messages that are not known to be published."""
     oldest_age_s: float | None
-    """Since the oldest of them was written, by this computer's clock and the database's; None: there is none."""
+    """Seconds since the oldest of them was written, by the clocks of this computer and the database; None: none waits."""
     kept: int
-    """Messages that are published, and kept for ``keep_s``."""
+    """Published messages that are kept for ``keep_s``."""
     producer: str | None
-    """The relay's name in the topic; None: no relay has begun there."""
+    """The relay's producer in the topic; None: no relay has published there yet."""
     next_number: int
     last_sent: int
-    """The highest sequence id that the topic has; -1: none."""
+    """The highest sequence id known to be published; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """All of an outbox."""
+    """The state of an outbox."""
 
     is_relayed: bool
-    """Whether a relay is at work."""
+    """Whether a relay is running."""
     topics: tuple[TopicStatus, ...]
-    """By name."""
+    """Topics with messages, by name."""
 
     @property
     def waiting(self) -> int:
@@ -504,10 +496,10 @@ class OutboxStatus:
 
 
 def outbox_status(engine: Engine, *, tables: OutboxTables | None = None) -> OutboxStatus:
-    """Count what is there; reads all that waits.
+    """Counts the messages of an outbox; reads all that wait.
 
     Raises:
-      OutboxUnusable, OutboxMissing: there is no outbox. OutboxUnavailable: the database cannot be asked.
+      OutboxUnusable, OutboxMissing: there is no outbox. OutboxUnavailable: the database cannot be reached.
     """
     check_dialect(engine.dialect)
     tables = outbox_tables() if tables is None else tables
@@ -518,7 +510,7 @@ def outbox_status(engine: Engine, *, tables: OutboxTables | None = None) -> Outb
                 return OutboxStatus(is_relayed, tuple(_topics(connection, tables)))
     except SQLAlchemyError as error:
         lacks = missing(engine, tables)
-        raise (lacks or OutboxUnavailable(f"the database cannot be asked: {first_line(error)}")) from error
+        raise (lacks or OutboxUnavailable(f"cannot query the database: {first_line(error)}")) from error
 
 
 def _topics(connection: Connection, tables: OutboxTables) -> list[TopicStatus]:
@@ -547,5 +539,5 @@ def _topics(connection: Connection, tables: OutboxTables) -> list[TopicStatus]:
 
 
 def _age_s(written: datetime, now: datetime) -> float:
-    """SQLite's times are of UTC and do not say so."""
+    """SQLite's times are in UTC, without a zone."""
     return max(0.0, (now - (written if written.tzinfo else written.replace(tzinfo=UTC))).total_seconds())

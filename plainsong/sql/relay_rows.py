@@ -1,11 +1,9 @@
 """The relay's side of the tables: what waits, which sequence id it gets, and whether a daemon's answer fits what the rows say.
 
-The relay's side of the tables: what waits, which number it gets, and what is done with.
-
-Numbers are given in a transaction of their own, which first locks the topic's row. It numbers what it sees committed,
-by id, and goes on where the last one ended. So no message is skipped, however late its transaction commits: it gets
-the next number when it is there. And no message comes before one that was committed when its own commit was called:
-that one has a smaller id (``outbox``), and whoever sees the later sees the earlier.
+Numbers are given in a transaction of their own, which first locks the topic's row. It numbers the messages that it sees
+committed, by id, from where the last one ended. So no message is skipped, however late its transaction commits: it gets
+the next number once it is visible. And no message precedes one that was committed when its own commit was called: the
+committed one has the smaller id (``outbox``), and a transaction that sees the later message sees the earlier.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ if TYPE_CHECKING:
     from plainsong.sql.outbox import OutboxTables
 
 _INSERT: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
-#: Rows that are deleted by one statement.
+#: Rows deleted by one statement.
 SWEEP_ROWS = 1_000
 
 
 class Numbered(NamedTuple):
-    """A message that has its number."""
+    """A message with its number."""
 
     number: int
     payload: bytes
@@ -42,14 +40,14 @@ class Numbered(NamedTuple):
 
 
 class RelayRows:
-    """Statements, each method one transaction of the connection that it is given. Raises what SQLAlchemy raises."""
+    """Statements; each method is one transaction on the given connection. Raises SQLAlchemy's errors."""
 
     def __init__(self, tables: OutboxTables) -> None:
         self._messages, self._topics = tables
         self._waits = self._messages.c.sent.is_(None)
 
     def topics_that_wait(self, connection: Connection, without: Collection[str] = ()) -> list[str]:
-        """Topics that have messages to send, by name."""
+        """Topics with messages to send, by name."""
         column = self._messages.c.topic
         found: list[str] = []
         last = ""
@@ -62,10 +60,10 @@ class RelayRows:
         return found
 
     def standing(self, connection: Connection, topic: str, namespace: str) -> Standing:
-        """How far the topic has come; a new one begins, with a producer whose name nobody else has.
+        """Returns how far the topic has come; a new topic gets a producer with a unique name.
 
         Raises:
-          OutboxUnusable: its messages went to another namespace until now.
+          OutboxUnusable: its messages have gone to another namespace.
         """
         name = f"outbox-{secrets.token_hex(12)}"
         row = {"topic": topic, "namespace": namespace, "producer": name}
@@ -76,37 +74,37 @@ class RelayRows:
         return standing
 
     def check_remembered(self, connection: Connection, topic: str, known: int | None) -> None:
-        """Raises OutboxInDoubt: the daemon has forgotten the producer, and messages are on the way."""
+        """Raises OutboxInDoubt when the daemon has forgotten the producer while messages are in flight."""
         with connection.begin():
-            standing, on_the_way = self._look(connection, topic), self._on_the_way(connection, topic)
-        check_remembered(topic, standing, known, on_the_way)
+            standing, in_flight = self._look(connection, topic), self._in_flight(connection, topic)
+        check_remembered(topic, standing, known, in_flight)
 
-    def believe(
+    def reconcile(
         self, connection: Connection, topic: str, opened: OpenedProducer, before: int | None, *, keep: bool = False
     ) -> None:
-        """Take the daemon's word for what it has: up to there messages are sent, whoever heard the answer.
+        """Marks messages as sent up to the last sequence id that the daemon has.
 
         Args:
-          before: the producer's last sequence id in the generation that the topic had, where that was another one;
-            None: the daemon has forgotten it.
+          before: the producer's last sequence id in the topic's previous generation, if there was one; None: the
+            daemon has forgotten it.
         Raises:
-          OutboxInDoubt: what the daemon says does not fit what is here, and there are messages that it may have.
+          OutboxInDoubt: the daemon's answer contradicts the rows, and messages are in flight.
         """
         with connection.begin():
             standing = self._locked(connection, topic)
-            on_the_way = self._on_the_way(connection, topic)
-            check_doubt(topic, standing, opened, before, on_the_way)
+            in_flight = self._in_flight(connection, topic)
+            check_doubt(topic, standing, opened, before, in_flight)
             last = opened.last_sequence_id
             has = before if standing.has_moved(opened) else last
-            if on_the_way and has is not None:
+            if in_flight and has is not None:
                 self._done(connection, topic, has, keep=keep)
             change = {"epoch": opened.epoch, "generation": opened.generation, "last_sent": last}
             connection.execute(update(self._topics).where(self._topics.c.topic == topic).values(change))
 
     def take(self, connection: Connection, topic: str, max_rows: int, max_bytes: int) -> list[Numbered]:
-        """The next messages of a topic, in the order of their numbers; those that had none have been given theirs.
+        """Returns the next messages of a topic by number, and numbers new ones first.
 
-        At least one, if one waits, and no more bytes than allowed after that.
+        At least one message, if any waits; ``max_bytes`` bounds the rest.
         """
         columns = self._messages.c
         numbered = select(columns.number, func.length(columns.payload)).where(
@@ -148,7 +146,7 @@ class RelayRows:
         connection.execute(update(self._topics).where(here).values(next_number=first + count.rowcount))
 
     def sent(self, connection: Connection, topic: str, last: int, *, keep: bool) -> None:
-        """All up to number ``last`` has been published: it is deleted, or kept with the time."""
+        """Deletes messages up to number ``last`` as published, or keeps them with the time."""
         with connection.begin():
             standing = self._locked(connection, topic)
             self._done(connection, topic, last, keep=keep)
@@ -157,7 +155,7 @@ class RelayRows:
                 connection.execute(update(self._topics).where(here).values(last_sent=last))
 
     def sweep(self, connection: Connection, keep_s: float) -> int:
-        """Delete what was sent longer ago than that; how many, at most ``SWEEP_ROWS``."""
+        """Deletes messages sent longer than ``keep_s`` ago; returns how many, at most ``SWEEP_ROWS``."""
         columns = self._messages.c
         old = columns.sent < datetime.now(UTC) - timedelta(seconds=keep_s)
         some = select(columns.id).where(columns.sent.is_not(None), old).order_by(columns.sent).limit(SWEEP_ROWS)
@@ -166,16 +164,12 @@ class RelayRows:
         return int(deleted.rowcount)
 
     def decide(self, connection: Connection, topic: str, *, resend: bool) -> int:
-        """Let the topic go on with a new producer: what has been on the way waits again, or counts as sent.
-
-        Returns:
-          how many messages that were.
-        """
+        """Gives the topic a new producer: messages in flight wait again, or count as sent; returns how many."""
         columns = self._messages.c
         doubtful = (columns.topic == topic) & self._waits & columns.number.is_not(None)
         with connection.begin():
             self._locked(connection, topic)
-            count = self._on_the_way(connection, topic)
+            count = self._in_flight(connection, topic)
             if resend:
                 connection.execute(update(self._messages).where(doubtful).values(number=None))
             else:
@@ -184,10 +178,10 @@ class RelayRows:
             connection.execute(update(self._topics).where(self._topics.c.topic == topic).values(anew))
         return count
 
-    # --- inside of a transaction -----------------------------------------------------------------
+    # --- inside a transaction --------------------------------------------------------------------
 
     def _locked(self, connection: Connection, topic: str) -> Standing:
-        """The topic's row, locked: an update, since that is what keeps others of SQLite out from here on."""
+        """Locks and returns the topic's row, by an update, since that excludes other writers on SQLite too."""
         here = self._topics.c.topic == topic
         connection.execute(update(self._topics).where(here).values(topic=self._topics.c.topic))
         return self._look(connection, topic)
@@ -197,7 +191,7 @@ class RelayRows:
         query = select(*(columns[name] for name in Standing._fields)).where(columns.topic == topic)
         return Standing(*connection.execute(query).one())
 
-    def _on_the_way(self, connection: Connection, topic: str) -> int:
+    def _in_flight(self, connection: Connection, topic: str) -> int:
         """How many messages have a number and are not known to be sent."""
         columns = self._messages.c
         query = select(func.count()).where(columns.topic == topic, self._waits, columns.number.is_not(None))
@@ -212,84 +206,82 @@ class RelayRows:
             connection.execute(delete(self._messages).where(done))
 
 
-# --- relay doubt -----------------------------------------------------------------------------------
+# --- doubt -----------------------------------------------------------------------------------------
 #
-# Whether what a daemon says of a producer fits what the database knows: all that can have happened in between.
-#
-# After a crash some messages may be on the way: they have their numbers, and nobody knows whether the daemon has
-# them. Its last sequence id tells, as long as daemon, topic and database are those that they were. When one of them
-# is not, it tells nothing, and to go on would lose messages or publish them twice.
+# After a crash some messages may be in flight: they have numbers, and the daemon may or may not have them. The daemon's
+# last sequence id tells, as long as daemon, topic and database are still the same. If one of them was replaced, it
+# tells nothing, and continuing would lose messages or publish them twice.
 
 
-#: What a person can do.
-DECIDE = "plainsong outbox decide: --resend publishes them, perhaps again; --forget takes them as published"
+#: The hint of OutboxInDoubt.
+DECIDE = "plainsong outbox decide: --resend publishes them, perhaps twice; --forget drops them as published"
 
 
 class Standing(NamedTuple):
-    """How far a topic has come, by the database."""
+    """How far a topic has come, according to the database."""
 
     namespace: str
     producer: str
     epoch: int
-    """Of the session that was opened last; 0: none yet."""
+    """Epoch of the session opened last; 0: none yet."""
     generation: int | None
-    """The topic's, then."""
+    """The topic's generation at that time."""
     next_number: int
     last_sent: int
-    """The highest number that this generation is known to have; -1: none."""
+    """The highest number known to be in this generation; -1: none."""
 
     def check(self, topic: str, namespace: str) -> None:
-        """Raises OutboxUnusable: the topic's messages went to another namespace until now."""
+        """Raises OutboxUnusable when the topic's messages have gone to another namespace."""
         if self.namespace != namespace:
-            detail = f"messages of {topic} have gone to namespace {self.namespace} until now, and not to {namespace}"
-            raise OutboxUnusable(detail, hint="give the relay that namespace, or use another outbox")
+            detail = f"messages of {topic} have gone to namespace {self.namespace}, not {namespace}"
+            raise OutboxUnusable(detail, hint="use that namespace for the relay, or another outbox")
 
     def has_moved(self, opened: OpenedProducer) -> bool:
-        """Whether the topic was deleted and made anew since."""
+        """Whether the topic was deleted and created again since."""
         return self.generation not in (None, opened.generation)
 
 
 class OpenedProducer(NamedTuple):
-    """What the daemon says as a producer is opened."""
+    """The daemon's answer to opening a producer."""
 
     epoch: int
     generation: int
     last_sequence_id: int
-    """-1: it has nothing of this producer."""
+    """-1: the daemon has nothing of this producer."""
 
 
-def check_remembered(topic: str, standing: Standing, known: int | None, on_the_way: int) -> None:
-    """Raises OutboxInDoubt when the daemon has forgotten the producer; before it is opened, which would hide that.
+def check_remembered(topic: str, standing: Standing, known: int | None, in_flight: int) -> None:
+    """Raises OutboxInDoubt when the daemon has forgotten the producer; call it before opening, which would hide that.
 
     Args:
-      known: the producer's last sequence id in the generation that the database names; None: nobody knows it.
-      on_the_way: how many messages have a number and are not known to be sent.
+      known: the producer's last sequence id in the database's generation of the topic; None: forgotten.
+      in_flight: how many messages have a number and are not known to be sent.
     """
-    if standing.generation is not None and known is None and on_the_way:
-        why = f"the daemon has forgotten what topic {topic} had of producer {standing.producer}"
-        raise OutboxInDoubt(f"{why}; {on_the_way} messages were on the way", hint=DECIDE, topic=topic)
+    if standing.generation is not None and known is None and in_flight:
+        why = f"the daemon has forgotten producer {standing.producer} of topic {topic}"
+        raise OutboxInDoubt(f"{why}; messages in flight: {in_flight}", hint=DECIDE, topic=topic)
 
 
-def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: int | None, on_the_way: int) -> None:
-    """Raises OutboxInDoubt unless the daemon's word tells of every message on the way whether it has it.
+def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: int | None, in_flight: int) -> None:
+    """Raises OutboxInDoubt unless the daemon's answer tells for every message in flight whether it has it.
 
     Args:
-      before: the last sequence id in the generation before, where the topic has moved and the daemon knows it.
-      on_the_way: how many messages have a number and are not known to be sent.
+      before: the last sequence id in the previous generation, if the topic was created again and the daemon knows it.
+      in_flight: how many messages have a number and are not known to be sent.
     """
     last = max(opened.last_sequence_id, -1 if before is None else before)
     if last >= standing.next_number:
         detail = (
-            f"topic {topic} has message {last} of producer {standing.producer}, and this database has only given"
-            f" numbers below {standing.next_number}: it is older than what it has sent, as if it came from a backup"
+            f"topic {topic} has message {last} of producer {standing.producer}, but this database has only given"
+            f" numbers below {standing.next_number}: it is older than the messages it sent, as if restored from a backup"
         )
-        hint = "delete from the outbox what the topic has; then plainsong outbox decide --resend"
+        hint = "delete the messages that the topic has from the outbox; then plainsong outbox decide --resend"
         raise OutboxInDoubt(detail, hint=hint, topic=topic)
     if standing.has_moved(opened):
         is_known = before is not None
-        why = f"topic {topic} was deleted and made anew, and the daemon does not know any more what it had"
+        why = f"topic {topic} was deleted and created again, and the daemon no longer knows what it had"
     else:
         is_known = opened.epoch > standing.epoch and opened.last_sequence_id >= standing.last_sent
         why = f"the daemon knows less of producer {standing.producer} of topic {topic} than it did"
-    if on_the_way and not is_known:
-        raise OutboxInDoubt(f"{why}; {on_the_way} messages were on the way", hint=DECIDE, topic=topic)
+    if in_flight and not is_known:
+        raise OutboxInDoubt(f"{why}; messages in flight: {in_flight}", hint=DECIDE, topic=topic)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from plainsong.cli.options import now_ms
-from plainsong.cli.output import harmless
+from plainsong.cli.output import escaped
 from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def owner() -> str:
 
 def busy(what: str, by: str) -> Busy:
     """The error about a lock that another process holds."""
-    who = harmless(by.strip()[:MAX_OWNER_CHARS]) or "another process"
+    who = escaped(by.strip()[:MAX_OWNER_CHARS]) or "another process"
     return Busy(f"{what} is being written already, by {who}", hint="wait until it ends", code=Exit.STORE)
 
 

@@ -116,7 +116,7 @@ def test_an_existing_context_is_replaced_only_on_demand(alone):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("bad name", "--url", A), "context 'bad name' is not allowed"),
+        (("bad name", "--url", A), "invalid context name 'bad name'"),
         (("one", "--url", "ftp://a"), "'ftp://a' is no URL of a daemon"),
         (("one", "--url", A, "--namespace", "a-b"), "namespace 'a-b' is not allowed"),
         (("one", "--url", A, "--token-file", "/does/not/exist"), "the token file cannot be read"),
@@ -131,12 +131,12 @@ def test_a_context_that_makes_no_sense_is_not_kept(alone, arguments, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("current = 5", "current is a name"),
+        ("current = 5", "current must be a name"),
         ("currant = 'x'", "unknown key 'currant'"),
-        ("current = 'x'", "there is no such context"),
-        ("[contexts.a]\nurl = 5", "contexts.a.url is a URL"),
+        ("current = 'x'", "current names no context"),
+        ("[contexts.a]\nurl = 5", "contexts.a.url must be a URL"),
         ("[contexts.a]\nurl = 'http://a'\nuri = 'x'", "did you mean 'url'"),
-        ("[contexts.a]\nurl = 'http://a'\nnamespace = 5", "are strings"),
+        ("[contexts.a]\nurl = 'http://a'\nnamespace = 5", "must be strings"),
         ("[contexts", "Expected"),
     ],
 )

@@ -67,14 +67,14 @@ def test_a_file_too_large_for_a_message_is_not_read_to_its_end(monkeypatch, tmp_
     file = tmp_path / "large"
     file.write_bytes(b"x" * 11)
     for path in (str(file), "-"):
-        with pytest.raises(CommandFailed, match="too large for a message"):
+        with pytest.raises(CommandFailed, match="the limit for a message"):
             list(inputs.from_files([path], InPieces([b"x" * 11, b"never asked for"]), inputs.as_is))
 
 
 def test_lines_before_a_wrong_one_are_handed_on_first():
     found = inputs.from_lines(io.BytesIO(b'"a"\n"b"\n{\n"c"\n'), inputs.from_json)
     assert payloads([next(found)]) == [b"a", b"b"]
-    with pytest.raises(CommandFailed, match="line 3: this is no JSON"):
+    with pytest.raises(CommandFailed, match="line 3: invalid JSON"):
         next(found)
 
 
@@ -97,16 +97,16 @@ def test_a_line_of_ndjson_is_a_payload_or_an_object_around_one(text, item):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"5", "a payload is a string"),
+        (b"5", "a payload must be a string"),
         (b'{"payload": {"a": 1}}', "leave out --ndjson"),
         (b'{"payloads": "x"}', "did you mean 'payload'"),
-        (b"{}", 'there is no "payload"'),
-        (b'{"payload": "x", "ttlSeconds": 0}', "ttlSeconds is 0"),
-        (b'{"payload": "x", "ttlSeconds": true}', "ttlSeconds is True"),
-        (b'{"base64": "?"}', "no base64"),
+        (b"{}", '"payload" is missing'),
+        (b'{"payload": "x", "ttlSeconds": 0}', "got 0"),
+        (b'{"payload": "x", "ttlSeconds": true}', "got True"),
+        (b'{"base64": "?"}', "invalid base64"),
         (b'"\\ud800"', "surrogate"),
         (b"[" * 100_000, "nested"),
-        (b"\xff", "no JSON"),
+        (b"\xff", "invalid JSON"),
     ],
 )
 def test_what_is_no_message_is_refused_in_words(text, says):

@@ -24,7 +24,7 @@ def test_what_is_published_again_by_a_producer_is_there_once(cli, numbers):
     arguments = ("--producer", "loader", "--sequence-id", "0", "a", "b", "c")
     assert publish(cli, *arguments).out.startswith("published 3 messages, last id ")
     again = publish(cli, *arguments)
-    assert again.out.startswith("published 3 messages, 3 messages of them stored before")
+    assert again.out.startswith("published 3 messages, 3 messages of them already stored")
     assert cli("poll", numbers).lines == ["a", "b", "c"]
 
 
@@ -109,7 +109,7 @@ def test_producers_are_listed_with_how_they_are_kept(cli, numbers):
     heading, first, second, _, *about = cli("producer", "ls", numbers).lines
     assert heading.split()[:3] == ["PRODUCER", "LAST", "SENT"]
     assert (first.split()[:3], second.split()[:3]) == (["a", "1", "1"], ["b", "1", "1"])
-    assert about[0] == "deduplication  on, as the service says"
+    assert about[0] == "deduplication  on, set by the service"
     assert about[1] == "producers      2 of numbers"
     page = cli("producer", "ls", numbers, "--after", "a", "--limit", "1", "--json").json
     assert [each["producer"] for each in page["producers"]] == ["b"]
@@ -142,7 +142,7 @@ def test_a_namespace_says_whether_producers_are_remembered(cli, numbers):
     assert shown["properties"] == {"deduplication": "inherit"}
     assert shown["name"] in cli("namespace", "list").lines
     said = cli("namespace", "set", shown["name"], "deduplication=disabled").out
-    assert "in force       off, as the namespace says" in said
+    assert "in force       off, set by the namespace" in said
     publish(cli, "--producer", "p", "a", code=Exit.FAILED)
     cli("namespace", "set", shown["name"], "deduplication=default")
     publish(cli, "--producer", "p", "a")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plainsong import MessageId
 from plainsong.cli import inputs, output
-from plainsong.cli.printing import Shape, harmless_bytes, json_line
+from plainsong.cli.printing import Shape, escaped_bytes, json_line
 
 ID = "0000018bcfe56805000100000000000000000000"
 
@@ -71,13 +71,13 @@ def test_a_json_line_has_the_topic_the_id_the_time_and_the_payload():
 
 
 def test_a_terminal_is_spared_control_characters_and_broken_text():
-    assert harmless_bytes(b"a\x1b[2Jb\tc\xff\r") == rb"a\x1b[2Jb" + b"\t" + rb"c\xff\r"
-    assert harmless_bytes("é ok".encode()) == "é ok".encode()
+    assert escaped_bytes(b"a\x1b[2Jb\tc\xff\r") == rb"a\x1b[2Jb" + b"\t" + rb"c\xff\r"
+    assert escaped_bytes("é ok".encode()) == "é ok".encode()
 
 
 @given(st.binary(max_size=80))
 def test_nothing_that_steers_a_terminal_gets_through(line):
-    shown = harmless_bytes(line).decode()
+    shown = escaped_bytes(line).decode()
     assert all(char.isprintable() or char in "\t\n" for char in shown)
 
 

@@ -67,14 +67,14 @@ def test_show_tells_of_transactions_in_every_state(cli: Cli, client: Client):
     client.transactions.commit(number)
     assert cli("tx", "show", str(number), "--json").json["state"] == "committed"
     assert "remembered" in cli("tx", "show", str(number)).out
-    assert "never begun by this daemon" in cli("tx", "show", "17").out
+    assert "this daemon did not begin it" in cli("tx", "show", "17").out
     assert cli("tx", "show", "17", "--json").json["state"] == "unknown"
 
 
 @pytest.mark.parametrize("wrong", ["x", "0", "-1", "9" * 30, "9223372036854775808"])
 def test_what_is_no_id_is_refused(cli: Cli, wrong: str):
     said = cli("tx", "show", "--", wrong, code=Exit.USAGE)
-    assert "is no transaction id" in said.err
+    assert "invalid transaction id" in said.err
 
 
 def test_blame_names_who_holds_a_topic_up_since_when_and_what_ends_it(cli: Cli, client: Client):
@@ -82,7 +82,7 @@ def test_blame_names_who_holds_a_topic_up_since_when_and_what_ends_it(cli: Cli, 
     first, second = published(client, b"a"), published(client, b"b", client_id="other")
     client.publish("orders", b"behind")
     said = cli("tx", "blame", "orders")
-    assert said.lines[0].startswith(f"orders is held up by transaction {first} since ")
+    assert said.lines[0].startswith(f"readers of orders are held by transaction {first} since ")
     assert said.lines[0].endswith(", 3 messages hidden")
     assert "client       shop" in said.out
     assert f"plainsong tx abort {first}" in said.out
@@ -94,7 +94,7 @@ def test_blame_names_who_holds_a_topic_up_since_when_and_what_ends_it(cli: Cli, 
 
 
 def test_blame_says_when_nobody_holds_a_topic_up(cli: Cli, client: Client):
-    assert cli("tx", "blame", "orders").out == "nobody holds orders up\n"
+    assert cli("tx", "blame", "orders").out == "no transaction holds readers of orders\n"
     assert cli("tx", "blame", "orders", "--json").json["heldBy"] is None
     assert "did you mean 'orders'?" in cli("tx", "blame", "order", code=Exit.NOT_FOUND).err
 
@@ -112,7 +112,7 @@ def test_blame_says_when_a_pointer_is_not_of_this_daemon(cli: Cli, client: Clien
     pointer = client.transactions.begin().id + 3_600_000 * 1_000_000  # of a service whose clock is ahead
     client.publish("orders", b"a", transaction=pointer)
     said = cli("tx", "blame", "orders")
-    assert f"held up by transaction {pointer}" in said.out
+    assert f"held by transaction {pointer}" in said.out
     assert "This daemon did not begin it" in said.out
     client.rollback("orders", pointer)
 
@@ -123,7 +123,7 @@ def test_blame_says_when_a_pointer_is_not_of_this_daemon(cli: Cli, client: Clien
 def test_abort_rolls_back_and_readers_go_on(cli: Cli, client: Client):
     number = published(client, b"a")
     client.publish("orders", b"behind")
-    assert "nobody is here to answer" in cli("tx", "abort", str(number), code=Exit.USAGE).err
+    assert "confirmation needed, but stdin is not a terminal" in cli("tx", "abort", str(number), code=Exit.USAGE).err
     assert cli("tx", "abort", str(number), "--yes").out == f"{number} is aborted: its messages are rolled back\n"
     assert cli("poll", "orders", "--isolation", "committed").lines == ["behind"]
     assert cli("tx", "abort", str(number), "-y", "--json").json == {"id": str(number), "state": "aborted"}
@@ -147,7 +147,7 @@ def test_invalidate_hides_and_truncate_takes_off_the_list(cli: Cli, client: Clie
         assert f"{number} is invalid" in cli("tx", "invalidate", str(number), "--yes").out
     invalid = [each["id"] for each in cli("tx", "ls", "--state", "invalid", "--json").json]
     assert {str(first), str(second)} <= set(invalid)
-    assert cli("tx", "truncate", str(first), "--yes").out == "took 1 off the list\n"
+    assert cli("tx", "truncate", str(first), "--yes").out == "removed 1 from the list\n"
     assert cli("tx", "truncate", "--before", "now", "--yes", "--json").json["removed"] >= 1
     assert cli("poll", "orders", "--isolation", "committed").out == ""
 
@@ -164,7 +164,7 @@ def test_pruning_explains_the_list_of_a_daemon(cli: Cli, client: Client):
     number = published(client, b"a")
     client.transactions.invalidate(number)
     out = cli("tx", "pruning").out
-    for name in ("invalid", "last complete pass", "safe bound", "longest life", "pruned by itself"):
+    for name in ("invalid", "last complete pass", "safe bound", "longest lifetime", "pruned automatically"):
         assert f"\n{name} " in f"\n{out}"
     assert f"{client.namespace}:orders" in out
     told = cli("tx", "pruning", "--json").json
@@ -187,10 +187,10 @@ def test_pruning_says_why_nothing_is_pruned_by_itself_and_how_it_is_done_by_hand
     lines = tx._explained(figures)
     text = "\n".join(lines)
     assert "no: transactions.max_lifetime_s is 0" in text
-    assert "without end" in text
-    assert "and 1 topics more" in text
+    assert "unlimited" in text
+    assert "and 1 more topic" in text
     assert lines[-1] == "  plainsong tx truncate --before 2023-11-14T22:15:00.000Z"
-    assert "Wait for a complete pass" in "\n".join(tx._explained({**figures, "safeBound": None}))
+    assert "Wait for a complete cleaning pass" in "\n".join(tx._explained({**figures, "safeBound": None}))
     assert "yes, after each complete pass" in "\n".join(tx._explained({**figures, "keptBecause": None}))
 
 
@@ -249,7 +249,7 @@ def test_a_topic_that_is_not_there_ends_the_transaction_of_publish(cli: Cli, cli
 
 
 def test_tx_timeout_is_for_tx(cli: Cli):
-    assert "--tx-timeout is for --tx" in cli("publish", "orders", "--tx-timeout", "1m", "a", code=Exit.USAGE).err
+    assert "--tx-timeout needs --tx" in cli("publish", "orders", "--tx-timeout", "1m", "a", code=Exit.USAGE).err
 
 
 def test_committed_readers_end_at_the_first_undecided_message(cli: Cli, client: Client):

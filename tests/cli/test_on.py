@@ -104,7 +104,9 @@ def test_the_command_speaks_to_the_same_daemon(on, cli, orders, running, monkeyp
 def test_what_fails_for_good_stops_it_and_stays_first(on, cli, orders):
     for _ in range(2):
         _, err = on("--shell", "--run", EXITS, "--once", code=Exit.FAILED)
-        assert err.startswith(f"no b\nerror: message {orders[1]}: exit 65: no b (1 attempt)\nhint: it is still")
+        assert err.startswith(
+            f"no b\nerror: message {orders[1]}: exit 65: no b (1 attempt)\nhint: it comes first next time"
+        )
         assert position(cli, derived_name(EXITS, None)) == orders[0]
     told = json.loads(on("--shell", "--run", EXITS, "--once", "--json", code=Exit.FAILED)[1])
     assert (told["code"], told["id"], told["attempts"]) == ("message_given_up", orders[1], 1)
@@ -136,22 +138,22 @@ def test_retries_are_told_and_counted(on, orders):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "say --run CMD or --post URL"),
-        (("--run", "cat", "--post", "http://x"), "say --run CMD or --post URL"),
+        ((), "give either --run CMD or --post URL"),
+        (("--run", "cat", "--post", "http://x"), "give either --run CMD or --post URL"),
         (("--run", ""), "names no command"),
         (("--run", "'"), "No closing quotation"),
-        (("--run", "no-such-command-here x"), "there is no command 'no-such-command-here'"),
-        (("--run", "cat", "--header", "a: b"), "--header is for --post"),
-        (("--run", "cat", "--retry-all"), "--retry-all is for --post"),
-        (("--post", "http://x", "--shell"), "--shell is for --run"),
-        (("--post", "ftp://x"), "cannot be posted to"),
+        (("--run", "no-such-command-here x"), "command 'no-such-command-here' not found"),
+        (("--run", "cat", "--header", "a: b"), "--header needs --post"),
+        (("--run", "cat", "--retry-all"), "--retry-all needs --post"),
+        (("--post", "http://x", "--shell"), "--shell needs --run"),
+        (("--post", "ftp://x"), "cannot post to"),
         (("--post", "http://x", "--header", "Host: x"), "the header Host is set"),
-        (("--post", "http://x", "--header", "@no-such-file"), "cannot be read"),
-        (("--post", "http://x", "--content-type", "a\nb"), "begins no header"),
-        (("--run", "cat", "--retries", "-1"), "is no number of retries"),
+        (("--post", "http://x", "--header", "@no-such-file"), "cannot read the file"),
+        (("--post", "http://x", "--content-type", "a\nb"), "invalid header"),
+        (("--run", "cat", "--retries", "-1"), "invalid number of retries"),
         (("--run", "cat", "--position", "reader:a b"), "--position reader:a b"),
-        (("--run", "cat", "--position", "."), "is no file"),
-        (("--run", "cat", "--dead-letter", "orders"), "come again for ever"),
+        (("--run", "cat", "--position", "."), "is not a file"),
+        (("--run", "cat", "--dead-letter", "orders"), "come back for ever"),
     ],
 )
 def test_a_wrong_command_line_does_nothing(on, cli, orders, arguments, says):
@@ -209,7 +211,7 @@ def test_another_reaction_of_the_same_command_is_asked_where_to_begin(on, cli, o
     first = derived_name(one, None)
     for more in ((), ("--dry-run",)):
         _, err = on("--run", other, "--once", *more, code=Exit.USAGE)
-        assert f"but reader:{first}, of the same command with other arguments" in err
+        assert f"but reader:{first} of the same command with other arguments" in err
     assert [row["name"] for row in cli("reader", "ls", "orders", "--json").json] == [first]
     assert on("--run", other, "--once", "--from", "oldest")[0] == "b a b b b c "
     assert on("--run", other, "--once")[0] == ""
@@ -276,7 +278,7 @@ def test_two_with_one_file_are_told_apart_before_anything_happens(spawn, on, ord
     assert first.stdout.read(3) == b"abc"
     out, err = on("--run", "cat", "--position", "shared", "--once", code=Exit.FAILED)
     assert out == ""
-    assert "another process is at work with the position" in err
+    assert "another process uses the position" in err
     first.kill()
     first.wait()
     assert on("--run", "cat", "--position", "shared", "--once")[1] == ""
@@ -291,7 +293,7 @@ def test_two_with_one_reader_are_told_apart_when_they_save(cli, spawn, on, order
     _, err = slow.communicate(timeout=PATIENCE_S)
     assert slow.returncode == Exit.FAILED
     assert b"reader one is not where it was expected" in err
-    assert b"two at work need a --position each" in err
+    assert b"two processes need a --position each" in err
     assert position(cli, "one") == orders[-1]
 
 

@@ -16,7 +16,7 @@ from plainsong.calls import Answer, Failure
 from plainsong.messages import Message, Origin
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.react.post import (
-    PASSING,
+    RETRIED,
     Poster,
     checked_header,
     encoded,
@@ -25,7 +25,7 @@ from plainsong.react.post import (
     retry_after_s,
     verdict_of,
 )
-from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.reaction import Done, Reject, Retry
 from plainsong.react.stopping import Stop, Stopped
 from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
 from tests.ports import free_port
@@ -166,12 +166,12 @@ def test_a_url_is_a_place_and_a_target():
 def test_the_status_is_the_verdict():
     for status in (200, 201, 202, 204, 299):
         assert verdict_of(Answer(status, {}, b"")) == Done()
-    for status in (*PASSING, 500, 502, 503, 599, 301, 302, 307, 308):
-        assert verdict_of(Answer(status, {}, b"")) == Again(f"status {status}"), status
+    for status in (*RETRIED, 500, 502, 503, 599, 301, 302, 307, 308):
+        assert verdict_of(Answer(status, {}, b"")) == Retry(f"status {status}"), status
     for status in (400, 404, 409, 410, 413, 422):
-        assert verdict_of(Answer(status, {}, b"no\x1b such\nmore")) == Never(f"status {status}: no  such")
-        assert verdict_of(Answer(status, {}, b""), retry_all=True) == Again(f"status {status}")
-    assert verdict_of(Failure("lost", "gone")) == Again("gone")
+        assert verdict_of(Answer(status, {}, b"no\x1b such\nmore")) == Reject(f"status {status}: no  such")
+        assert verdict_of(Answer(status, {}, b""), retry_all=True) == Retry(f"status {status}")
+    assert verdict_of(Failure("lost", "gone")) == Retry("gone")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_retry_after_is_seconds_or_a_date(text, seconds):
 
 def test_redirects_are_not_followed_and_worth_another_attempt(server, poster):
     server.answers = [(302, {"Location": f"{server.url}/elsewhere"}, b"")]
-    assert poster(server.url)(message(), 1) == Again("status 302")
+    assert poster(server.url)(message(), 1) == Retry("status 302")
     assert [path for path, _, _ in server.asked] == ["/"]
 
 
@@ -204,7 +204,7 @@ def test_proxies_of_the_environment_are_not_used(server, poster, monkeypatch):
 
 
 def test_a_server_that_is_away_is_worth_another_attempt(poster):
-    assert isinstance(poster(f"http://127.0.0.1:{free_port()}")(message(), 1), Again)
+    assert isinstance(poster(f"http://127.0.0.1:{free_port()}")(message(), 1), Retry)
 
 
 def test_one_that_drips_its_answer_is_given_up_when_the_time_is_over(poster):
@@ -224,7 +224,7 @@ def test_one_that_drips_its_answer_is_given_up_when_the_time_is_over(poster):
         thread = threading.Thread(target=drip)
         thread.start()
         post = poster(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.4)
-        assert post(message(), 1) == Again("no answer within 0.4 s")
+        assert post(message(), 1) == Retry("no answer within 0.4 s")
         ended.set()
         thread.join()
 
@@ -233,7 +233,7 @@ def test_an_answer_without_end_is_read_in_part(server, poster):
     server.answers = [(200, {}, b"x" * (40 * MAX_ANSWER_BYTES)), (503, {"Retry-After": "3"}, b"later")]
     post = poster(server.url)
     assert post(message(), 1) == Done()
-    assert post(message(), 1) == Again("status 503: later", 3)
+    assert post(message(), 1) == Retry("status 503: later", 3)
 
 
 def test_a_post_under_way_is_given_up_at_the_second_request(poster, stop):

@@ -17,12 +17,12 @@ from plainsong.protocol.errors import PositionChanged
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.reaction import (
     MAX_ERROR_BYTES,
-    Again,
     DeadLetters,
     Done,
-    Never,
-    Patience,
     Reaction,
+    Reject,
+    Retry,
+    RetryPolicy,
     Stuck,
     attributes_of,
     size_of,
@@ -81,8 +81,8 @@ def reaction(log, stop):
             log.append(f"{message.payload.decode()} attempt {attempt}")
             return verdicts.pop(0) if verdicts else Done()
 
-        patience = Patience(retries, 0.001, 0.002)
-        return Reaction(effect, stop, patience, dead_letters, lambda told: log.append(told.event), waits=waits)
+        retry_policy = RetryPolicy(retries, 0.001, 0.002)
+        return Reaction(effect, stop, retry_policy, dead_letters, lambda event: log.append(event.kind), waits=waits)
 
     return make
 
@@ -107,7 +107,7 @@ class Letters:
 
 
 def test_each_message_is_saved_when_it_is_done_and_before_the_next(reaction, log):
-    work = reaction(Again("no"), Done())
+    work = reaction(Retry("no"), Done())
     work.run(Reading(log, 2))
     assert log == ["0 attempt 1", "again", "0 attempt 2", "done", "saved 0", "1 attempt 1", "done", "saved 1"]
     assert (work.done, work.dead) == (2, 0)
@@ -115,28 +115,28 @@ def test_each_message_is_saved_when_it_is_done_and_before_the_next(reaction, log
 
 def test_what_fails_for_good_without_dead_letters_ends_it_and_is_not_passed(reaction, log):
     with pytest.raises(Stuck) as raised:
-        reaction(Done(), Never("bad")).run(Reading(log, 3))
+        reaction(Done(), Reject("bad")).run(Reading(log, 3))
     assert (raised.value.message.payload, raised.value.why, raised.value.attempts) == (b"1", "bad", 1)
     assert log[-2:] == ["saved 0", "1 attempt 1"]
 
 
 def test_so_does_what_has_been_retried_often_enough(reaction, log):
     with pytest.raises(Stuck) as raised:
-        reaction(*[Again("no")] * 3, retries=2).run(Reading(log, 1))
+        reaction(*[Retry("no")] * 3, retries=2).run(Reading(log, 1))
     assert raised.value.attempts == 3
     with pytest.raises(Stuck):
-        reaction(Again("no"), retries=0).run(Reading(log, 1))
+        reaction(Retry("no"), retries=0).run(Reading(log, 1))
 
 
 def test_forever_is_forever(reaction, log):
-    work = reaction(*[Again("no")] * 50, retries=None)
+    work = reaction(*[Retry("no")] * 50, retries=None)
     work.run(Reading(log, 1))
     assert work.done == 1
     assert log.count("again") == 50
 
 
 def test_a_dead_letter_is_there_before_the_position_is_behind_its_message(reaction, log):
-    work = reaction(Never("bad"), dead_letters=Letters(log))
+    work = reaction(Reject("bad"), dead_letters=Letters(log))
     work.run(Reading(log, 2))
     assert log == [
         *("0 attempt 1", "put 0: bad, 1", "dead-letter", "saved 0", "forgot 0"),
@@ -156,7 +156,7 @@ def test_a_position_that_cannot_be_saved_now_is_saved_later_without_repeating_th
 
 def test_a_dead_letter_that_cannot_be_published_now_is_published_later(reaction, log):
     letters = Letters(log, [ConnectFailed("away")])
-    reaction(Never("bad"), dead_letters=letters).run(Reading(log, 1))
+    reaction(Reject("bad"), dead_letters=letters).run(Reading(log, 1))
     assert log == ["0 attempt 1", "unsent", "put 0: bad, 1", "dead-letter", "saved 0", "forgot 0"]
 
 
@@ -174,7 +174,7 @@ def test_a_position_that_will_never_be_saved_ends_it(reaction, log, error):
 
 def test_an_end_while_a_position_cannot_be_saved_says_that_it_is_not(reaction, log, stop):
     work = reaction()
-    work.tell = lambda told: stop.ask() if told.event == "unsaved" else None
+    work.report = lambda event: stop.ask() if event.kind == "unsaved" else None
     with pytest.raises(ConnectFailed):
         work.run(Reading(log, 1, [ConnectFailed("away")]))
 
@@ -183,9 +183,9 @@ def test_an_end_while_a_position_cannot_be_saved_says_that_it_is_not(reaction, l
 
 
 def test_a_pause_ends_at_once_and_the_message_is_given_back(reaction, log, stop):
-    work = reaction(Again("no", pause_s=1000))
-    work.patience = Patience(None, 500, 1000)
-    work.tell = lambda told: stop.ask()
+    work = reaction(Retry("no", pause_s=1000))
+    work.retry_policy = RetryPolicy(None, 500, 1000)
+    work.report = lambda event: stop.ask()
     began_s = time.monotonic()
     with pytest.raises(Stopped):
         work.run(Reading(log, 1))
@@ -195,7 +195,7 @@ def test_a_pause_ends_at_once_and_the_message_is_given_back(reaction, log, stop)
 
 def test_what_is_done_when_the_end_is_asked_for_is_saved(reaction, log, stop):
     work = reaction()
-    work.tell = lambda told: stop.ask()
+    work.report = lambda event: stop.ask()
     with pytest.raises(Stopped):
         work.run(Reading(log, 2))
     assert log == ["0 attempt 1", "saved 0"]
@@ -226,18 +226,20 @@ def test_a_signal_does_not_end_what_is_not_waiting(stop):
         raise AssertionError("it was asked to stop before")
 
 
-# --- patience ----------------------------------------------------------------------------------------
+# --- retry_policy ----------------------------------------------------------------------------------------
 
 
 @given(
     attempt=st.integers(1, 10_000), chance=st.floats(0, 1), asked_s=st.floats(0, 1e9), longest_s=st.floats(0.001, 1e6)
 )
 def test_pauses_grow_and_are_bounded_whatever_the_other_side_asks(attempt, chance, asked_s, longest_s):
-    patience = Patience(8, 0.5, longest_s)
-    pause_s = patience.pause_after(attempt, Again("", asked_s), chance)
+    retry_policy = RetryPolicy(8, 0.5, longest_s)
+    pause_s = retry_policy.pause_after(attempt, Retry("", asked_s), chance)
     assert 0 < pause_s <= longest_s
     assert pause_s >= min(longest_s, asked_s)
-    assert patience.pause_after(attempt + 1, Again(""), chance) >= patience.pause_after(attempt, Again(""), chance)
+    assert retry_policy.pause_after(attempt + 1, Retry(""), chance) >= retry_policy.pause_after(
+        attempt, Retry(""), chance
+    )
 
 
 # --- dead letters ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from plainsong.messages import Message, Origin
 from plainsong.react.command import CHUNK, Runner, environment_of, variable_of, verdict_of
-from plainsong.react.reaction import Again, Done, Never
+from plainsong.react.reaction import Done, Reject, Retry
 from plainsong.react.stopping import Stop, Stopped
 from tests.daemon.harness import ROOT, eventually
 
@@ -78,11 +78,11 @@ def is_gone(pid):
     ("code", "verdict"),
     [
         (0, Done()),
-        (65, Never("exit 65")),
-        (1, Again("exit 1")),
-        (127, Again("exit 127")),
-        (-9, Again("killed by SIGKILL")),
-        (-60, Again("killed by signal 60")),
+        (65, Reject("exit 65")),
+        (1, Retry("exit 1")),
+        (127, Retry("exit 127")),
+        (-9, Retry("killed by SIGKILL")),
+        (-60, Retry("killed by signal 60")),
     ],
 )
 def test_exit_code_0_is_done_65_is_never_all_else_is_worth_another_attempt(code, verdict):
@@ -90,15 +90,15 @@ def test_exit_code_0_is_done_65_is_never_all_else_is_worth_another_attempt(code,
 
 
 def test_the_last_line_of_standard_error_says_why(shell):
-    assert shell("echo first >&2; printf 'no \\033[1mcard\\n\\n' >&2; exit 65") == Never("exit 65: no  [1mcard")
-    assert verdict_of(1, b"\xff" + b"x" * 1000) == Again("exit 1: \\xff" + "x" * 296)
+    assert shell("echo first >&2; printf 'no \\033[1mcard\\n\\n' >&2; exit 65") == Reject("exit 65: no  [1mcard")
+    assert verdict_of(1, b"\xff" + b"x" * 1000) == Retry("exit 1: \\xff" + "x" * 296)
 
 
 def test_a_command_that_cannot_be_started_is_worth_another_attempt(stop, output):
     runner = Runner(["/no/such/command"], os.environ, "shop", timeout_s=1, stop=stop, output=output)
     verdict = runner(message(), 1)
-    assert isinstance(verdict, Again)
-    assert "/no/such/command cannot be started" in verdict.why
+    assert isinstance(verdict, Retry)
+    assert "cannot start /no/such/command" in verdict.why
 
 
 # --- what it is told ---------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_words_are_no_shell_line(stop, output):
 
 def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, output):
     verdict = shell("sleep 100 & echo $!; echo slow >&2; wait", timeout_s=0.5)
-    assert verdict == Again("took longer than 0.5 s: slow")
+    assert verdict == Retry("took longer than 0.5 s: slow")
     sleeper = int(output.got["stdout"])
     eventually("the sleeper is gone", lambda: is_gone(sleeper))
     assert output.ends == 1
@@ -161,11 +161,11 @@ def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, out
 
 def test_one_that_does_not_heed_sigterm_is_killed(shell, monkeypatch):
     monkeypatch.setattr("plainsong.react.command.KILL_AFTER_S", 0.1)
-    assert shell("trap '' TERM; while :; do sleep 0.05; done", timeout_s=0.3) == Again("took longer than 0.3 s")
+    assert shell("trap '' TERM; while :; do sleep 0.05; done", timeout_s=0.3) == Retry("took longer than 0.3 s")
 
 
 def test_an_end_on_request_is_no_success(shell):
-    assert isinstance(shell("trap 'exit 0' TERM; while :; do sleep 0.05; done", timeout_s=0.3), Again)
+    assert isinstance(shell("trap 'exit 0' TERM; while :; do sleep 0.05; done", timeout_s=0.3), Retry)
 
 
 def test_a_process_that_is_left_behind_with_the_pipes_holds_nobody_up(shell, output):
@@ -180,7 +180,7 @@ def test_exits_are_noticed_where_the_kernel_cannot_tell(shell, output, monkeypat
     monkeypatch.delattr(os, "pidfd_open")
     assert shell("cat", b"all of it") == Done()
     assert output.got["stdout"] == b"all of it"
-    assert shell("exec sleep 100", timeout_s=0.2) == Again("took longer than 0.2 s")
+    assert shell("exec sleep 100", timeout_s=0.2) == Retry("took longer than 0.2 s")
 
 
 def test_what_runs_may_come_to_its_end_after_the_first_request(shell, stop):

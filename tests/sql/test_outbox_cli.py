@@ -16,7 +16,7 @@ from plainsong.cli.main import program, run
 from plainsong.cli.verb import Exit
 from plainsong.errors import ConnectionLost
 from plainsong.sql import Outbox, Relay, create_outbox, outbox_tables
-from plainsong.sql.relay import RelayLane
+from plainsong.sql.relay import RelayProducer
 from tests.daemon.harness import Daemon, clean_environ
 
 
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_the_database_or_the_topic_is_said_with_a_next_step(
     url: str, client: Client, capfd: pytest.CaptureFixture[str]
 ):
     code, _, err = ran(capfd, "status", "--database", url)
-    assert (code, "there is no file" in err) == (Exit.FAILED, True)
+    assert (code, "no such file" in err) == (Exit.FAILED, True)
     create_engine(url).connect().close()
     code, _, err = ran(capfd, "run", "--once", "--database", url, "--json")
     told = json.loads(err)
@@ -123,11 +123,11 @@ def test_a_person_decides_about_messages_in_doubt_and_is_asked_first(
     client.create_topic("orders")
     publish(lite, b"1")
 
-    def lose(lane: RelayLane, messages: object) -> None:
+    def lose(producer: RelayProducer, messages: object) -> None:
         raise ConnectionLost("as if the wire had been cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RelayLane, "publish", lose)
+        patch.setattr(RelayProducer, "publish", lose)
         with pytest.raises(ConnectionLost):
             Relay(lite, client).once()
     for words in (("--resend",), ("--yes",)):

@@ -50,7 +50,7 @@ def begun_at(relay: Connection, topic: str = "orders", *, generation: int = 1) -
     """Rows whose topic has a standing, as after the first opening."""
     rows = RelayRows(TABLES)
     rows.standing(relay, topic, "default")
-    rows.believe(relay, topic, Opened(1, generation, -1), None)
+    rows.reconcile(relay, topic, Opened(1, generation, -1), None)
     return rows
 
 
@@ -279,9 +279,9 @@ def test_what_the_daemon_has_is_done_with_and_what_it_has_not_is_sent(db: Engine
     publish(db, b"a", b"b", b"c")
     rows = begun_at(relay)
     assert len(taken(rows, relay)) == 3
-    rows.believe(relay, "orders", Opened(2, 1, 1), None)
+    rows.reconcile(relay, "orders", Opened(2, 1, 1), None)
     assert taken(rows, relay) == [(2, b"c")]
-    rows.believe(relay, "orders", Opened(3, 1, 2), None)
+    rows.reconcile(relay, "orders", Opened(3, 1, 2), None)
     assert taken(rows, relay) == []
 
 
@@ -289,7 +289,7 @@ STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10
 
 
 @pytest.mark.parametrize(
-    ("opened", "before", "on_the_way", "match"),
+    ("opened", "before", "in_flight", "match"),
     [
         (Opened(5, 1, 6), None, 3, None),  # none of them has arrived
         (Opened(5, 1, 8), None, 3, None),
@@ -299,20 +299,20 @@ STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10
         (Opened(1, 1, -1), None, 3, "knows less"),
         (Opened(1, 1, -1), None, 0, None),
         (Opened(5, 1, 5), None, 3, "knows less"),  # the daemon's own data came from a backup
-        (Opened(1, 2, -1), None, 3, "made anew"),
+        (Opened(1, 2, -1), None, 3, "created again"),
         (Opened(1, 2, -1), None, 0, None),
         (Opened(1, 2, -1), 7, 3, None),  # the old generation's producer is still known
         (Opened(1, 2, -1), 10, 0, "from a backup"),
     ],
 )
 def test_whether_messages_on_the_way_have_arrived_is_believed_only_where_it_can_be_known(
-    opened: Opened, before: int | None, on_the_way: int, match: str | None
+    opened: Opened, before: int | None, in_flight: int, match: str | None
 ):
     if match is None:
-        check_doubt("orders", STANDING, opened, before, on_the_way)
+        check_doubt("orders", STANDING, opened, before, in_flight)
     else:
         with pytest.raises(OutboxInDoubt, match=match) as caught:
-            check_doubt("orders", STANDING, opened, before, on_the_way)
+            check_doubt("orders", STANDING, opened, before, in_flight)
         assert caught.value.topic == "orders"
         assert "plainsong outbox decide" in caught.value.hint
 
@@ -329,9 +329,9 @@ def test_a_topic_made_anew_gets_what_the_old_one_had_not(db: Engine, relay: Conn
     publish(db, b"a", b"b", b"c")
     rows = begun_at(relay, generation=1)
     taken(rows, relay)
-    rows.believe(relay, "orders", Opened(1, 2, -1), 0)
+    rows.reconcile(relay, "orders", Opened(1, 2, -1), 0)
     assert taken(rows, relay) == [(1, b"b"), (2, b"c")]
-    rows.believe(relay, "orders", Opened(2, 2, 1), None)
+    rows.reconcile(relay, "orders", Opened(2, 2, 1), None)
     assert taken(rows, relay) == [(2, b"c")]
 
 
@@ -342,12 +342,12 @@ def test_a_person_decides_about_messages_in_doubt(db: Engine, relay: Connection,
     producer = rows.standing(relay, "orders", "default").producer
     taken(rows, relay)
     publish(db, b"c")
-    with pytest.raises(OutboxInDoubt, match="2 messages"):
-        rows.believe(relay, "orders", Opened(1, 1, -1), None)
+    with pytest.raises(OutboxInDoubt, match="messages in flight: 2"):
+        rows.reconcile(relay, "orders", Opened(1, 1, -1), None)
     assert rows.decide(relay, "orders", resend=resend) == 2
     standing = rows.standing(relay, "orders", "default")
     assert standing.producer != producer
-    rows.believe(relay, "orders", Opened(1, 1, -1), None)
+    rows.reconcile(relay, "orders", Opened(1, 1, -1), None)
     assert taken(rows, relay) == ([(2, b"a"), (3, b"b"), (4, b"c")] if resend else [(2, b"c")])
 
 
@@ -363,16 +363,16 @@ def test_the_lock_is_of_one_and_goes_with_its_connection(db: Engine):
         assert not second.take(other)
         letters = RelayLock(db, "letters")
         assert letters.take(other)
-        letters.let_go(other)
-        first.let_go(one)
+        letters.release(other)
+        first.release(one)
         assert second.take(other)
         assert not first.take(one)
         if db.dialect.name == "postgresql":
             other.invalidate()
         else:
-            second.let_go(other)
+            second.release(other)
         eventually("the server has noticed", lambda: first.take(one))
-        first.let_go(one)
+        first.release(one)
 
 
 def test_a_database_in_memory_is_of_one_process_and_needs_no_lock():
@@ -380,7 +380,7 @@ def test_a_database_in_memory_is_of_one_process_and_needs_no_lock():
     with engine.connect() as connection:
         lock = RelayLock(engine, "plainsong_outbox")
         assert lock.take(connection)
-        lock.let_go(connection)
+        lock.release(connection)
     engine.dispose()
 
 

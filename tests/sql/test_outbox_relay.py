@@ -36,7 +36,7 @@ from plainsong.sql import (
     outbox_status,
     outbox_tables,
 )
-from plainsong.sql.relay import RelayLane
+from plainsong.sql.relay import RelayProducer
 from tests.daemon.harness import Daemon, eventually, free_port
 from tests.sql.server import Postgres
 
@@ -104,15 +104,15 @@ def running(relay: Relay) -> Iterator[threading.Thread]:
 
 def losing(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
     """The next publish raises: its request never arrived, or its answer was lost."""
-    real = RelayLane.publish
+    real = RelayProducer.publish
 
-    def publish(lane: RelayLane, messages: Any) -> None:
-        monkeypatch.setattr(RelayLane, "publish", real)
+    def publish(producer: RelayProducer, messages: Any) -> None:
+        monkeypatch.setattr(RelayProducer, "publish", real)
         if arrives:
-            real(lane, messages)
+            real(producer, messages)
         raise ConnectionLost("as if the wire had been cut")
 
-    monkeypatch.setattr(RelayLane, "publish", publish)
+    monkeypatch.setattr(RelayProducer, "publish", publish)
 
 
 def test_what_waits_is_published_once_in_order_and_taken_away(db: Engine, client: Client):
@@ -226,13 +226,13 @@ def test_a_relay_that_has_lost_its_turn_without_knowing_can_store_nothing(
     client.create_topic("orders")
     publish(lite, b"1", b"2")
     late: list[Callable[[], None]] = []
-    real = RelayLane.publish
+    real = RelayProducer.publish
 
-    def hold(lane: RelayLane, messages: Any) -> None:
-        late.append(lambda: real(lane, messages))
+    def hold(producer: RelayProducer, messages: Any) -> None:
+        late.append(lambda: real(producer, messages))
         raise ConnectionLost("under way for a long time")
 
-    monkeypatch.setattr(RelayLane, "publish", hold)
+    monkeypatch.setattr(RelayProducer, "publish", hold)
     with pytest.raises(ConnectionLost):
         Relay(lite, client, max_batch_messages=1).once()
     monkeypatch.undo()
@@ -351,7 +351,7 @@ def test_when_the_daemon_has_forgotten_the_producer_nothing_is_sent_until_a_pers
     forget(client, "orders", status.producer)
     publish(lite, b"2")
     for _ in range(2):
-        with pytest.raises(OutboxInDoubt, match="1 messages were on the way"):
+        with pytest.raises(OutboxInDoubt, match="messages in flight: 1"):
             Relay(lite, client).once()
     assert Relay(lite, client).decide("orders", resend=resend) == 1
     Relay(lite, client).once()

@@ -147,7 +147,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning(made: Engine):
 
 def test_the_table_is_made_when_wanted(any_engine: Engine):
     with Session(any_engine) as session:
-        with pytest.raises(PositionNotSaved, match="cannot be read") as caught:
+        with pytest.raises(PositionNotSaved, match="cannot read positions") as caught:
             load(SqlPosition(session, "billing"), Topics(orders=1))
         assert "create=True" in caught.value.hint
         session.rollback()

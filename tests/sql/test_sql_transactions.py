@@ -137,7 +137,7 @@ def test_two_databases_and_messages_are_one_transaction(client: Client, session:
         second.rollback()
         before = SqlParticipant(second)
         second.add(Order(id=2))  # there is one already
-        with pytest.raises(SqlUnusable, match="in a transaction already"):
+        with pytest.raises(SqlUnusable, match="already in a transaction"):
             together(client, session, 3, before)
         second.rollback()
         with pytest.raises(ZeroDivisionError):
@@ -246,7 +246,7 @@ def test_another_service_that_knows_the_same_id_is_not_believed(
     client.transactions.commit(transaction)
     (found,) = recover(engine, client).unsure
     assert (found.state, found.action) == ("unknown", "left")
-    assert "ask the daemon that it was of" in found.advice
+    assert "ask the daemon that decided it" in found.advice
     assert f"plainsong:4711:{transaction.id}:" in look()[1][0]
 
 
@@ -299,7 +299,7 @@ def test_recovery_takes_urls_and_says_what_is_wrong_with_one(client: Client, ses
     client.transactions.commit(prepared(client, session, 1))
     plain = database.replace("postgresql+psycopg://", "postgresql://")
     assert recover(plain, client).count("committed") == 1
-    with pytest.raises(SqlUnavailable, match="cannot be asked"):
+    with pytest.raises(SqlUnavailable, match="cannot query the database"):
         recover(plain.rpartition("/")[0] + "/no_such_database", client)
     for wrong in ("nonsense", "sqlite://", "nosuch://host/base"):
         with pytest.raises(SqlUnusable):
@@ -396,7 +396,7 @@ def test_the_command_recovers_and_says_what_it_did(
     assert run(program, ["tx", "recover", "--database", database], "plainsong") == 1
     said = capsys.readouterr()
     assert "ROLLBACK PREPARED 'plainsong:-:17:" in said.out
-    assert "error: 1 prepared transaction is left" in said.err
+    assert "error: 1 prepared transaction is undecided" in said.err
     assert run(program, ["tx", "recover", "--database", database, "--json"], "plainsong") == 1
     assert '"action":"left"' in capsys.readouterr().out
 
@@ -406,7 +406,7 @@ def test_a_database_that_is_not_there_is_told_by_the_command(
 ):
     monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))
     assert run(program, ["tx", "recover", "--database", "postgresql://nobody@127.0.0.1:1/none"], "plainsong") == 5
-    assert "the database cannot be asked" in capsys.readouterr().err
+    assert "cannot query the database" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["sqlalchemy", "psycopg"])
