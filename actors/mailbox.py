@@ -1,5 +1,7 @@
 """The mailbox of an actor: requests wait in it as tickets, within bounds, and every ticket is settled in the end.
 
+The future that a ticket is serves calls over links as well (``broker.link.flow``).
+
 ``ask`` queues a ticket without waiting (a full mailbox raises Overloaded, and nothing happened), then waits for the
 answer. A caller may leave: what the actor has received still happens. An actor that falls or ends settles every ticket
 it has received, so that no caller waits for ever.
@@ -8,12 +10,11 @@ it has received, so that no caller waits for ever.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import outcome
 import trio
 
-from actors.future import Future
 from plainsong.protocol.errors import Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
@@ -22,6 +23,59 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
 
 A = TypeVar("A")
+
+
+class Future(Generic[A]):
+    """The outcome of a request, and the one task that waits for it."""
+
+    __slots__ = ("_on_settled", "_outcome", "_task", "abandoned")
+
+    def __init__(self) -> None:
+        #: Whether its caller was cancelled while it waited.
+        self.abandoned = False
+        self._outcome: outcome.Outcome[A] | None = None
+        self._task: trio.lowlevel.Task | None = None
+        self._on_settled: Callable[[Any], object] | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._outcome is not None
+
+    def settle(self, answer: A | Exception) -> None:
+        """Gives the answer, or the error instead of one. Only the first counts."""
+        if self._outcome is not None:
+            return
+        self._outcome = outcome.Error(answer) if isinstance(answer, Exception) else outcome.Value(answer)
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task, self._outcome)
+            self._task = None
+        if self._on_settled is not None:
+            self._on_settled(answer)
+
+    def on_settled(self, notify: Callable[[Any], object]) -> None:
+        """Has ``notify`` called with the answer, instead of a task that waits; to be set before it is settled.
+
+        It is called in the middle of the answering task's work: it neither waits nor raises.
+        """
+        self._on_settled = notify
+
+    async def wait(self, on_leave: Callable[[Any], object] | None = None) -> A:
+        """Returns the answer, or raises the error. A caller that is cancelled calls ``on_leave`` with this future."""
+        if self._outcome is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return self._outcome.unwrap()
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            self.abandoned = True
+            if on_leave is not None:
+                on_leave(self)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        answer: A = await trio.lowlevel.wait_task_rescheduled(abort)
+        return answer
 
 
 class Ticket(Future[A]):

@@ -210,6 +210,9 @@ class TopicActor(Actor[TopicCore, Step]):
 
     async def _write(self, core: TopicCore, claim: Claim, step: Step) -> None:
         """Write the operations; meanwhile the index says that rows of the step's pointers are being written."""
+        if not step.pointers and not step.dropped:
+            await self._store.write(step.operations, claim=claim)
+            return
         pointers = self._environment.pointers
         pointers.begin(self.name, step.pointers)
         try:

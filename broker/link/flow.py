@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.future import Future
+from actors.mailbox import Future
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES, PIECE_OVERHEAD_BYTES
 from plainsong.protocol.errors import MalformedBody, RequestTooLarge
 from plainsong.protocol.link import FrameKind

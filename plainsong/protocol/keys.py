@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from plainsong.protocol.errors import StorageFailed
@@ -94,6 +95,7 @@ def topic_range() -> tuple[bytes, bytes]:
     return b"\x01", b"\xff"
 
 
+@lru_cache(maxsize=4096)  # each commit and each page of a topic asks for the same one
 def generation_prefix(name: TopicName, generation: int) -> bytes:
     """The prefix of the message and payload keys of one generation."""
     return metadata_key(name) + _GENERATION.pack(generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from plainsong.protocol.errors import InvalidName
@@ -34,6 +35,7 @@ def namespace_name(text: str) -> str:
     raise InvalidName(f"namespace {_shown(text)}", hint="use 1 to 255 letters, digits and underscores")
 
 
+@lru_cache(maxsize=4096)  # every request asks for one, and clients ask for the same ones
 def topic_name(namespace: str, topic: str) -> TopicName:
     """The address of ``topic`` in ``namespace``.
 

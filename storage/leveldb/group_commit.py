@@ -76,13 +76,15 @@ class GroupCommit:
 
     async def _lead(self, first: PendingWrite) -> None:
         group = self._group(first)
-        # The answer to the group if an unforeseen error passes through: no caller may wait for ever.
-        error: StoreError | None = StoreError("a commit of the same group failed")
+        error: StoreError | None = None
         try:
             await self._write(group)
-            error = None
         except StoreError as failed:
             error = failed
+        except BaseException:
+            # It passes through, and the group is answered all the same: no caller may wait for ever.
+            error = StoreError("a commit of the same group failed")
+            raise
         finally:
             if self._waiting:
                 self._waiting.popleft().turn.set()

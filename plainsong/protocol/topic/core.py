@@ -94,7 +94,8 @@ class TopicCore:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
         state.time_ms = max(state.time_ms, now.wall_ms)
-        apply_decisions(state, now.decided)
+        if now.decided:
+            apply_decisions(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
         if state.torn:
             remove_torn_rows(state, step)
