@@ -21,7 +21,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.cluster import Member, draw
+from plainsong.protocol.cluster import Member, rendezvous_score
 from plainsong.protocol.keys import metadata_key
 from plainsong.protocol.names import TopicName
 from storage.hbase.layout import HASHES, hashed
@@ -129,7 +129,7 @@ class Placement:
             owners = list(self._owners[-1]) if number else [0] * len(self.names)
             member = member_of(number)
             for at, name in enumerate(self.names):
-                if (drawn := draw(member.name, member.weight, name)) < self._least[at]:
+                if (drawn := rendezvous_score(member.name, member.weight, name)) < self._least[at]:
                     self._least[at] = drawn
                     owners[at] = number
             self._owners.append(owners)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bench import bodies
@@ -20,7 +21,7 @@ from plainsong import Client
 from pyspark_plainsong.pipeline.session import build_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -237,8 +238,8 @@ def _rate(rows: int, run: Callable[[], object]) -> float:
     return rows / (time.perf_counter() - begun_s)
 
 
-def _rates(sides: dict[str, Callable[[], object]], rows: int, rounds: int) -> dict[str, list[float]]:
+def _rates(sides: Mapping[str, Callable[[], object]], rows: int, rounds: int) -> dict[str, list[float]]:
     """Rows a second of each side, a round after another; before them one that warms up."""
     for run in sides.values():
         run()
-    return in_turns({name: lambda run=run: _rate(rows, run) for name, run in sides.items()}, rounds)
+    return in_turns({name: partial(_rate, rows, run) for name, run in sides.items()}, rounds)

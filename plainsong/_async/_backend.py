@@ -106,6 +106,32 @@ class TaskLock:
             self._lock.release()
 
 
+class SendLock:
+    """Whoever holds it sends; it is waited for within a limit, or not at all."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+
+    async def acquire(self, timeout_s: float | None = None) -> bool:
+        """Whether it is held now; None: wait for ever."""
+        with anyio.move_on_after(timeout_s):
+            await self._lock.acquire()
+            return True
+        return False
+
+    def acquire_nowait(self) -> bool:
+        """Whether it is held now."""
+        try:
+            self._lock.acquire_nowait()
+        except anyio.WouldBlock:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let the next one send."""
+        self._lock.release()
+
+
 @contextmanager
 def shielded(seconds: float | None = None) -> Iterator[anyio.CancelScope]:
     """A block that is brought to its end also in a cancelled task, within ``seconds``."""
@@ -290,9 +316,10 @@ class Connection:
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
 
-    async def send(self, data: bytes) -> None:
-        """Raises BROKEN_STREAM."""
-        await self._stream.send(data)
+    async def send(self, data: bytes, timeout_s: float) -> None:
+        """Raises BROKEN_STREAM, TimeoutError among them: then nothing more may be sent."""
+        with anyio.fail_after(timeout_s):
+            await self._stream.send(data)
 
     async def receive(self, timeout_s: float) -> bytes:
         """What comes next; nothing when the time is over. Raises BROKEN_STREAM, also at its end."""

@@ -42,6 +42,25 @@ Condition = threading.Condition
 TaskLock = threading.RLock
 
 
+class SendLock:
+    """Whoever holds it sends; it is waited for within a limit, or not at all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self, timeout_s: float | None = None) -> bool:
+        """Whether it is held now; None: wait for ever."""
+        return self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+    def acquire_nowait(self) -> bool:
+        """Whether it is held now."""
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Let the next one send."""
+        self._lock.release()
+
+
 def run_blocking(work: Callable[..., T], *arguments: Any) -> T:
     """Calls a function that may wait."""
     return work(*arguments)
@@ -293,6 +312,8 @@ class Pool:
 RECEIVE_BYTES = 1 << 16
 #: What a broken connection raises, and one that does not come about.
 BROKEN_STREAM = (EOFError, OSError)
+#: The least a socket can be given: 0 would be no waiting at all, and another error.
+MIN_TIMEOUT_S = 0.001
 
 
 class Connection:
@@ -302,8 +323,10 @@ class Connection:
         self._raw = raw
         self._tls = tls
 
-    def send(self, data: bytes) -> None:
-        """Raises BROKEN_STREAM."""
+    def send(self, data: bytes, timeout_s: float) -> None:
+        """Raises BROKEN_STREAM, TimeoutError among them: then nothing more may be sent."""
+        # The thread that receives does not care: it looks whether anything has come before it reads.
+        self._raw.settimeout(max(timeout_s, MIN_TIMEOUT_S))
         self._raw.sendall(data if self._tls is None else self._tls.encrypted(data))
 
     def receive(self, timeout_s: float) -> bytes:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from plainsong import calls
-from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, TaskLock, connect, now
+from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock, connect, now
 from plainsong._sync._futures import Settling, Ticket
 from plainsong._sync.publisher import Sender
 from plainsong.calls import Failure
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.stream")
 
+#: At least so long a daemon has to say that it closes too, whatever the caller's limit.
+GOODBYE_S = 0.1
+
 
 class Stream:
     """One WebSocket to a topic; made by ``Client.stream``, which explains the options.
@@ -48,7 +53,10 @@ class Stream:
         self._queue: Streaming[Ticket] = Streaming(max_pending_bytes)
         self._tally: Tally[Ticket] = Tally()
         self._settling = Settling()
-        self._sending = TaskLock()
+        self._sending = SendLock()
+        #: Pongs and the answer to a close, until they are sent by whoever has ``_sending``: the task that takes answers
+        #: does not wait for it, since the daemon may wait for its answers to be taken before it takes more requests.
+        self._replies: deque[bytes] = deque()
         self._closing = False
         self._broken: PlainsongError | None = None
         self._make_sender()
@@ -114,7 +122,7 @@ class Stream:
         try:
             connection = connect(host, port, tls=tls, timeout_s=max(0.0, until_s - now()))
             handshake = Handshake(url, self._path, settings.token)
-            connection.send(handshake.request())
+            connection.send(handshake.request(), until_s - now())
             headers: dict[str, str] | None = None
             while headers is None:
                 data = connection.receive(until_s - now())
@@ -135,14 +143,28 @@ class Stream:
 
     def _deliver(self, message: bytes) -> None:
         """A message of requests leaves."""
+        limit_s = self._channel.settings.request_timeout_s
         try:
-            with self._sending:
-                self._connection.send(self._frames.message(message))
+            self._sending.acquire()
+            try:
+                self._connection.send(self._frames.message(message), limit_s)
+            finally:
+                self._sending.release()
+            self._send_replies()
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
             # The daemon may have said why: that is for who receives. What has not left stays here.
             with self._lock:
                 self._queue.halted = True
                 self._broken = self._broken or lost_by(error)
+
+    def _send_replies(self) -> None:
+        """Send the replies that wait; if something else is being sent, they follow it. Raises BROKEN_STREAM."""
+        while self._replies and self._sending.acquire_nowait():
+            try:
+                while self._replies:
+                    self._connection.send(self._replies.popleft(), self._channel.settings.request_timeout_s)
+            finally:
+                self._sending.release()
 
     def _receive(self) -> None:
         """Take answers, until the connection is over."""
@@ -163,8 +185,8 @@ class Stream:
                     if message is not None:
                         self._take_answers(message)
                     else:
-                        with self._sending:
-                            self._connection.send(reply)
+                        self._replies.append(reply)
+                self._send_replies()
                 if self._frames.closed is not None and self._frames.closed[1]:
                     return self._frames.closed
                 data = self._connection.receive(look_s - now())
@@ -281,23 +303,30 @@ class Stream:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
+        until_s = inf if timeout_s is None else now() + timeout_s
         with self._lock:
             self._closing = True
             self._sender.room.notify_all()
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             is_over = self._queue.ended is not None
         if not is_over:
-            self._say_goodbye()
+            self._say_goodbye(min(self.exit_timeout_s, max(GOODBYE_S, until_s - now())))
         self._end(OutcomeUnknown("the stream was closed before the answer came"), said=False)
         self._sender.close(0)
         self._tally.raise_if_unheard(0)
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, limit_s: float) -> None:
+        """Close the WebSocket in good order, if the daemon still reads."""
+        until_s = now() + limit_s
+        if not self._sending.acquire(limit_s):
+            return
         try:
-            with self._sending:
-                self._connection.send(self._frames.close())
+            try:
+                self._connection.send(self._frames.close(), max(0.0, until_s - now()))
+            finally:
+                self._sending.release()
             with self._lock:  # the daemon says it too
-                self._sender.room.wait_for(lambda: self._queue.ended is not None, self.exit_timeout_s)
+                self._sender.room.wait_for(lambda: self._queue.ended is not None, max(0.0, until_s - now()))
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
             log.debug("a stream was over before it was closed: %s", error)
 

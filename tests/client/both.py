@@ -7,7 +7,6 @@ become ``with`` and ``for``, and what stands for a message has ``result`` and ``
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -31,11 +30,19 @@ _OPENED = ("publisher", "producer", "stream")
 
 
 def portal() -> BlockingPortal:
-    """The event loop's, which lives as long as the tests."""
+    """The event loop's, which lives as long as the tests of a file."""
     if not _portals:
-        _portals.append(_life.enter_context(start_blocking_portal("trio")))
-        atexit.register(_life.close)
+        opened = _life.enter_context(start_blocking_portal("trio"))
+        # What tests left open (senders at work, readers that follow) must not keep the interpreter from ending.
+        _life.callback(partial(opened.call, opened.stop, True))
+        _portals.append(opened)
     return _portals[0]
+
+
+def close_portal() -> None:
+    """End the event loop and whatever still runs on it; the next call gets another."""
+    _life.close()
+    _portals.clear()
 
 
 def Client(*arguments: Any, **options: Any) -> Any:  # noqa: N802 - it stands for the class

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.both import Client
+from tests.client.both import Client, close_portal
 from tests.client.world import KINDS, kind, kinds
 from tests.daemon.harness import Daemon
 
@@ -39,6 +39,13 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 def shared_url(shared_daemons: Callable[[str], str]) -> str:
     """A daemon that no test disturbs."""
     return shared_daemons(kind().name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def portal_of_module() -> Iterator[None]:
+    """What the tests of one file left open does not run beside those of the next."""
+    yield
+    close_portal()
 
 
 @pytest.fixture(params=sorted(KINDS), scope="module")
