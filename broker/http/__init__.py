@@ -1,8 +1,9 @@
-"""The HTTP front end: one set of handlers behind two doors, the lane and hypercorn.
+"""HTTP: one set of handlers behind two listeners, the lane and hypercorn.
 
-    listen      binds, accepts, stops                    gate        bounds and names what reaches the application
-    lane        HTTP/1.1 for the hot routes              quart_door  the hot routes for those the lane hands over
-    handover    hypercorn for everything else            exchange    the request and the answer both doors speak of
+    server      binds, accepts, stops; hands what is not hot to hypercorn      budgets     what bodies and answers may hold
+    lane        HTTP/1.1 for the hot routes                                   messages    Request, Answer, query, statuses
+    quart_app   every other route, behind hypercorn                           wire        heads, chunks, compression
+    websocket   streams                                                       hypercorn_patches   its bounds, made ours
 
 quart, hypercorn and httptools are imported below this directory and nowhere else.
 """

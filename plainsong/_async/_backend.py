@@ -37,7 +37,21 @@ BLOCK_HINT = "use it within its async with block"
 
 now = anyio.current_time
 sleep = anyio.sleep
-run_blocking = anyio.to_thread.run_sync
+#: Positions that may wait for the daemon at once: in threads of their own, so that the program's other work in threads
+#: does not wait behind readers that follow a daemon which is away.
+MAX_BLOCKING = 1_000
+_blocking: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("plainsong_blocking")
+
+
+async def run_blocking(work: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function that may wait, in a thread."""
+    limiter = _blocking.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(MAX_BLOCKING)
+        _blocking.set(limiter)
+    return await anyio.to_thread.run_sync(work, *arguments, limiter=limiter)
+
+
 """Calls a function that may wait, in a worker thread."""
 run_from_worker = anyio.from_thread.run
 """Runs a coroutine function on the event loop, for a function that ``run_blocking`` called."""
