@@ -73,13 +73,13 @@ class Call(NamedTuple, Generic[C]):
     repeat: Repeat = "reading"
     wait_s: float = 0.0
     """How long the daemon was asked to hold its answer."""
-    outlasts: bool = False
+    waits_for_service: bool = False
     """Whether a transaction service that is away is waited for: it was there a moment ago."""
 
 
-def outlasting(call: Call[T]) -> Call[T]:
+def waiting_for_service(call: Call[T]) -> Call[T]:
     """The same call, inside a transaction that the service has begun."""
-    return call._replace(outlasts=True)
+    return call._replace(waits_for_service=True)
 
 
 _JSON = (("Content-Type", "application/json"),)
@@ -276,17 +276,17 @@ def read_receipt(answer: Answer, count: int) -> Receipt:
     """The receipt in an answer. Raises MalformedBody."""
     if not answer.body:
         raise MalformedBody("the receipt is missing")
-    told = AVRO_2.decode_receipt(answer.body)
+    fields = AVRO_2.decode_receipt(answer.body)
     return Receipt(
-        None if told.first_id is None else MessageId(told.first_id),
-        None if told.last_id is None else MessageId(told.last_id),
+        None if fields.first_id is None else MessageId(fields.first_id),
+        None if fields.last_id is None else MessageId(fields.last_id),
         count,
-        told.generation,
-        told.duplicate,
-        told.deduplicated,
-        told.last_sequence_id,
-        told.stored,
-        told.dropped,
+        fields.generation,
+        fields.duplicate,
+        fields.deduplicated,
+        fields.last_sequence_id,
+        fields.stored,
+        fields.dropped,
     )
 
 
@@ -350,14 +350,14 @@ def poll_many(
     isolation: Isolation | None = None,
 ) -> Call[dict[str, Page | PlainsongError]]:
     """``POST /poll`` of a namespace: of each topic its page, or what is wrong with it."""
-    asked = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
+    polls = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
     body = as_json(
-        {"topics": asked, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
+        {"topics": polls, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
     )
 
     def read(answer: Answer) -> dict[str, Page | PlainsongError]:
-        told = json_of(answer)["topics"]
-        return {topic: _one_of_many(origins[topic], told[topic]) for topic in topics}
+        fields = json_of(answer)["topics"]
+        return {topic: _page_of_many(origins[topic], fields[topic]) for topic in topics}
 
     path = namespace_path(namespace) + "/poll?payload=base64"
     return Call(Request("POST", path, _JSON, body), read, wait_s=wait_ms / 1000)
@@ -369,19 +369,19 @@ def _without_isolation(request: PollRequest) -> PollRequest:
     return request
 
 
-def _one_of_many(origin: Origin, told: Mapping[str, Any]) -> Page | PlainsongError:
-    if "error" in told:
-        return problem_error(told["error"])
-    if told["end"] not in _ENDS:
+def _page_of_many(origin: Origin, fields: Mapping[str, Any]) -> Page | PlainsongError:
+    if "error" in fields:
+        return problem_error(fields["error"])
+    if fields["end"] not in _ENDS:
         raise MalformedBody("a page that ends in no known way")
     messages = [
         Message(origin, bytes.fromhex(each["id"]), _payload(each["payload"]), 0, each.get("attributes") or {})
-        for each in told["messages"]
+        for each in fields["messages"]
     ]
     held = None
-    if "heldBy" in told:
-        held = _held_by(told["heldBy"], told.get("heldSince"), told.get("hiddenMessages"))
-    return Page(messages, None if told["lastId"] is None else MessageId(told["lastId"]), told["end"], held)
+    if "heldBy" in fields:
+        held = _held_by(fields["heldBy"], fields.get("heldSince"), fields.get("hiddenMessages"))
+    return Page(messages, None if fields["lastId"] is None else MessageId(fields["lastId"]), fields["end"], held)
 
 
 def _payload(value: Any) -> bytes:
@@ -405,23 +405,23 @@ def look(
     return Call(Request("GET", topic_path(namespace, topic, "/messages?" + urlencode(query))), read)
 
 
-def _seen(told: Mapping[str, Any]) -> Seen:
-    message_id = MessageId(told["id"])
-    payload = _payload(told["payload"]) if "payload" in told else b""
-    batch = told.get("batch")
+def _seen(fields: Mapping[str, Any]) -> Seen:
+    message_id = MessageId(fields["id"])
+    payload = _payload(fields["payload"]) if "payload" in fields else b""
+    batch = fields.get("batch")
     return Seen(
         id=message_id,
-        state=told["state"],
+        state=fields["state"],
         payload=payload,
         publish_time_ms=message_id.publish_time_ms,
-        expires_ms=told.get("expiresMs"),
-        size=told.get("size", len(payload)),
-        write_pointer=told.get("writePointer"),
-        attributes=told.get("attributes") or {},
-        producer=told.get("producer"),
-        sequence_id=told.get("sequenceId"),
+        expires_ms=fields.get("expiresMs"),
+        size=fields.get("size", len(payload)),
+        write_pointer=fields.get("writePointer"),
+        attributes=fields.get("attributes") or {},
+        producer=fields.get("producer"),
+        sequence_id=fields.get("sequenceId"),
         batch=None if batch is None else BatchPlace(batch["index"], batch["count"]),
-        detail=told.get("detail", ""),
+        detail=fields.get("detail", ""),
     )
 
 
@@ -474,21 +474,25 @@ def ask_producer(namespace: str, topic: str, producer: str, generation: int) -> 
 
 
 def _known(answer: Answer) -> Known:
-    told = json_of(answer)
+    fields = json_of(answer)
     return Known(
-        str(told["producer"]),
-        int(told["epoch"]),
-        int(told["lastSequenceId"]),
-        int(told["generation"]),
-        [_recent(each) for each in told.get("recent", ())],
+        str(fields["producer"]),
+        int(fields["epoch"]),
+        int(fields["lastSequenceId"]),
+        int(fields["generation"]),
+        [_recent(each) for each in fields.get("recent", ())],
     )
 
 
-def _recent(told: Mapping[str, Any]) -> Recent:
-    under = (told.get("response") or {}).get("transactionWritePointer")
+def _recent(fields: Mapping[str, Any]) -> Recent:
+    under = (fields.get("response") or {}).get("transactionWritePointer")
     pointer = None if under is None else int(under)
     return Recent(
-        int(told["first"]), int(told["last"]), _optional_id(told["firstId"]), _optional_id(told["lastId"]), pointer
+        int(fields["first"]),
+        int(fields["last"]),
+        _optional_id(fields["firstId"]),
+        _optional_id(fields["lastId"]),
+        pointer,
     )
 
 
@@ -503,22 +507,22 @@ def publish_in_session(namespace: str, topic: str, request: PublishRequest) -> C
     return Call(Request("POST", topic_path(namespace, topic, "/publish"), _AVRO, body), read, "twice")
 
 
-def _optional_id(told: str | None) -> MessageId | None:
-    return None if told is None else MessageId(told)
+def _optional_id(fields: str | None) -> MessageId | None:
+    return None if fields is None else MessageId(fields)
 
 
 def _response_receipt(answer: Answer, request: PublishRequest) -> Receipt:
     """What a publish under a pointer answers, as a receipt."""
     if not answer.body:
         raise MalformedBody("the response is missing")
-    told = AVRO_2.decode_publish_response(answer.body)
+    fields = AVRO_2.decode_publish_response(answer.body)
     ids = request.sequence_ids or ()
     return Receipt(
-        MessageId(pack_id(told.start_timestamp_ms, told.start_sequence_id)),
-        MessageId(pack_id(told.end_timestamp_ms, told.end_sequence_id)),
+        MessageId(pack_id(fields.start_timestamp_ms, fields.start_sequence_id)),
+        MessageId(pack_id(fields.end_timestamp_ms, fields.end_sequence_id)),
         len(request.messages),
         request.generation or 0,
-        told.duplicate,
+        fields.duplicate,
         answer.headers.get("plainsong-last-sequence-id", "null") not in ("null", ""),
         ids[-1] if ids else None,
     )

@@ -57,7 +57,7 @@ Overflow = Literal["wait", "raise", "drop"]
 
 
 #: After so many messages a loop that sends lets others run, also when it need not wait.
-BREATH = 256
+MESSAGES_PER_YIELD = 256
 
 #: What a message costs besides its payload: an item, a future, their places in a queue. Measured, rounded up.
 ITEM_BYTES = 400
@@ -125,7 +125,7 @@ class Item(NamedTuple, Generic[S]):
 
     payload: bytes
     ttl_s: int | None
-    sent: S
+    future: S
     at_s: float
     """When it was put."""
     attributes: Strings = None
@@ -188,7 +188,7 @@ class Gathering(Generic[S]):
     # --- in ------------------------------------------------------------------------------------
 
     def put(
-        self, topic: str, payload: bytes, ttl_s: int | None, sent: S, now_s: float, attributes: Strings = None
+        self, topic: str, payload: bytes, ttl_s: int | None, future: S, now_s: float, attributes: Strings = None
     ) -> Lane[S] | None:
         """Take a message; None when there is no room."""
         size = len(payload) + ITEM_BYTES
@@ -197,7 +197,7 @@ class Gathering(Generic[S]):
         lane = self._lanes.get(topic)
         if lane is None:
             lane = self._lanes[topic] = Lane(topic, Backoff(self._random))
-        lane.waiting.append(Item(payload, ttl_s, sent, now_s, attributes))
+        lane.waiting.append(Item(payload, ttl_s, future, now_s, attributes))
         lane.waiting_bytes += size
         self.pending += 1
         self.pending_bytes += size
@@ -330,12 +330,12 @@ class Gathering(Generic[S]):
             self._release(lost.items)
         return found
 
-    def sents(self) -> Iterator[S]:
+    def futures(self) -> Iterator[S]:
         """Of every message that is not settled."""
         for lane in self._lanes.values():
             for batch in ([lane.under_way] if lane.under_way else []) + list(lane.again):
-                yield from (item.sent for item in batch.items)
-            yield from (item.sent for item in lane.waiting)
+                yield from (item.future for item in batch.items)
+            yield from (item.future for item in lane.waiting)
 
     # --- within --------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ def _bytes(items: list[Item[S]]) -> int:
 # --- what became of messages ---------------------------------------------------------------------
 
 
-def bug_of(bug: Exception) -> PlainsongError:
+def client_bug(bug: Exception) -> PlainsongError:
     """What to tell of something that must not happen."""
     error = Internal(f"{type(bug).__name__}: {bug}", hint="this is a bug of the client: please report it")
     error.__cause__ = bug
@@ -404,7 +404,7 @@ def bug_of(bug: Exception) -> PlainsongError:
 MAX_KEPT = 10_000
 
 
-def tell_of_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
+def report_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
     """Call the user's function for each; what it raises goes to the log."""
     if on_drop is None:
         return
@@ -415,13 +415,13 @@ def tell_of_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: I
             log.exception("on_drop failed")
 
 
-class Asked(Protocol):
+class Retrieved(Protocol):
     """A future that knows whether anybody has looked."""
 
-    asked: bool
+    retrieved: bool
 
 
-A = TypeVar("A", bound=Asked)
+A = TypeVar("A", bound=Retrieved)
 
 
 class Tally(Generic[A]):
@@ -432,7 +432,7 @@ class Tally(Generic[A]):
         self._delivered = 0
         self._failed = 0
         self._dropped = 0
-        self._unheard: list[tuple[A, bool]] = []
+        self._unretrieved: list[tuple[A, bool]] = []
         self._beyond = [0, 0]
 
     def counts(self, pending: int, pending_bytes: int) -> Counts:
@@ -449,22 +449,22 @@ class Tally(Generic[A]):
         with self._lock:
             self._dropped += messages
 
-    def failed(self, sents: list[A], error: PlainsongError) -> None:
+    def failed(self, futures: list[A], error: PlainsongError) -> None:
         """These were not delivered as promised."""
         unknown = error.outcome == "unknown"
         with self._lock:
-            self._failed += len(sents)
-            room = MAX_KEPT - len(self._unheard)
-            self._unheard += [(sent, unknown) for sent in sents[:room]]
-            self._beyond[unknown] += max(0, len(sents) - room)
+            self._failed += len(futures)
+            room = MAX_KEPT - len(self._unretrieved)
+            self._unretrieved += [(future, unknown) for future in futures[:room]]
+            self._beyond[unknown] += max(0, len(futures) - room)
 
-    def raise_if_unheard(self, waiting: int, under_way: int = 0) -> None:
+    def raise_if_unretrieved(self, waiting: int, under_way: int = 0) -> None:
         """Raises NotSent when messages wait, are under way, or failed since the last time and nobody asked."""
         with self._lock:
-            unheard = [unknown for sent, unknown in self._unheard if not sent.asked]
+            unretrieved = [unknown for future, unknown in self._unretrieved if not future.retrieved]
             unsent, unknown = self._beyond
-            self._unheard, self._beyond = [], [0, 0]
-        unsent += waiting + unheard.count(False)
-        unknown += under_way + unheard.count(True)
+            self._unretrieved, self._beyond = [], [0, 0]
+        unsent += waiting + unretrieved.count(False)
+        unknown += under_way + unretrieved.count(True)
         if unsent or unknown:
             raise NotSent(unsent, unknown)

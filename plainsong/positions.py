@@ -272,8 +272,8 @@ class FilePosition:
 
     def _read(self) -> dict[str, str]:
         try:
-            told = json.loads(self.path.read_text(encoding="utf-8"))
-            return {str(key): str(MessageId(text)) for key, text in told["positions"].items()}
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return {str(key): str(MessageId(text)) for key, text in content["positions"].items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

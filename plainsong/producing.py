@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from plainsong.calls import Known
-    from plainsong.gathering import Asked, Bounds, Overflow
+    from plainsong.gathering import Bounds, Overflow, Retrieved
     from plainsong.messages import MessageId
 
 S = TypeVar("S")
-A = TypeVar("A", bound="Asked")
+A = TypeVar("A", bound="Retrieved")
 
 #: After these the session is over: another one has to be opened, by somebody who knows what that means.
 FINAL = (ProducerFenced, ProducerExpired, GenerationChanged)
@@ -324,7 +324,7 @@ def refusal(over: PlainsongError) -> PlainsongError:
     return error
 
 
-def is_own_fault(error: PlainsongError) -> bool:
+def is_refused_itself(error: PlainsongError) -> bool:
     """Whether a message is refused for what it is, and its neighbours may do better."""
     return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
 
@@ -339,16 +339,16 @@ class Single(NamedTuple, Generic[S]):
     ttl_s: int | None
     attributes: Mapping[str, str] | None
     sequence_id: int
-    sent: S
+    future: S
     at_s: float
 
 
 @dataclass(slots=True, eq=False)
-class Parcel(Generic[S]):
+class ProducerBatch(Generic[S]):
     """One request and whoever waits for it: one for each message, or one for all of them."""
 
     request: PublishRequest
-    sents: Sequence[S]
+    futures: Sequence[S]
     at_s: float
     bytes: int
     whole: bool
@@ -361,7 +361,7 @@ class Parcel(Generic[S]):
 class Ended(NamedTuple, Generic[S]):
     """Messages that were given up, and why."""
 
-    sents: Sequence[S]
+    futures: Sequence[S]
     error: PlainsongError
 
 
@@ -374,13 +374,13 @@ class ProducerQueue(Generic[S]):
     """Messages not settled yet, those under way among them."""
     pending_bytes: int = 0
     flushing: bool = False
-    under_way: Parcel[S] | None = None
+    under_way: ProducerBatch[S] | None = None
     stopped: PlainsongError | None = None
     """Why nothing is taken any more."""
-    _queue: deque[Single[S] | Parcel[S]] = field(default_factory=deque)
-    _again: deque[Parcel[S]] = field(default_factory=deque)
+    _queue: deque[Single[S] | ProducerBatch[S]] = field(default_factory=deque)
+    _again: deque[ProducerBatch[S]] = field(default_factory=deque)
     _waiting_bytes: int = 0
-    _parcels: int = 0
+    _whole_batches: int = 0
     """Of the queue, how many somebody waits for: then nothing lingers."""
     _late_s: float = inf
     """Before this nothing of the queue has waited too long; perhaps not then either."""
@@ -390,7 +390,7 @@ class ProducerQueue(Generic[S]):
     def check(self) -> None:
         """Raises what the producer stopped for, as an error of which nothing happened."""
         if self.stopped is not None:
-            raise following(self.stopped)
+            raise error_after_stop(self.stopped)
 
     def has_room(self, size: int, messages: int = 1) -> bool:
         """Whether so many bytes can be taken now; a request larger than all of it is taken when nothing else is there."""
@@ -409,32 +409,32 @@ class ProducerQueue(Generic[S]):
         self.pending += 1
         self.pending_bytes += size
 
-    def put_whole(self, request: PublishRequest, sent: S, at_s: float, limit_s: float | None = None) -> None:
+    def put_whole(self, request: PublishRequest, future: S, at_s: float, limit_s: float | None = None) -> None:
         """Take messages that go in one request."""
         size = sum(map(len, request.messages)) + ITEM_BYTES * len(request.messages)
-        parcel = Parcel(request, [sent], at_s, size, whole=True, limit_s=limit_s)
-        self._add(parcel)
+        batch = ProducerBatch(request, [future], at_s, size, whole=True, limit_s=limit_s)
+        self._add(batch)
         self.pending += len(request.messages)
         self.pending_bytes += size
 
-    def _add(self, each: Single[S] | Parcel[S]) -> None:
+    def _add(self, each: Single[S] | ProducerBatch[S]) -> None:
         self._queue.append(each)
-        self._waiting_bytes += each.bytes if isinstance(each, Parcel) else len(each.payload) + ITEM_BYTES
-        self._parcels += isinstance(each, Parcel)
+        self._waiting_bytes += each.bytes if isinstance(each, ProducerBatch) else len(each.payload) + ITEM_BYTES
+        self._whole_batches += isinstance(each, ProducerBatch)
         self._late_s = min(self._late_s, self.until_s(each))
 
     # --- out -----------------------------------------------------------------------------------
 
-    def take(self, now_s: float) -> Parcel[S] | None:
+    def take(self, now_s: float) -> ProducerBatch[S] | None:
         """The next request to deliver; nothing more until ``delivered`` or ``failed``."""
         ready_s = self._ready_s()
         if ready_s is None or ready_s > now_s:
             return None
         if self._again:
             self.under_way = self._again.popleft()
-        elif isinstance(self._queue[0], Parcel):
+        elif isinstance(self._queue[0], ProducerBatch):
             self.under_way = self._queue.popleft()  # type: ignore[assignment] # just looked
-            self._parcels -= 1
+            self._whole_batches -= 1
             self._waiting_bytes -= self.under_way.bytes  # type: ignore[union-attr]
         else:
             self.under_way = self._gathered()
@@ -453,24 +453,24 @@ class ProducerQueue(Generic[S]):
         """When there is something to deliver."""
         if self.under_way is not None or not (self._again or self._queue):
             return None
-        if self._again or self.flushing or self._parcels:
+        if self._again or self.flushing or self._whole_batches:
             return 0.0
         full = len(self._queue) >= self.bounds.max_batch_messages or self._waiting_bytes >= self.bounds.max_batch_bytes
         return 0.0 if full else self._queue[0].at_s + self.bounds.linger_s
 
-    def until_s(self, each: Single[S] | Parcel[S]) -> float:
+    def until_s(self, each: Single[S] | ProducerBatch[S]) -> float:
         """When its time is over."""
-        own_s = each.limit_s if isinstance(each, Parcel) else None
+        own_s = each.limit_s if isinstance(each, ProducerBatch) else None
         return each.at_s + (self.bounds.delivery_timeout_s if own_s is None else own_s)
 
-    def _gathered(self) -> Parcel[S]:
+    def _gathered(self) -> ProducerBatch[S]:
         """Messages from the first on, whose ids increase, as many as one request carries."""
         queue = self._queue
         singles: list[Single[S]] = []
         room, last = self.bounds.max_batch_bytes, -1
         while queue and len(singles) < self.bounds.max_batch_messages:
             head = queue[0]
-            if isinstance(head, Parcel) or head.sequence_id <= last:
+            if isinstance(head, ProducerBatch) or head.sequence_id <= last:
                 break
             room -= len(head.payload)
             if room < 0 and singles:
@@ -482,12 +482,12 @@ class ProducerQueue(Generic[S]):
 
     # --- what became of it ---------------------------------------------------------------------
 
-    def delivered(self, parcel: Parcel[S]) -> None:
+    def delivered(self, batch: ProducerBatch[S]) -> None:
         """It is durable."""
         self.under_way = None
-        self._release(parcel)
+        self._release(batch)
 
-    def failed(self, parcel: Parcel[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
+    def failed(self, batch: ProducerBatch[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
         """It was given up. What ends with it: itself, and all behind it when the producer stops.
 
         A message that is refused for what it is fails alone, unless its producer names the ids: then nothing behind it
@@ -495,22 +495,22 @@ class ProducerQueue(Generic[S]):
         somebody waits for, he decides; otherwise the producer stops.
         """
         self.under_way = None
-        if is_own_fault(error) and len(parcel.singles) > 1:
-            middle = len(parcel.singles) // 2
-            self._again.extendleft([gathered(parcel.singles[middle:]), gathered(parcel.singles[:middle])])
+        if is_refused_itself(error) and len(batch.singles) > 1:
+            middle = len(batch.singles) // 2
+            self._again.extendleft([gathered(batch.singles[middle:]), gathered(batch.singles[:middle])])
             return []
-        self._release(parcel)
-        ended = [Ended(parcel.sents, error)]
-        if isinstance(error, FINAL) or (explicit and not parcel.whole):
+        self._release(batch)
+        ended = [Ended(batch.futures, error)]
+        if isinstance(error, FINAL) or (explicit and not batch.whole):
             ended += self.stop(error)
         elif explicit:
-            ended += self._clear(following(error))
+            ended += self._clear(error_after_stop(error))
         return ended
 
     def stop(self, error: PlainsongError) -> list[Ended[S]]:
         """Nothing is taken any more; what waits is given up."""
         self.stopped = self.stopped or error
-        return self._clear(following(error))
+        return self._clear(error_after_stop(error))
 
     def clear(self) -> list[Ended[S]]:
         """Give up everything that is not under way, since the producer is closed."""
@@ -531,49 +531,49 @@ class ProducerQueue(Generic[S]):
             if stopped is None and self.until_s(each) > now_s:
                 self._add(each)
                 continue
-            parcel = each if isinstance(each, Parcel) else gathered([each])
-            self._release(parcel)
-            error: PlainsongError = self._late(parcel) if stopped is None else following(stopped)
-            ended.append(Ended(parcel.sents, error))
+            batch = each if isinstance(each, ProducerBatch) else gathered([each])
+            self._release(batch)
+            error: PlainsongError = self._late(batch) if stopped is None else error_after_stop(stopped)
+            ended.append(Ended(batch.futures, error))
             if explicit and stopped is None:
                 stopped = error
-                self.stopped = self.stopped or (None if parcel.whole else error)
+                self.stopped = self.stopped or (None if batch.whole else error)
         return ended
 
-    def _late(self, parcel: Parcel[S]) -> DeadlineExceeded:
-        own, limit_s = parcel.limit_s is not None, self.until_s(parcel) - parcel.at_s
+    def _late(self, batch: ProducerBatch[S]) -> DeadlineExceeded:
+        own, limit_s = batch.limit_s is not None, self.until_s(batch) - batch.at_s
         return DeadlineExceeded(
             f"not delivered within {limit_s:g} s", hint=f"{'deadline_s' if own else 'delivery_timeout_s'} is the limit"
         )
 
-    def sents(self) -> Iterator[S]:
+    def futures(self) -> Iterator[S]:
         """Of everything that is not settled."""
         if self.under_way is not None:
-            yield from self.under_way.sents
-        for parcel in self._again:
-            yield from parcel.sents
+            yield from self.under_way.futures
+        for batch in self._again:
+            yield from batch.futures
         for each in self._queue:
-            yield from each.sents if isinstance(each, Parcel) else [each.sent]
+            yield from each.futures if isinstance(each, ProducerBatch) else [each.future]
 
     def _clear(self, error: PlainsongError) -> list[Ended[S]]:
-        left = [*self._again, *(each if isinstance(each, Parcel) else gathered([each]) for each in self._queue)]
+        left = [*self._again, *(each if isinstance(each, ProducerBatch) else gathered([each]) for each in self._queue)]
         self._again.clear()
         self._forget_queue()
-        for parcel in left:
-            self._release(parcel)
-        return [Ended([sent for parcel in left for sent in parcel.sents], error)] if left else []
+        for batch in left:
+            self._release(batch)
+        return [Ended([future for batch in left for future in batch.futures], error)] if left else []
 
     def _forget_queue(self) -> None:
         self._queue.clear()
-        self._waiting_bytes = self._parcels = 0
+        self._waiting_bytes = self._whole_batches = 0
         self._late_s = inf
 
-    def _release(self, parcel: Parcel[S]) -> None:
-        self.pending -= len(parcel.request.messages)
-        self.pending_bytes -= parcel.bytes
+    def _release(self, batch: ProducerBatch[S]) -> None:
+        self.pending -= len(batch.request.messages)
+        self.pending_bytes -= batch.bytes
 
 
-def gathered(singles: Sequence[Single[S]]) -> Parcel[S]:
+def gathered(singles: Sequence[Single[S]]) -> ProducerBatch[S]:
     """One request of messages that were given one by one."""
     attributes = [dict(single.attributes or {}) for single in singles]
     request = PublishRequest(
@@ -583,10 +583,12 @@ def gathered(singles: Sequence[Single[S]]) -> Parcel[S]:
         attributes=attributes if any(attributes) else None,
     )
     size = sum(map(len, request.messages)) + ITEM_BYTES * len(singles)
-    return Parcel(request, [single.sent for single in singles], singles[0].at_s, size, whole=False, singles=singles)
+    return ProducerBatch(
+        request, [single.future for single in singles], singles[0].at_s, size, whole=False, singles=singles
+    )
 
 
-def following(stopped: PlainsongError) -> PlainsongError:
+def error_after_stop(stopped: PlainsongError) -> PlainsongError:
     """What a message is told that comes after the one the producer stopped for: nothing happened to it."""
     if isinstance(stopped, (*FINAL, DeduplicationDisabled)):
         return refusal(stopped)
@@ -646,19 +648,19 @@ class Producing(Generic[A]):
             raise Closed("the producer is closed")
         self.waiting.check()
 
-    def take(self, message: Prepared, sent: A, now_s: float) -> bool:
+    def take(self, message: Prepared, future: A, now_s: float) -> bool:
         """Take one message; whether somebody should come and look. Raises SequenceIdsMixed, InvalidSequenceIds."""
         sequence_id = self._numbering.take(message.sequence_id)
         waiting = self.waiting
         nobody_looks = waiting.next_s() is None
-        waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, sent, now_s))
+        waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, future, now_s))
         return waiting.under_way is None or nobody_looks
 
     def take_whole(
         self,
         request: PublishRequest,
         sequence_ids: Sequence[int | None] | None,
-        sent: A,
+        future: A,
         now_s: float,
         limit_s: float | None = None,
     ) -> None:
@@ -669,7 +671,7 @@ class Producing(Generic[A]):
             if len(given) != len(sequence_ids):
                 raise SequenceIdsMixed("some messages have sequence ids and some have none", hint="all, or none")
         request.sequence_ids = self._numbering.take_many(given, len(request.messages))
-        self.waiting.put_whole(request, sent, now_s, limit_s)
+        self.waiting.put_whole(request, future, now_s, limit_s)
 
     @property
     def explicit(self) -> bool:
@@ -683,7 +685,7 @@ class Producing(Generic[A]):
         times = [self.waiting.next_s(), self._open.until_s if self._open is not None else None]
         return min((each for each in times if each is not None), default=None)
 
-    def work(self, now_s: float) -> tuple[Parcel[A] | None, list[Ended[A]]]:
+    def work(self, now_s: float) -> tuple[ProducerBatch[A] | None, list[Ended[A]]]:
         """What to deliver now, and what is given up."""
         self.expire(now_s)
         ended = self.overdue(now_s)
@@ -706,15 +708,15 @@ class Producing(Generic[A]):
         """What has waited too long, and what ends with it; also while something is under way."""
         return self.waiting.overdue(now_s, explicit=self.explicit)
 
-    def delivered(self, parcel: Parcel[A]) -> list[Ended[A]]:
+    def delivered(self, batch: ProducerBatch[A]) -> list[Ended[A]]:
         """It is durable; what ends although: all behind it, where deduplication was switched off."""
-        self.waiting.delivered(parcel)
-        self.tally.delivered(len(parcel.request.messages))
+        self.waiting.delivered(batch)
+        self.tally.delivered(len(batch.request.messages))
         return self.waiting.stop(self.session.over) if self.session.over is not None else []
 
-    def failed(self, parcel: Parcel[A], error: PlainsongError) -> list[Ended[A]]:
+    def failed(self, batch: ProducerBatch[A], error: PlainsongError) -> list[Ended[A]]:
         """It was given up; what ends with it."""
-        ended = self.waiting.failed(parcel, error, explicit=self.explicit)
+        ended = self.waiting.failed(batch, error, explicit=self.explicit)
         if self.session.over is not None:
             ended += self.waiting.stop(self.session.over)
         return ended

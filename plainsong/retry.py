@@ -60,9 +60,9 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
         return None, lost
 
 
-def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False) -> bool:
+def may_repeat(repeat: Repeat, error: PlainsongError, *, waits_for_service: bool = False) -> bool:
     """Whether an attempt that failed so may be followed by another."""
-    if isinstance(error, TransactionsUnavailable) and not outlasts:
+    if isinstance(error, TransactionsUnavailable) and not waits_for_service:
         return False  # plain work goes on; this one needs somebody's attention
     if isinstance(error, (ConnectionLost, DeadlineExceeded, UnexpectedAnswer)):
         passing = not isinstance(error, UnexpectedAnswer) or (repeat == "reading" and error.outcome != "applied")
@@ -72,12 +72,12 @@ def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False)
     return False
 
 
-def first_round(tries: int, places: Places, error: PlainsongError) -> bool:
+def has_untried_url(tries: int, places: Places, error: PlainsongError) -> bool:
     """Whether there is a place that has not been tried, and may do better."""
     return tries < len(places.urls) and is_elsewhere(error)
 
 
-def covering(error: PlainsongError, in_doubt: bool) -> PlainsongError:
+def cover_attempts(error: PlainsongError, in_doubt: bool) -> PlainsongError:
     """What the last attempt met, made to speak for all of them."""
     if in_doubt and error.outcome == "not-applied":
         error.outcome = "unknown"
@@ -87,16 +87,16 @@ def covering(error: PlainsongError, in_doubt: bool) -> PlainsongError:
     return error
 
 
-def late(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
+def deadline_passed(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
     """What is raised when the time is over before another attempt."""
     times = "1 attempt" if tries == 1 else f"{tries} attempts"
-    late = DeadlineExceeded(
+    passed = DeadlineExceeded(
         f"{times} within {limit_s:g} s; the last: {error.detail}",
         outcome="unknown" if in_doubt else "not-applied",
         hint=error.hint,
     )
-    late.__cause__ = error
-    return late
+    passed.__cause__ = error
+    return passed
 
 
 # --- what an answer means ------------------------------------------------------------------------
@@ -111,10 +111,10 @@ def error_of(answer: Answer | Failure, url: str) -> PlainsongError | None:
         return _failed(answer, url)
     if 200 <= answer.status < 300:
         return None
-    error = _told(answer)
+    error = _problem_of(answer)
     if error is None:
-        said = answer.body[:80].decode("utf-8", "replace")
-        error = UnexpectedAnswer(f"{url} answered {answer.status}: {said!r}", hint="is this a plainsong daemon?")
+        text = answer.body[:80].decode("utf-8", "replace")
+        error = UnexpectedAnswer(f"{url} answered {answer.status}: {text!r}", hint="is this a plainsong daemon?")
         if 400 <= answer.status < 500:
             error.outcome = "not-applied"
     retry_after = answer.headers.get("retry-after", "")
@@ -137,7 +137,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     return error
 
 
-def _told(answer: Answer) -> PlainsongError | None:
+def _problem_of(answer: Answer) -> PlainsongError | None:
     """The error of a problem+json body; None when it is none."""
     if not answer.headers.get("content-type", "").startswith("application/problem+json"):
         return None
@@ -163,10 +163,10 @@ OWNER_CONNECT_S = 1.0
 
 
 #: For how long one that did not answer is not gone to, at first and at last; it doubles.
-FIRST_AWAY_S = 30.0
+FIRST_AVOID_S = 30.0
 
 
-MAX_AWAY_S = 960.0
+MAX_AVOID_S = 960.0
 
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
@@ -180,7 +180,7 @@ class Places:
       clock: seconds that only go forward.
     """
 
-    __slots__ = ("_at", "_away", "_clock", "_follow", "_owners", "urls")
+    __slots__ = ("_at", "_avoided", "_clock", "_follow", "_owners", "urls")
 
     def __init__(
         self, urls: tuple[str, ...], *, follow: bool = True, clock: Callable[[], float] = time.monotonic
@@ -192,7 +192,7 @@ class Places:
         #: What a path is about → where its owner answers.
         self._owners: dict[str, str] = {}
         #: Owners that did not answer → until when they are left alone, and for how long that was.
-        self._away: dict[str, tuple[float, float]] = {}
+        self._avoided: dict[str, tuple[float, float]] = {}
 
     @property
     def current(self) -> str:
@@ -207,7 +207,7 @@ class Places:
     def where(self, part: str) -> str:
         """Where a request about this goes (``owned_part`` of its path)."""
         owner = self._owners.get(part)
-        if owner is None or self._away.get(owner, (0.0, 0.0))[0] > self._clock():
+        if owner is None or self._avoided.get(owner, (0.0, 0.0))[0] > self._clock():
             return self.current
         return owner
 
@@ -215,7 +215,7 @@ class Places:
         """How long a connection to ``url`` may take, of ``timeout_s`` for the given ones."""
         return timeout_s if url in self.urls else min(timeout_s, OWNER_CONNECT_S)
 
-    def heard(self, part: str, url: str, answer: Answer | Failure, error: PlainsongError | None) -> bool:
+    def note_answer(self, part: str, url: str, answer: Answer | Failure, error: PlainsongError | None) -> bool:
         """What came of a request: learns from it where the next ones go.
 
         Returns:
@@ -226,14 +226,14 @@ class Places:
             if was_owner and not isinstance(answer, Failure) and error.code == "no_owner":
                 return error.outcome == "not-applied"
             if was_owner:
-                self._leave_alone(url)
+                self._avoid(url)
                 return error.outcome == "not-applied"
             self.leave(url)
         elif not isinstance(answer, Failure):
-            self.told(part, url, answer.headers)
+            self.remember_owner(part, url, answer.headers)
         return False
 
-    def told(self, part: str, url: str, headers: Mapping[str, str]) -> None:
+    def remember_owner(self, part: str, url: str, headers: Mapping[str, str]) -> None:
         """A daemon answered with these headers; the owner, if they name one, is remembered."""
         address = headers.get(OWNER_HEADER)
         if address is None or not (self._follow and part and _ADDRESS.match(address)):
@@ -242,13 +242,13 @@ class Places:
         if prefix not in ("", "/"):
             return  # the URL is a proxy's: what is behind it is not to be gone to
         if len(self._owners) >= MAX_OWNERS:
-            self._owners, self._away = {}, {}
+            self._owners, self._avoided = {}, {}
         self._owners[part] = f"{scheme}://{address}"
 
-    def _leave_alone(self, owner: str) -> None:
-        _, before_s = self._away.get(owner, (0.0, 0.0))
-        pause_s = min(2 * before_s or FIRST_AWAY_S, MAX_AWAY_S)
-        self._away[owner] = self._clock() + pause_s, pause_s
+    def _avoid(self, owner: str) -> None:
+        _, before_s = self._avoided.get(owner, (0.0, 0.0))
+        pause_s = min(2 * before_s or FIRST_AVOID_S, MAX_AVOID_S)
+        self._avoided[owner] = self._clock() + pause_s, pause_s
 
 
 @lru_cache(maxsize=4096)

@@ -26,14 +26,14 @@ DEFAULT_PENDING_BYTES = 8 << 20
 _SHUTTING_DOWN, _TOO_BIG = 1001, 1009
 
 
-class Fate(Protocol):
+class PendingRequest(Protocol):
     """What stands for a request: it is told what became of it, once."""
 
     number: int
     size: int
     messages: int
 
-    def told(self, status: int, fields: dict[str, Any]) -> None:
+    def answered(self, status: int, fields: dict[str, Any]) -> None:
         """There is an answer."""
         ...
 
@@ -42,7 +42,7 @@ class Fate(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Fate)
+T = TypeVar("T", bound=PendingRequest)
 
 
 class Streaming(Generic[T]):
@@ -65,21 +65,21 @@ class Streaming(Generic[T]):
         self.unsent_bytes = 0
         """Of those that have not left."""
         #: All without an answer, those that have not left last.
-        self._fates: deque[T] = deque()
+        self._unanswered: deque[T] = deque()
 
     def __len__(self) -> int:
         """Requests without an answer."""
-        return len(self._fates)
+        return len(self._unanswered)
 
     @property
     def sent(self) -> int:
         """Those among them that have left."""
-        return len(self._fates) - len(self._unsent)
+        return len(self._unanswered) - len(self._unsent)
 
     @property
     def pending(self) -> int:
         """Requests without an answer."""
-        return len(self._fates)
+        return len(self._unanswered)
 
     @property
     def unsent(self) -> int:
@@ -88,27 +88,27 @@ class Streaming(Generic[T]):
 
     # --- in ------------------------------------------------------------------------------------
 
-    def put_single(self, payload: bytes, fate: T) -> bool:
+    def put_single(self, payload: bytes, ticket: T) -> bool:
         """Take a request of one message and nothing else; false when there is no room now."""
-        return self._put(encode_single(self._number, payload), fate)
+        return self._put(encode_single(self._number, payload), ticket)
 
-    def put(self, request: PublishRequest, fate: T) -> bool:
+    def put(self, request: PublishRequest, ticket: T) -> bool:
         """Take any request; false when there is no room now."""
-        return self._put(encode_request(self._number, request), fate)
+        return self._put(encode_request(self._number, request), ticket)
 
-    def _put(self, packed: bytes, fate: T) -> bool:
+    def _put(self, packed: bytes, ticket: T) -> bool:
         size = len(packed) + REQUEST_BYTES
         if self.ended is not None:
             raise Closed("the stream has ended", hint=f"open another; this one: {self.ended.detail}")
         # One that is larger than the bound goes alone: what publish takes, a stream takes.
-        if self._fates and self.pending_bytes + size > self.max_pending_bytes:
+        if self._unanswered and self.pending_bytes + size > self.max_pending_bytes:
             return False
-        fate.number, fate.size = self._number, size
+        ticket.number, ticket.size = self._number, size
         self._number += 1
         self.pending_bytes += size
         self._unsent.append(packed)
         self.unsent_bytes += len(packed)
-        self._fates.append(fate)
+        self._unanswered.append(ticket)
         return True
 
     # --- out -----------------------------------------------------------------------------------
@@ -154,22 +154,22 @@ class Streaming(Generic[T]):
           MalformedBody: this is no message of answers to what was asked; the stream is of no use any more.
         """
         answers = decode_answers(message)
-        fates, wrong = self._fates, []
+        unanswered, wrong = self._unanswered, []
         if len(answers) > self.sent:
             raise MalformedBody("there are more answers than requests")
         for number, status, fields in answers:
-            fate = fates[0]
-            if number != fate.number or type(fields) is not dict:
-                raise MalformedBody(f"an answer to request {number} where one to {fate.number} is due")
-            fates.popleft()
-            fate.told(status, fields)
-            self.pending_bytes -= fate.size
+            ticket = unanswered[0]
+            if number != ticket.number or type(fields) is not dict:
+                raise MalformedBody(f"an answer to request {number} where one to {ticket.number} is due")
+            unanswered.popleft()
+            ticket.answered(status, fields)
+            self.pending_bytes -= ticket.size
             if status != 200:
-                wrong.append(fate)
+                wrong.append(ticket)
         self.answered += len(answers)
         return wrong
 
-    def end(self, error: PlainsongError, *, said: bool) -> list[T]:
+    def end(self, error: PlainsongError, *, orderly: bool) -> list[T]:
         """There will be no more answers: tell everybody. Those who were told.
 
         Args:
@@ -177,16 +177,16 @@ class Streaming(Generic[T]):
         """
         if self.ended is None:
             self.ended = error
-        sent, fates = self.sent, list(self._fates)
-        for index, fate in enumerate(fates):
-            fate.failed(_not_taken(error) if said or index >= sent else _unknown(error))
-        self._fates.clear()
+        sent, unanswered = self.sent, list(self._unanswered)
+        for index, ticket in enumerate(unanswered):
+            ticket.failed(_not_taken(error) if orderly or index >= sent else _unknown(error))
+        self._unanswered.clear()
         self._unsent.clear()
         self.pending_bytes = self.unsent_bytes = 0
-        return fates
+        return unanswered
 
 
-def closed_by(code: int, reason: str) -> PlainsongError:
+def close_error(code: int, reason: str) -> PlainsongError:
     """What a close frame of the daemon means for what it has not answered: it did not happen."""
     detail = f"the daemon closed the stream: {reason or code}"
     error: PlainsongError = ConnectionLost(detail)

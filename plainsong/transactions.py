@@ -232,23 +232,23 @@ def begin(
     return Call(Request("POST", _PATH, _JSON, body), read, "harmless" if kind == "short" else "twice")
 
 
-def _begun(told: Mapping[str, Any], timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
-    transaction_id, expires_ms = int(told["id"]), int(told["expires"])
+def _begun(fields: Mapping[str, Any], timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
+    transaction_id, expires_ms = int(fields["id"]), int(fields["expires"])
     if timeout_s is None:
         # The pointer says when it was issued, by the same clock that says when it ends.
         timeout_s = max(0.0, expires_ms / 1000 - transaction_id / _NS_PER_S)
-    write_pointer = int(told["writePointer"])
+    write_pointer = int(fields["writePointer"])
     return Transaction(
         transaction_id,
         write_pointer,
-        b64decode(told["snapshot"], validate=True),
-        int(told["readPointer"]),
+        b64decode(fields["snapshot"], validate=True),
+        int(fields["readPointer"]),
         expires_ms,
         timeout_s,
         clock(),
         clock,
         (write_pointer,),
-        str(told.get("service", "")),
+        str(fields.get("service", "")),
     )
 
 
@@ -256,14 +256,14 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
     """``POST …/checkpoint``: the same transaction with another write pointer. Not repeated after a doubt."""
 
     def read(answer: Answer) -> Transaction:
-        told = json_of(answer)
-        write_pointer = int(told["writePointer"])
+        fields = json_of(answer)
+        write_pointer = int(fields["writePointer"])
         return Transaction(
             transaction.id,
             write_pointer,
-            b64decode(told["snapshot"], validate=True),
-            int(told["readPointer"]),
-            int(told["expires"]),
+            b64decode(fields["snapshot"], validate=True),
+            int(fields["readPointer"]),
+            int(fields["expires"]),
             transaction.timeout_s,
             transaction.begun_s,
             transaction.clock,
@@ -273,13 +273,13 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
 
     # The service keeps no snapshots: what the transaction sees goes along, and comes back with one pointer more.
     body = as_json({"snapshot": b64encode(transaction.snapshot).decode()}) if transaction.snapshot else b""
-    return Call(Request("POST", _of(transaction.id, "/checkpoint"), _JSON, body), read, "twice")
+    return Call(Request("POST", _path_of(transaction.id, "/checkpoint"), _JSON, body), read, "twice")
 
 
 def prepare(transaction_id: int, changes: Iterable[bytes]) -> Call[None]:
     """``POST …/prepare``: does any transaction that was committed meanwhile change the same? Replaces an earlier set."""
     body = as_json({"changes": [b64encode(change).decode() for change in changes]})
-    return Call(Request("POST", _of(transaction_id, "/prepare"), _JSON, body), nothing, "harmless")
+    return Call(Request("POST", _path_of(transaction_id, "/prepare"), _JSON, body), nothing, "harmless")
 
 
 def commit(transaction_id: int) -> Call[TransactionState]:
@@ -301,7 +301,7 @@ def _decision(transaction_id: int, rest: str) -> Call[TransactionState]:
     def read(answer: Answer) -> TransactionState:
         return _state(json_of(answer)["state"])
 
-    return Call(Request("POST", _of(transaction_id, rest), _JSON), read, "harmless")
+    return Call(Request("POST", _path_of(transaction_id, rest), _JSON), read, "harmless")
 
 
 def get(transaction_id: int) -> Call[TransactionStatus]:
@@ -310,7 +310,7 @@ def get(transaction_id: int) -> Call[TransactionStatus]:
     def read(answer: Answer) -> TransactionStatus:
         return _status({"id": transaction_id, **json_of(answer)})
 
-    return Call(Request("GET", _of(transaction_id)), read)
+    return Call(Request("GET", _path_of(transaction_id)), read)
 
 
 def list_all(state: TransactionState | None, limit: int | None) -> Call[list[TransactionStatus]]:
@@ -339,51 +339,51 @@ def pruning() -> Call[Pruning]:
     """``GET /v1/transactions/pruning``."""
 
     def read(answer: Answer) -> Pruning:
-        told = json_of(answer)
+        fields = json_of(answer)
         return Pruning(
-            invalid=int(told["invalid"]),
-            oldest_invalid=_number(told, "oldestInvalid"),
-            safe_bound=_number(told, "safeBound"),
-            last_pass_ms=_number(told, "lastPassMs"),
-            max_lifetime_ms=int(told["maxLifetimeMs"]),
-            oldest_by_topic={each["topic"]: int(each["oldestPointer"]) for each in told["oldestByTopic"]},
-            topics=int(told["topics"]),
-            kept_because=told.get("keptBecause"),
-            figures=told,
+            invalid=int(fields["invalid"]),
+            oldest_invalid=_number(fields, "oldestInvalid"),
+            safe_bound=_number(fields, "safeBound"),
+            last_pass_ms=_number(fields, "lastPassMs"),
+            max_lifetime_ms=int(fields["maxLifetimeMs"]),
+            oldest_by_topic={each["topic"]: int(each["oldestPointer"]) for each in fields["oldestByTopic"]},
+            topics=int(fields["topics"]),
+            kept_because=fields.get("keptBecause"),
+            figures=fields,
         )
 
     return Call(Request("GET", _PATH + "/pruning"), read)
 
 
-def _of(transaction_id: int, rest: str = "") -> str:
+def _path_of(transaction_id: int, rest: str = "") -> str:
     return f"{_PATH}/{checked_pointer(transaction_id)}{rest}"
 
 
-def _state(told: Any) -> TransactionState:
-    if told not in _STATES:
-        raise MalformedBody(f"a transaction in the state {told!r}")
-    return told  # type: ignore[no-any-return] # checked
+def _state(state: Any) -> TransactionState:
+    if state not in _STATES:
+        raise MalformedBody(f"a transaction in the state {state!r}")
+    return state  # type: ignore[no-any-return] # checked
 
 
-def _number(told: Mapping[str, Any], name: str) -> int | None:
-    value = told.get(name)
+def _number(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(name)
     return None if value is None else int(value)
 
 
-def _status(told: Mapping[str, Any]) -> TransactionStatus:
+def _status(fields: Mapping[str, Any]) -> TransactionStatus:
     return TransactionStatus(
-        id=int(told["id"]),
-        write_pointer=_number(told, "writePointer") or int(told["id"]),
-        state=_state(told["state"]),
-        type=told.get("type"),
-        client_id=told.get("clientId"),
-        started_ms=_number(told, "startedMs"),
-        expires_ms=_number(told, "expiresMs"),
-        decided_ms=_number(told, "decidedMs"),
-        topics=tuple(told.get("topics") or ()),
-        hidden_messages=_number(told, "hiddenMessages"),
-        kept_until_ms=_number(told, "keptUntilMs"),
-        service=str(told.get("service", "")),
+        id=int(fields["id"]),
+        write_pointer=_number(fields, "writePointer") or int(fields["id"]),
+        state=_state(fields["state"]),
+        type=fields.get("type"),
+        client_id=fields.get("clientId"),
+        started_ms=_number(fields, "startedMs"),
+        expires_ms=_number(fields, "expiresMs"),
+        decided_ms=_number(fields, "decidedMs"),
+        topics=tuple(fields.get("topics") or ()),
+        hidden_messages=_number(fields, "hiddenMessages"),
+        kept_until_ms=_number(fields, "keptUntilMs"),
+        service=str(fields.get("service", "")),
     )
 
 
@@ -398,8 +398,8 @@ def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[R
     def read(answer: Answer) -> Receipt:
         if not answer.body:
             raise MalformedBody("the response is missing")
-        told = codec.decode_publish_response(answer.body)
-        last_id = MessageId(pack_id(told.end_timestamp_ms, told.end_sequence_id))
+        fields = codec.decode_publish_response(answer.body)
+        last_id = MessageId(pack_id(fields.end_timestamp_ms, fields.end_sequence_id))
         # What was stored earlier stands before the messages of this request, in a row of its own.
         return Receipt(earlier(last_id, count - 1), last_id, count, 0) if count else Receipt(None, None, 0, 0)
 
@@ -457,14 +457,14 @@ class Failures:
         if not self.errors:
             self.doing = doing
         self.errors.append(error)
-        self.notes.append(_said(doing, error))
+        self.notes.append(_failure_text(doing, error))
 
     def without_first(self) -> Failures:
         """All but the first error, which is raised itself."""
-        said = _said(self.doing, self.errors[0])
-        return Failures(self.doing, self.errors[1:], [note for note in self.notes if note != said])
+        text = _failure_text(self.doing, self.errors[0])
+        return Failures(self.doing, self.errors[1:], [note for note in self.notes if note != text])
 
-    def tell(self, error: BaseException, state: str | None) -> None:
+    def add_notes_to(self, error: BaseException, state: str | None) -> None:
         """Say all of it in the notes of what is raised."""
         error.add_note(_ENDS.get(state or "", f"the transaction is {state}"))
         for note in self.notes:
@@ -474,15 +474,15 @@ class Failures:
 
     def after_commit(self, transaction: Transaction) -> CommittedWithErrors:
         """What is raised when the transaction stands and something failed nevertheless."""
-        told = CommittedWithErrors(f"transaction {transaction.id} is committed; then {self.notes[0]}")
-        told.others = tuple(self.errors[1:])
-        told.__cause__ = self.errors[0]
+        raised = CommittedWithErrors(f"transaction {transaction.id} is committed; then {self.notes[0]}")
+        raised.others = tuple(self.errors[1:])
+        raised.__cause__ = self.errors[0]
         for note in self.notes[1:]:
-            told.add_note(note)
-        return told
+            raised.add_note(note)
+        return raised
 
 
-def _said(doing: str, error: Exception) -> str:
+def _failure_text(doing: str, error: Exception) -> str:
     return f"{doing}: {type(error).__name__}: {error}"
 
 
@@ -504,13 +504,13 @@ def timed_out(transaction: Transaction, error: Exception) -> TransactionTimedOut
     late = isinstance(error, DeadlineExceeded) and error.outcome == "not-applied"
     if isinstance(error, TransactionTimedOut) or not (refused or late) or transaction.remaining_s > 0:
         return None
-    told = TransactionTimedOut(
+    raised = TransactionTimedOut(
         f"transaction {transaction.id} is {transaction.age_s:.1f} s old, and its limit is {transaction.timeout_s:g} s",
         hint="do less in it, give it a longer timeout_s (the daemon's transactions.timeout_s is the default, "
         'transactions.max_timeout_s the most), or type="long" (transactions.long_timeout_s)',
     )
-    told.__cause__ = error
-    return told
+    raised.__cause__ = error
+    return raised
 
 
 def in_doubt(transaction: Transaction, why: str) -> TransactionInDoubt:

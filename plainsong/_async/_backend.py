@@ -113,7 +113,7 @@ def shielded(seconds: float | None = None) -> Iterator[anyio.CancelScope]:
         yield scope
 
 
-async def told(method: Callable[..., Any], *arguments: Any) -> Any:
+async def call_participant(method: Callable[..., Any], *arguments: Any) -> Any:
     """What a participant's method returns; awaited, where it is asynchronous."""
     result = method(*arguments)
     return await result if isawaitable(result) else result

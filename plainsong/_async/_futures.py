@@ -26,14 +26,14 @@ class Settling:
     def renew(self) -> None:
         """In a forked child."""
 
-    def tell_all(self) -> None:
+    def wake_all(self) -> None:
         """Something was settled."""
 
 
 class AsyncSettled(Generic[T]):
     """What those that stand for messages have in common; what awaiting them gives, each of them says."""
 
-    __slots__ = ("_error", "_event", "_index", "_receipt", "asked")
+    __slots__ = ("_error", "_event", "_index", "_receipt", "retrieved")
 
     def __init__(self, settling: Settling) -> None:
         self._receipt: Any = None
@@ -41,7 +41,7 @@ class AsyncSettled(Generic[T]):
         self._index = 0
         self._event: anyio.Event | None = None
         #: Whether anybody has asked what became of it.
-        self.asked = False
+        self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'finished' if self.done() else 'pending'}>"
@@ -55,16 +55,16 @@ class AsyncSettled(Generic[T]):
 
     async def _outcome(self) -> T:
         """What became of it, once it is settled."""
-        self.asked = True
+        self.retrieved = True
         if not self.done():
             if self._event is None:
                 self._event = anyio.Event()
             await self._event.wait()
         if self._error is not None:
             raise self._error
-        return self._told(self._receipt, self._index)
+        return self._result_at(self._receipt, self._index)
 
-    def _told(self, receipt: Any, index: int) -> T:
+    def _result_at(self, receipt: Any, index: int) -> T:
         """The result, in what was said of the whole request."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class AsyncSent(AsyncSettled["MessageId | None"]):
 
     __slots__ = ()
 
-    def _told(self, receipt: Receipt, index: int) -> MessageId | None:
+    def _result_at(self, receipt: Receipt, index: int) -> MessageId | None:
         return id_in(receipt, index)
 
 
@@ -87,7 +87,7 @@ class AsyncProduced(AsyncSettled["MessageReceipt"]):
 
     __slots__ = ()
 
-    def _told(self, receipt: Delivered, index: int) -> MessageReceipt:
+    def _result_at(self, receipt: Delivered, index: int) -> MessageReceipt:
         return receipt.of(index)
 
 
@@ -96,21 +96,21 @@ class AsyncProducedWhole(AsyncSettled["Receipt"]):
 
     __slots__ = ()
 
-    def _told(self, receipt: Delivered, index: int) -> Receipt:
+    def _result_at(self, receipt: Delivered, index: int) -> Receipt:
         return receipt.whole()
 
 
 def settle(
-    settling: Settling, sents: Iterable[AsyncSettled[Any]], outcome: Receipt | Delivered | PlainsongError
+    settling: Settling, futures: Iterable[AsyncSettled[Any]], outcome: Receipt | Delivered | PlainsongError
 ) -> None:
     """Settle what stands for the messages of one batch, in order, and wake whoever waits."""
-    for index, sent in enumerate(sents):
+    for index, future in enumerate(futures):
         if isinstance(outcome, BaseException):
-            sent._error = outcome
+            future._error = outcome
         else:
-            sent._receipt, sent._index = outcome, index
-        if sent._event is not None:
-            sent._event.set()
+            future._receipt, future._index = outcome, index
+        if future._event is not None:
+            future._event.set()
 
 
 class AsyncTicket:
@@ -120,7 +120,7 @@ class AsyncTicket:
     several times, or not at all.
     """
 
-    __slots__ = ("_answer", "_event", "asked", "messages", "number", "size")
+    __slots__ = ("_answer", "_event", "messages", "number", "retrieved", "size")
 
     number: int
     size: int
@@ -130,7 +130,7 @@ class AsyncTicket:
         self._event: anyio.Event | None = None
         self.messages = messages
         #: Whether anybody has asked what became of it.
-        self.asked = False
+        self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<AsyncTicket {'answered' if self.done() else 'pending'}>"
@@ -139,7 +139,7 @@ class AsyncTicket:
         """Whether its fate is known."""
         return self._answer is not None
 
-    def told(self, status: int, fields: dict[str, Any]) -> None:
+    def answered(self, status: int, fields: dict[str, Any]) -> None:
         """There is an answer; whoever reads it takes it apart."""
         self._answer = status, fields
         if self._event is not None:
@@ -155,7 +155,7 @@ class AsyncTicket:
         return self._wait().__await__()
 
     async def _wait(self) -> Receipt | PublishResponse:
-        self.asked = True
+        self.retrieved = True
         if self._answer is None:
             if self._event is None:
                 self._event = anyio.Event()

@@ -478,7 +478,7 @@ class AsyncClient:
         """
         if transaction is None and not direct:
             block = block_of(self, AsyncTransactionContext)
-            transaction = None if block is None else block._needed("poll")
+            transaction = None if block is None else block._require("poll")
         snapshot = snapshot_of(transaction)
         checked_isolation(isolation)
         if isolation is not None and snapshot is not None:

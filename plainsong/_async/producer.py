@@ -12,7 +12,7 @@ from plainsong._async.publisher import AsyncSender
 from plainsong._async.transaction import AsyncTransactionContext
 from plainsong._async.transaction_messages import left_s
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import BREATH, bug_of
+from plainsong.gathering import MESSAGES_PER_YIELD, client_bug
 from plainsong.producing import Producing, atomic_request, prepared, whole_request
 from plainsong.protocol.errors import PlainsongError
 from plainsong.serializers import serializer_for
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plainsong.gathering import Bounds, Overflow
     from plainsong.lightweight import Lightweight, LightweightState
     from plainsong.messages import Counts, Receipt
-    from plainsong.producing import Ended, Parcel
+    from plainsong.producing import Ended, ProducerBatch
     from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
@@ -64,7 +64,7 @@ class AsyncProducer:
     ) -> None:
         self._client = client
         self._channel = channel
-        self._asked_for = (topic, name)
+        self._topic_and_name = (topic, name)
         self._session_options = (initial_sequence_id, optional, retention_s, deadline_s)
         self._bounds = bounds
         self._serializer = serializer
@@ -79,7 +79,7 @@ class AsyncProducer:
         if self._is_taken:
             raise Closed("the producer was opened before", hint="ask the client for another one")
         self._is_taken = True
-        topic, name = self._asked_for
+        topic, name = self._topic_and_name
         initial_sequence_id, optional, retention_s, deadline_s = self._session_options
         session = await begin(
             self._channel,
@@ -97,7 +97,7 @@ class AsyncProducer:
         await self._sender.open()
 
     def _make_sender(self, producing: Producing[AsyncSettled[Any]]) -> None:
-        self._sender: AsyncSender[Parcel[AsyncSettled[Any]], Ended[AsyncSettled[Any]]] = AsyncSender(
+        self._sender: AsyncSender[ProducerBatch[AsyncSettled[Any]], Ended[AsyncSettled[Any]]] = AsyncSender(
             f"plainsong-producer-{producing.session.name}", producing, self._deliver, self._give_up, WORKERS
         )
         self._lock = self._sender.lock
@@ -183,14 +183,14 @@ class AsyncProducer:
         """
         producing = self._begun or self._producing
         made = prepared(message, producing.serializer, sequence_id, attributes, routing_key)
-        sent = AsyncProduced(self._settling)
+        future = AsyncProduced(self._settling)
         with self._lock:
             await self._wait_for_room(producing, len(made.payload), 1)
-            if producing.take(made, sent, now()):
-                self._sender.call()
-        if not producing.waiting.pending % BREATH:  # async only
+            if producing.take(made, future, now()):
+                self._sender.wake_worker()
+        if not producing.waiting.pending % MESSAGES_PER_YIELD:  # async only
             await let_others_run()  # a loop that never waits would never send
-        return sent
+        return future
 
     async def publish(
         self,
@@ -226,7 +226,7 @@ class AsyncProducer:
         if block is None:
             request.write_pointer = None if transaction is None else pointer_of(transaction)
             return await self._sent(request, given, deadline_s)
-        under_way = block._needed("publishing")
+        under_way = block._require("publishing")
         request.write_pointer = pointer_of(under_way)
         block._messages.touch(self.topic)
         try:
@@ -266,23 +266,23 @@ class AsyncProducer:
         """
         with self._lock:
             opened = self._producing.begin(routing_key, timeout_s, now())
-            self._sender.call()  # who also looks at the time
+            self._sender.wake_worker()  # who also looks at the time
         return AsyncLightweightTransaction(self, opened)
 
     async def _sent(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> Receipt:
-        sent = await self._hand_over(request, ids, limit_s)
-        return await sent._outcome()
+        future = await self._hand_over(request, ids, limit_s)
+        return await future._outcome()
 
     async def _hand_over(
         self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None
     ) -> AsyncProducedWhole:
-        sent = AsyncProducedWhole(self._settling)
+        future = AsyncProducedWhole(self._settling)
         producing = self._producing
         with self._lock:
             await self._wait_for_room(producing, sum(map(len, request.messages)), len(request.messages))
-            producing.take_whole(request, ids, sent, now(), limit_s)
-            self._sender.call()
-        return sent
+            producing.take_whole(request, ids, future, now(), limit_s)
+            self._sender.wake_worker()
+        return future
 
     async def _wait_for_room(self, producing: Producing[AsyncSettled[Any]], size: int, messages: int) -> None:
         """With the lock. Raises BufferFull, and why nothing is taken any more."""
@@ -303,7 +303,7 @@ class AsyncProducer:
             nobody awaited it. Nothing is given up by it.
         """
         tally = self._producing.tally
-        tally.raise_if_unheard(await self._sender.flush(timeout_s))
+        tally.raise_if_unretrieved(await self._sender.flush(timeout_s))
 
     async def aclose(self, timeout_s: float | None = None) -> None:
         """Abort an open transaction, flush, and give up what is left after ``timeout_s``. Idempotent.
@@ -318,55 +318,53 @@ class AsyncProducer:
             producing.close()
         under_way = await self._sender.aclose(timeout_s)
         if under_way is not None:
-            producing.tally.raise_if_unheard(0, under_way)
+            producing.tally.raise_if_unretrieved(0, under_way)
 
     # --- delivering ----------------------------------------------------------------------------
 
-    async def _deliver(self, parcel: Parcel[AsyncSettled[Any]]) -> None:
+    async def _deliver(self, batch: ProducerBatch[AsyncSettled[Any]]) -> None:
         producing = self._producing
         delivered, error = None, None
         try:
-            delivery = AsyncDelivery(
-                self._channel, producing.session, parcel.request, producing.waiting.until_s(parcel)
-            )
+            delivery = AsyncDelivery(self._channel, producing.session, batch.request, producing.waiting.until_s(batch))
             delivered = await delivery.run()
         except PlainsongError as failed:
             error = failed
         except Exception as bug:  # would leave what waits waiting for ever
             log.exception("a request could not be made")
-            error = bug_of(bug)
+            error = client_bug(bug)
             error.outcome = "unknown"
         except BaseException:
             given_up = MessageDropped("the producer was cancelled under way", outcome="unknown")
             with self._lock:
-                ended = producing.failed(parcel, given_up)
+                ended = producing.failed(batch, given_up)
             self._give_up(ended)
             raise
         with self._lock:
-            ended = producing.delivered(parcel) if error is None else producing.failed(parcel, error)
+            ended = producing.delivered(batch) if error is None else producing.failed(batch, error)
             ended += self._sender.settled()
         if delivered is not None:
-            settle(self._settling, parcel.sents, delivered)
+            settle(self._settling, batch.futures, delivered)
         self._give_up(ended)
 
     def _give_up(self, ended: list[Ended[AsyncSettled[Any]]]) -> None:
         """Tell those who wait, and the tally; without the lock."""
         for each in ended:
-            settle(self._settling, each.sents, each.error)
-            self._producing.tally.failed(list(each.sents), each.error)
+            settle(self._settling, each.futures, each.error)
+            self._producing.tally.failed(list(each.futures), each.error)
 
     # --- forks and exits, which hooks of the client for threads tell of --------------------------
 
     async def _after_fork(self) -> None:
         """In a child: the session is the parent's, and so is what waits."""
         producing = self._producing
-        waiting = list(producing.waiting.sents())
+        waiting = list(producing.waiting.futures())
         self._settling.renew()
         producing.close()
         self._make_sender(producing)
         self._sender.stop()
-        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, told)
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
 
     async def _at_exit(self) -> None:
         """The interpreter leaves: send what can be sent in time, and say what cannot."""
@@ -383,9 +381,9 @@ class AsyncLightweightTransaction:
     end, and what is being committed is waited for. For one task at a time.
     """
 
-    def __init__(self, producer: AsyncProducer, held: Lightweight) -> None:
+    def __init__(self, producer: AsyncProducer, transaction: Lightweight) -> None:
         self._producer = producer
-        self._held = held
+        self._transaction = transaction
         self._sent: AsyncProducedWhole | None = None
 
     def __repr__(self) -> str:
@@ -394,21 +392,21 @@ class AsyncLightweightTransaction:
     @property
     def routing_key(self) -> str:
         """What its messages belong to."""
-        return self._held.routing_key
+        return self._transaction.routing_key
 
     @property
     def state(self) -> LightweightState:
         """``open``, ``committing``, ``committed``, ``aborted``; ``unknown`` when nobody can know whether it took."""
-        self._held.expire(now())
-        return self._held.state
+        self._transaction.expire(now())
+        return self._transaction.state
 
     @property
     def size(self) -> int:
         """Serialized bytes written so far."""
-        return self._held.size
+        return self._transaction.size
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._transaction)
 
     def write(self, message: Any, *, sequence_id: int | None = None, ttl_s: int | None = None) -> None:
         """Add a message; nothing is sent.
@@ -418,7 +416,7 @@ class AsyncLightweightTransaction:
             InvalidParameter. The message is not part of it, and the transaction is still open.
           NoTransaction, TransactionTimedOut: it has ended.
         """
-        self._held.write(message, sequence_id=sequence_id, ttl_s=ttl_s, now_s=now())
+        self._transaction.write(message, sequence_id=sequence_id, ttl_s=ttl_s, now_s=now())
 
     async def commit(self) -> Receipt:
         """Make all of it durable, in one piece; from then on everybody can read it. Again: the same receipt.
@@ -427,16 +425,16 @@ class AsyncLightweightTransaction:
           NoMessages: it is empty. NoTransaction, TransactionTimedOut: it has ended before.
           TransactionOutcomeUnknown: nobody can know whether it took. Every other error: it did not; it is open again.
         """
-        held = self._held
-        if held.state == "committed":
-            assert held.receipt is not None
-            return held.receipt
-        if held.state != "committing":
-            request = held.committing(now())
+        transaction = self._transaction
+        if transaction.state == "committed":
+            assert transaction.receipt is not None
+            return transaction.receipt
+        if transaction.state != "committing":
+            request = transaction.committing(now())
             try:
-                self._sent = await self._producer._hand_over(request, held.sequence_ids, None)
+                self._sent = await self._producer._hand_over(request, transaction.sequence_ids, None)
             except BaseException:
-                held.state = "open"  # nothing was handed over
+                transaction.state = "open"  # nothing was handed over
                 raise
         return await self._settle()
 
@@ -445,25 +443,25 @@ class AsyncLightweightTransaction:
         try:
             receipt = await self._sent._outcome()
         except PlainsongError as error:
-            self._held.failed(error, now())
+            self._transaction.failed(error, now())
             raise
-        self._held.committed(receipt)
+        self._transaction.committed(receipt)
         return receipt
 
     def abort(self) -> None:
         """Forget it; nothing was sent, and no sequence id is used up. Again: nothing. Raises NoTransaction: it is committed."""
-        self._held.abort()
+        self._transaction.abort()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._held.state == "committing":
+        if self._transaction.state == "committing":
             try:
                 with shielded():
                     await self._settle()
             except PlainsongError:
                 if kind is None:
                     raise
-        if self._held.state == "open":
-            self._held.abort()
+        if self._transaction.state == "open":
+            self._transaction.abort()

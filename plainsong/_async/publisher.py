@@ -12,7 +12,7 @@ from plainsong import calls
 from plainsong._async._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, let_others_run, now
 from plainsong._async._futures import AsyncSent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import BREATH, Batch, Gathering, Lost, Tally, bug_of, tell_of_drops
+from plainsong.gathering import MESSAGES_PER_YIELD, Batch, Gathering, Lost, Tally, client_bug, report_drops
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -98,7 +98,7 @@ class AsyncSender(Generic[W, G]):
         await self.workers.open()
         self.closed = False
 
-    def call(self) -> None:
+    def wake_worker(self) -> None:
         """Wake a worker, or start one. With the lock."""
         if self._idle:
             self._work.notify()
@@ -127,7 +127,7 @@ class AsyncSender(Generic[W, G]):
                 self.room.notify_all()
             if work is not None or given_up:
                 if queue.wants_another(now_s):
-                    self.call()
+                    self.wake_worker()
                 return work, given_up
             until_s = queue.next_s()
             called = False
@@ -156,7 +156,7 @@ class AsyncSender(Generic[W, G]):
         queue = self._queue
         queue.flushing = True
         if queue.pending:
-            self.call()
+            self.wake_worker()
         try:
             await self.room.wait_for(lambda: not queue.pending, timeout_s)
         finally:
@@ -290,21 +290,21 @@ class AsyncPublisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
-        sent = AsyncSent(self._settling)
+        future = AsyncSent(self._settling)
         queue = self._queue
         with self._lock:
             if self._sender.closed:
                 raise Closed("the publisher is closed", hint=BLOCK_HINT)
-            lane = queue.put(name, payload, ttl_s, sent, now(), attributes)
+            lane = queue.put(name, payload, ttl_s, future, now(), attributes)
             if lane is None and self._overflow == "wait":
-                lane = await self._put_when_there_is_room(name, payload, ttl_s, attributes, sent)
+                lane = await self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
             if lane is not None and queue.wants_sender(lane):
-                self._sender.call()
+                self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, sent)
-        if not queue.pending % BREATH:  # async only
+            self._without_room(name, payload, future)
+        if not queue.pending % MESSAGES_PER_YIELD:  # async only
             await let_others_run()  # a loop that never waits would never send
-        return sent
+        return future
 
     def send_nowait(self, message: Any, *, topic: str | None = None) -> AsyncSent:  # async only
         """As ``send``, but a full buffer raises BufferFull, unless messages are to be dropped."""
@@ -315,37 +315,37 @@ class AsyncPublisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
-        sent = AsyncSent(self._settling)
+        future = AsyncSent(self._settling)
         if self._sender.closed:
             raise Closed("the publisher is closed", hint=BLOCK_HINT)
-        lane = self._queue.put(name, payload, ttl_s, sent, now(), attributes)
+        lane = self._queue.put(name, payload, ttl_s, future, now(), attributes)
         if lane is None:
-            self._without_room(name, payload, sent)
+            self._without_room(name, payload, future)
         elif self._queue.wants_sender(lane):
-            self._sender.call()
-        return sent
+            self._sender.wake_worker()
+        return future
 
     async def _put_when_there_is_room(
-        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, sent: AsyncSent
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: AsyncSent
     ) -> Lane[AsyncSent] | None:
         """None: there will never be. With the lock."""
         while self._queue.fits(payload):
             await self._sender.room.wait()
             if self._sender.closed:
                 raise Closed("the publisher was closed while this message waited for room")
-            lane = self._queue.put(topic, payload, ttl_s, sent, now(), attributes)
+            lane = self._queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is not None:
                 return lane
         return None
 
-    def _without_room(self, topic: str, payload: bytes, sent: AsyncSent) -> None:
+    def _without_room(self, topic: str, payload: bytes, future: AsyncSent) -> None:
         full = self._queue.full(payload)
         if self._overflow != "drop":
             raise full
         dropped = MessageDropped(full.detail, hint=full.hint)
-        settle(self._settling, [sent], dropped)
+        settle(self._settling, [future], dropped)
         self._tally.dropped(1)
-        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
+        report_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class AsyncPublisher:
         """
         left = await self._sender.flush(timeout_s)
         if self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(left)
+            self._tally.raise_if_unretrieved(left)
 
     async def aclose(self, timeout_s: float | None = None) -> None:
         """Flush, then give up what is left after ``timeout_s``. Idempotent.
@@ -373,7 +373,7 @@ class AsyncPublisher:
             timeout_s = self.exit_timeout_s
         under_way = await self._sender.aclose(timeout_s)
         if under_way is not None and self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(0, under_way)
+            self._tally.raise_if_unretrieved(0, under_way)
 
     @property
     def counts(self) -> Counts:
@@ -401,7 +401,7 @@ class AsyncPublisher:
             left += self._sender.settled()
         if receipt is not None:
             self._tally.delivered(len(batch.items))
-            settle(self._settling, [item.sent for item in batch.items], receipt)
+            settle(self._settling, [item.future for item in batch.items], receipt)
         self._give_up(left)
 
     async def _attempt(self, batch: Batch[AsyncSent]) -> tuple[Receipt | None, PlainsongError | None]:
@@ -412,29 +412,29 @@ class AsyncPublisher:
             return None, error
         except Exception as bug:  # would leave what waits waiting for ever
             log.exception("a request could not be made")
-            return None, bug_of(bug)
+            return None, client_bug(bug)
 
     def _give_up(self, given_up: list[Lost[AsyncSent]]) -> None:
         """Tell those who wait, the tally and ``on_drop``; without the lock."""
         for lost in given_up:
-            sents = [item.sent for item in lost.items]
-            settle(self._settling, sents, lost.error)
+            futures = [item.future for item in lost.items]
+            settle(self._settling, futures, lost.error)
             if self._bounds.mode == "reliable":
-                self._tally.failed(sents, lost.error)
+                self._tally.failed(futures, lost.error)
                 continue
             self._tally.dropped(len(lost.items))
-            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
+            report_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
 
     # --- forks and exits, which hooks of the client for threads tell of --------------------------
 
     async def _after_fork(self) -> None:
         """In a child: begin anew, and tell those who wait whose the messages are."""
-        waiting = list(self._queue.sents())
+        waiting = list(self._queue.futures())
         self._settling.renew()
         self._start_afresh()
         await self._open()
-        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, told)
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
 
     async def _at_exit(self) -> None:
         """The interpreter leaves: send what can be sent in time, and say what cannot."""

@@ -132,11 +132,11 @@ class AsyncReading:
             if track is None and not self._plan.follow:
                 return None
             try:
-                messages = await self._asked(track)
+                messages = await self._fetch(track)
                 self._answered_s = self._channel.now()
             except TransactionsUnavailable as error:
                 messages = []
-                await self._outlast(error)
+                await self._wait_for_service(error)
             if messages:
                 if self._left is not None:
                     messages = messages[: self._left]
@@ -144,14 +144,14 @@ class AsyncReading:
                 return messages
         return None
 
-    async def _asked(self, track: Track | None) -> Sequence[Message]:
+    async def _fetch(self, track: Track | None) -> Sequence[Message]:
         """What one topic has, or what comes after all of them are at their end."""
         if track is not None:
             return await self._poll(track, wait_ms=0)
         await self.save(patiently=True)
         return await self._wait()
 
-    async def _outlast(self, error: TransactionsUnavailable) -> None:
+    async def _wait_for_service(self, error: TransactionsUnavailable) -> None:
         """Who follows outlasts a service that is being loaded again, but not one that was never there."""
         now_s = self._channel.now()
         if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
@@ -342,7 +342,7 @@ class AsyncReading:
         """Whether the position is kept by what the transaction's participants commit."""
         return bool(getattr(self._position, "transactional", False))
 
-    async def save_what_was_left(self) -> None:
+    async def save_or_log(self) -> None:
         """The loop was left: keep what it was done with before, and be quiet, since nobody hears of an error."""
         try:
             await self.save()
@@ -369,7 +369,7 @@ class AsyncReading:
 class ReadingBlock(Protocol):
     """The transaction that a reading is part of."""
 
-    def _needed(self, what: str) -> Transaction: ...
+    def _require(self, what: str) -> Transaction: ...
 
     def _enlist(self, reader: AsyncReading) -> None: ...
 
@@ -386,8 +386,8 @@ def reading_in(
         return AsyncReading(channel, plan, position)
     if plan.isolation is not None:
         raise InvalidParameter("a transaction reads its own snapshot", hint="leave isolation out, or say direct=True")
-    context._needed("reading")
-    reading = AsyncReading(channel, plan, position, lambda: context._needed("reading"))
+    context._require("reading")
+    reading = AsyncReading(channel, plan, position, lambda: context._require("reading"))
     context._enlist(reading)
     return reading
 

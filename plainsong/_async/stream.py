@@ -17,7 +17,7 @@ from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongEr
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
 from plainsong.streaming import MESSAGE_BYTES, Streaming
-from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, lost_by
+from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, connection_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,18 +70,18 @@ class AsyncStream:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        unheard: NotSent | None = None
+        unreported: NotSent | None = None
         try:
             if kind is None or not ERRORS_END_STREAMS:
                 await self.aclose()
         except NotSent as not_sent:
-            unheard = not_sent
+            unreported = not_sent
         finally:
             await self._sender.workers.aclose(self._abandon)
-        if unheard is not None:
+        if unreported is not None:
             if kind is None:
-                raise unheard
-            log.warning("a block with a stream was left by an error: %s", unheard.detail)
+                raise unreported
+            log.warning("a block with a stream was left by an error: %s", unreported.detail)
 
     def __repr__(self) -> str:
         return f"<AsyncStream to {self._topic}: {len(self._queue)} without an answer>"
@@ -97,12 +97,12 @@ class AsyncStream:
             try:
                 connection, frames, headers = await self._connected_to(url, part)
             except PlainsongError as error:
-                goes_back = places.heard(part, url, Failure("connect", error.detail), error)
-                left -= not goes_back
-                if not left or not (goes_back or is_elsewhere(error)):
+                owner_failed = places.note_answer(part, url, Failure("connect", error.detail), error)
+                left -= not owner_failed
+                if not left or not (owner_failed or is_elsewhere(error)):
                     raise
             else:
-                places.told(part, url, headers)
+                places.remember_owner(part, url, headers)
                 return connection, frames
 
     async def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
@@ -146,16 +146,16 @@ class AsyncStream:
             # The daemon may have said why: that is for who receives. What has not left stays here.
             with self._lock:
                 self._queue.halted = True
-                self._broken = self._broken or lost_by(error)
+                self._broken = self._broken or connection_lost(error)
 
     async def _receive(self) -> None:
         """Take answers, until the connection is over."""
         error: PlainsongError = ConnectionLost("the stream was left")
-        said = False
+        orderly = False
         try:
-            error, said = await self._received()
+            error, orderly = await self._received()
         finally:
-            await self._end(error, said=said)
+            await self._end(error, orderly=orderly)
 
     async def _received(self) -> tuple[PlainsongError, bool]:
         """Why the connection is over, and whether the daemon said so."""
@@ -186,13 +186,13 @@ class AsyncStream:
             broken.__cause__ = error
             return broken, False
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            return self._frames.closed or (self._broken or lost_by(error), False)
+            return self._frames.closed or (self._broken or connection_lost(error), False)
 
     def _take_answers(self, message: bytes) -> None:
         with self._lock:
             wrong = self._queue.take_answers(message)
             self._sender.room.notify_all()
-        self._settling.tell_all()
+        self._settling.wake_all()
         if wrong:
             self._tally.failed(wrong, PlainsongError())
 
@@ -200,10 +200,10 @@ class AsyncStream:
         """How many were answered so far, if some that have left are not."""
         return self._queue.answered if self._queue.sent else None
 
-    async def _end(self, error: PlainsongError, *, said: bool) -> None:
+    async def _end(self, error: PlainsongError, *, orderly: bool) -> None:
         """The connection is over."""
         with self._lock:
-            lost = self._queue.end(error, said=said)
+            lost = self._queue.end(error, orderly=orderly)
             self._sender.room.notify_all()
         self._lose(lost)
         await self._connection.aclose()
@@ -211,14 +211,14 @@ class AsyncStream:
     def _lose(self, lost: list[AsyncTicket]) -> None:
         if lost:
             self._tally.failed(lost, OutcomeUnknown())
-        self._settling.tell_all()
+        self._settling.wake_all()
 
     def _abandon(self) -> int:
         """The block was left by an error: nothing is waited for."""
         with self._lock:
             self._closing = True
             self._sender.stop()
-            lost = self._queue.end(ConnectionLost("the stream was left"), said=False)
+            lost = self._queue.end(ConnectionLost("the stream was left"), orderly=False)
         self._lose(lost)
         return 0
 
@@ -244,7 +244,7 @@ class AsyncStream:
             if not queue.put_single(messages, ticket):
                 await self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
             if queue.unsent == 1:
-                self._sender.call()
+                self._sender.wake_worker()
         if queue.unsent_bytes >= MESSAGE_BYTES:  # async only
             await let_others_run()  # a loop that never waits would never send
         return ticket
@@ -259,7 +259,7 @@ class AsyncStream:
             if not queue.put(request, ticket):
                 await self._put_when_there_is_room(lambda: queue.put(request, ticket))
             if queue.unsent == 1:
-                self._sender.call()
+                self._sender.wake_worker()
         if queue.unsent_bytes >= MESSAGE_BYTES:  # async only
             await let_others_run()
         return ticket
@@ -285,7 +285,7 @@ class AsyncStream:
         with self._lock:
             await self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             waiting = len(self._queue)
-        self._tally.raise_if_unheard(0, waiting)
+        self._tally.raise_if_unretrieved(0, waiting)
 
     async def aclose(self, timeout_s: float | None = None) -> None:
         """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
@@ -295,12 +295,12 @@ class AsyncStream:
             await self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             is_over = self._queue.ended is not None
         if not is_over:
-            await self._say_goodbye()
-        await self._end(OutcomeUnknown("the stream was closed before the answer came"), said=False)
+            await self._close_in_order()
+        await self._end(OutcomeUnknown("the stream was closed before the answer came"), orderly=False)
         await self._sender.aclose(0)
-        self._tally.raise_if_unheard(0)
+        self._tally.raise_if_unretrieved(0)
 
-    async def _say_goodbye(self) -> None:
+    async def _close_in_order(self) -> None:
         try:
             async with self._sending:
                 await self._connection.send(self._frames.close())
@@ -318,7 +318,7 @@ class AsyncStream:
         self._make_sender()
         self._sender.stop()
         self._closing = True
-        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), said=False)
+        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), orderly=False)
 
     async def _at_exit(self) -> None:
         """The interpreter leaves: wait a moment for what has been handed over."""

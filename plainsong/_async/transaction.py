@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from plainsong import transactions as service
-from plainsong._async._backend import TaskLock, shielded, told
+from plainsong._async._backend import TaskLock, call_participant, shielded
 from plainsong._async.transaction_messages import UNDO_S, AsyncTransactionMessages, left_s
-from plainsong.calls import outlasting
+from plainsong.calls import waiting_for_service
 from plainsong.errors import Closed, NoTransaction, TransactionFailed, TransactionInProgress
 from plainsong.messages import PENDING, Receipt, as_list, outgoing_request
 from plainsong.participants import METHODS
@@ -104,36 +104,36 @@ class AsyncMember:
 
     async def start_tx(self, transaction: Transaction) -> None:
         """``participant.start_tx``."""
-        await told(self.participant.start_tx, transaction)
+        await call_participant(self.participant.start_tx, transaction)
 
     async def update_tx(self, transaction: Transaction) -> None:
         """``participant.update_tx``."""
-        await told(self.participant.update_tx, transaction)
+        await call_participant(self.participant.update_tx, transaction)
 
     async def tx_changes(self) -> Collection[bytes]:
         """``participant.tx_changes``; raises TypeError when that is no collection of bytes."""
-        changes: Any = await told(self.participant.tx_changes)
+        changes: Any = await call_participant(self.participant.tx_changes)
         if isinstance(changes, (bytes, bytearray, str)) or not all(isinstance(each, bytes) for each in changes):
             raise TypeError("tx_changes has to return a collection of bytes")
         return list(changes)
 
     async def commit_tx(self) -> bool:
         """``participant.commit_tx``; anything but True is a failure."""
-        return bool((await told(self.participant.commit_tx)) is True)
+        return bool((await call_participant(self.participant.commit_tx)) is True)
 
     async def post_tx_commit(self) -> None:
         """``participant.post_tx_commit``."""
-        await told(self.participant.post_tx_commit)
+        await call_participant(self.participant.post_tx_commit)
 
     async def rollback_tx(self) -> bool:
         """``participant.rollback_tx``; anything but True is a failure."""
-        return bool((await told(self.participant.rollback_tx)) is True)
+        return bool((await call_participant(self.participant.rollback_tx)) is True)
 
     async def abandon_tx(self) -> None:
         """``participant.abandon_tx``, if it has one."""
         abandon = getattr(self.participant, "abandon_tx", None)
         if abandon is not None:
-            await told(abandon)
+            await call_participant(abandon)
 
 
 class AsyncTransactionContext:
@@ -163,7 +163,7 @@ class AsyncTransactionContext:
         self._options = (type, timeout_s, client_id)
         self._messages = AsyncTransactionMessages(self._channel, BufferBounds(buffer_bytes, buffer_messages))
         once = {id(each): AsyncMember(each) for each in participants}
-        self._others = list(once.values())
+        self._participants = list(once.values())
         self._readers: list[Enlisted] = []
         self._under_way: Transaction | None = None
         #: Whether the commit has been asked for: whoever is interrupted then may not undo.
@@ -183,7 +183,7 @@ class AsyncTransactionContext:
     @property
     def transaction(self) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
-        return self._needed("this")
+        return self._require("this")
 
     @property
     def state(self) -> TransactionState | None:
@@ -208,10 +208,10 @@ class AsyncTransactionContext:
         Raises:
           InvalidParameter: it has not all methods. What its ``start_tx`` raises; it takes part nevertheless.
         """
-        if any(each.participant is participant for each in self._others):
+        if any(each.participant is participant for each in self._participants):
             return
         member = AsyncMember(participant)
-        self._others.append(member)
+        self._participants.append(member)
         if self._under_way is not None:
             await member.start_tx(self._under_way)
 
@@ -219,9 +219,9 @@ class AsyncTransactionContext:
         """Whether it was one of them. Raises TransactionInProgress while one is under way."""
         if self._under_way is not None:
             raise TransactionInProgress("participants cannot leave a transaction under way")
-        before = len(self._others)
-        self._others = [each for each in self._others if each.participant is not participant]
-        return len(self._others) < before
+        before = len(self._participants)
+        self._participants = [each for each in self._participants if each.participant is not participant]
+        return len(self._participants) < before
 
     # --- the course ------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class AsyncTransactionContext:
           TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and whatever the service
             answers. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
         """
-        return await self._whole(self._start)
+        return await self._run_step(self._start)
 
     async def finish(self) -> None:
         """Commit it; see ``docs/client.md`` for everything that can happen.
@@ -242,7 +242,7 @@ class AsyncTransactionContext:
             whose outcome is ``not-applied``: it was undone.
           CommittedWithErrors: it is committed. TransactionInDoubt: nobody knows. NoTransaction: there is none.
         """
-        await self._whole(self._finish)
+        await self._run_step(self._finish)
 
     async def checkpoint(self) -> Transaction:
         """Persist what there is, messages too, and go on under a new write pointer; readers still see nothing.
@@ -250,7 +250,7 @@ class AsyncTransactionContext:
         Raises:
           as ``finish`` does; the transaction was undone.
         """
-        return await self._whole(self._checkpoint)
+        return await self._run_step(self._checkpoint)
 
     async def abort(self, cause: BaseException | None = None) -> TransactionState | None:
         """Undo it; nothing happens when none is under way.
@@ -265,7 +265,7 @@ class AsyncTransactionContext:
         async with self._lock:
             return await self._abort(cause)
 
-    async def _whole(self, step: Callable[[], Awaitable[T]]) -> T:
+    async def _run_step(self, step: Callable[[], Awaitable[T]]) -> T:
         """Do what must not stay half done: whatever interrupts it, a way out is taken first."""
         async with self._lock:
             try:
@@ -293,7 +293,7 @@ class AsyncTransactionContext:
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         async with self._lock:
-            transaction = self._needed("publish")
+            transaction = self._require("publish")
             if self._messages.take(topic, request):
                 await self._spill(transaction)
         return Receipt(None, None, len(request.messages), PENDING)
@@ -345,7 +345,7 @@ class AsyncTransactionContext:
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _needed(self, what: str) -> Transaction:
+    def _require(self, what: str) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
         if self._under_way is None:
             ended = "none was begun" if self._state is None else f"the last one is {self._state.replace('_', ' ')}"
@@ -354,7 +354,7 @@ class AsyncTransactionContext:
 
     @property
     def _members(self) -> list[AsyncMember | AsyncTransactionMessages]:
-        return [*self._others, self._messages]
+        return [*self._participants, self._messages]
 
     def _enlist(self, reader: Enlisted) -> None:
         """A reader inside the transaction: its position is part of it."""
@@ -397,14 +397,14 @@ class AsyncTransactionContext:
     # --- finish ------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        transaction = self._needed("finish")
+        transaction = self._require("finish")
         failures = Failures("saving positions")
         try:
             await self._save_positions(transactional=True)
             changes = await self._changes(failures)
             if changes:
                 failures.doing = "detecting conflicts"
-                call = outlasting(service.prepare(transaction.id, changes))
+                call = waiting_for_service(service.prepare(transaction.id, changes))
                 await self._channel.call(call, left_s(self._channel, transaction))
             await self._persist(failures)
         except Exception as error:  # noqa: BLE001 - raised after the undoing
@@ -445,7 +445,7 @@ class AsyncTransactionContext:
             request. TransactionInDoubt: nobody knows.
         """
         try:
-            await self._channel.call(outlasting(service.commit(transaction.id)))
+            await self._channel.call(waiting_for_service(service.commit(transaction.id)))
         except (TransactionNotInProgress, TransactionConflict) as error:
             # A commit that took is answered like the first time: so no earlier attempt took either.
             error.outcome = "not-applied"
@@ -462,10 +462,10 @@ class AsyncTransactionContext:
         state: TransactionState = "unknown"
         for _ in range(MAX_QUESTIONS):
             try:
-                state = (await channel.call(outlasting(service.get(transaction.id)))).state
+                state = (await channel.call(waiting_for_service(service.get(transaction.id)))).state
                 if state == "in_progress":
                     # The commit may still be on its way: shut the door before saying that it did not take.
-                    state = await channel.call(outlasting(service.invalidate(transaction.id)))
+                    state = await channel.call(waiting_for_service(service.invalidate(transaction.id)))
                 break
             except TransactionNotInProgress:
                 continue  # it was decided between the two
@@ -503,12 +503,12 @@ class AsyncTransactionContext:
     # --- checkpoint, and the way back ---------------------------------------------------------------
 
     async def _checkpoint(self) -> Transaction:
-        transaction = self._needed("checkpoint")
+        transaction = self._require("checkpoint")
         failures = Failures()
         try:
             await self._persist(failures)
             failures.doing = "making a checkpoint"
-            call = outlasting(service.checkpoint(transaction))
+            call = waiting_for_service(service.checkpoint(transaction))
             transaction = await self._channel.call(call, left_s(self._channel, transaction))
             self._under_way = transaction
             for member in self._members:
@@ -546,22 +546,22 @@ class AsyncTransactionContext:
         transaction = self._under_way
         await self._undo(transaction, failures)
         if cause is not None:
-            failures.tell(cause, self._state)
+            failures.add_notes_to(cause, self._state)
         elif failures.errors:
-            told = failure_of(transaction, failures.doing, failures.errors[0])
-            failures.without_first().tell(told, self._state)
-            raise told
+            raised = failure_of(transaction, failures.doing, failures.errors[0])
+            failures.without_first().add_notes_to(raised, self._state)
+            raise raised
         return self._state
 
     async def _fail(self, failures: Failures, error: Exception) -> NoReturn:
         """Undo, and raise what went wrong first."""
         transaction = self._under_way
         assert transaction is not None
-        told = failure_of(transaction, failures.doing, error)
+        raised = failure_of(transaction, failures.doing, error)
         later = Failures("aborting")
         await self._undo(transaction, later)
-        later.tell(told, self._state)
-        raise told
+        later.add_notes_to(raised, self._state)
+        raise raised
 
     async def _undo(self, transaction: Transaction, failures: Failures) -> None:
         """``rollback_tx`` on every member, then the service's decision; failures are collected, not raised."""
@@ -578,7 +578,7 @@ class AsyncTransactionContext:
         self._state = "aborted" if clean else "invalid"
         call = service.abort(transaction.id) if clean else service.invalidate(transaction.id)
         try:
-            self._state = await self._channel.call(outlasting(call), self._undo_s)
+            self._state = await self._channel.call(waiting_for_service(call), self._undo_s)
         except PlainsongError as error:
             gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
             failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)

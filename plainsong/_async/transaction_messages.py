@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from plainsong.calls import outlasting
+from plainsong.calls import waiting_for_service
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.messages import own_ttls
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TopicNotFound
@@ -143,7 +143,7 @@ class AsyncTransactionMessages:
         while True:
             self._segment += 1
             request.segment = str(self._segment)
-            call = outlasting(store(channel.namespace, topic, request))
+            call = waiting_for_service(store(channel.namespace, topic, request))
             try:
                 await channel.call(call, max(MIN_CALL_S, until_s - channel.clock()))
             except (ConnectionLost, DeadlineExceeded, OutcomeUnknown) as error:
@@ -223,7 +223,7 @@ class AsyncTransactionMessages:
         request.segments = waiting.segments or None
         self.touch(topic)
         try:
-            call = outlasting(publish_under(self._channel.namespace, topic, request))
+            call = waiting_for_service(publish_under(self._channel.namespace, topic, request))
             receipt = await self._channel.call(call, left_s(self._channel, self._transaction))
         except PlainsongError as error:
             self._in_doubt |= error.outcome != "not-applied"

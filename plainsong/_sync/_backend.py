@@ -60,7 +60,7 @@ def shielded(seconds: float | None = None) -> Iterator[None]:
     yield
 
 
-def told(method: Callable[..., Any], *arguments: Any) -> Any:
+def call_participant(method: Callable[..., Any], *arguments: Any) -> Any:
     """What a participant's method returns. Raises TypeError where it is asynchronous."""
     result = method(*arguments)
     if iscoroutine(result):
@@ -180,7 +180,7 @@ class Pages(Protocol):
         """Keep what the loop is done with."""
         ...
 
-    def save_what_was_left(self) -> None:
+    def save_or_log(self) -> None:
         """The loop was left: keep what it was done with before, and raise nothing."""
         ...
 
@@ -206,7 +206,7 @@ def _all(reading: Pages) -> Generator[Message, None, None]:
         reading.save()
     except BaseException:
         if not reading.closed:
-            reading.save_what_was_left()
+            reading.save_or_log()
         raise
 
 

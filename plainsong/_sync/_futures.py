@@ -35,7 +35,7 @@ class Settling(Condition):
         """In a forked child: a thread of the parent may hold the lock."""
         super().__init__(RLock())
 
-    def tell_all(self) -> None:
+    def wake_all(self) -> None:
         """Something was settled."""
         with self:
             self.notify_all()
@@ -62,7 +62,7 @@ class Settled(Future[T]):
     _waiters = _ListOnDemand()
     _done_callbacks = _ListOnDemand()
     #: Whether anybody has asked what became of it.
-    asked = False
+    retrieved = False
 
     def __init__(self, condition: Settling) -> None:
         self._condition = condition
@@ -84,12 +84,12 @@ class Settled(Future[T]):
         if self._exception is not None:
             raise self._exception
         receipt, index = self._result
-        return self._told(receipt, index)
+        return self._result_at(receipt, index)
 
     def _outcome(self) -> T:
         return self.result()
 
-    def _told(self, receipt: Any, index: int) -> T:
+    def _result_at(self, receipt: Any, index: int) -> T:
         """The result, in what was said of the whole request."""
         raise NotImplementedError
 
@@ -100,11 +100,11 @@ class Settled(Future[T]):
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call ``fn`` when it is settled, in a thread of the publisher; at once, when it is already."""
-        self.asked = True
+        self.retrieved = True
         super().add_done_callback(fn)
 
     def _wait(self, timeout: float | None) -> None:
-        self.asked = True
+        self.retrieved = True
         if self._state == FINISHED:
             return
         with self._condition:
@@ -120,46 +120,46 @@ class Sent(Settled[MessageId | None]):
     in time. Works with ``concurrent.futures.wait`` and ``asyncio.wrap_future``. Cannot be cancelled.
     """
 
-    def _told(self, receipt: Receipt, index: int) -> MessageId | None:
+    def _result_at(self, receipt: Receipt, index: int) -> MessageId | None:
         return id_in(receipt, index)
 
 
 class Produced(Settled[MessageReceipt]):
     """What becomes of a message of a producer: as ``Sent``, but the result is a ``MessageReceipt``."""
 
-    def _told(self, receipt: Delivered, index: int) -> MessageReceipt:
+    def _result_at(self, receipt: Delivered, index: int) -> MessageReceipt:
         return receipt.of(index)
 
 
 class ProducedWhole(Settled[Receipt]):
     """What becomes of messages that a producer sends together."""
 
-    def _told(self, receipt: Delivered, index: int) -> Receipt:
+    def _result_at(self, receipt: Delivered, index: int) -> Receipt:
         return receipt.whole()
 
 
-def settle(condition: Settling, sents: Iterable[Settled[Any]], outcome: Receipt | Delivered | PlainsongError) -> None:
+def settle(condition: Settling, futures: Iterable[Settled[Any]], outcome: Receipt | Delivered | PlainsongError) -> None:
     """Settle the futures of one batch, in order, and tell whoever waits."""
     listened = []
     is_error = isinstance(outcome, BaseException)
     with condition:
-        for index, sent in enumerate(sents):
+        for index, future in enumerate(futures):
             if is_error:
-                sent._exception = outcome  # type: ignore[assignment]
+                future._exception = outcome  # type: ignore[assignment]
             else:
-                sent._result = (outcome, index)
-            sent._state = FINISHED
-            if len(vars(sent)) > 3:
-                listened.append(sent)
+                future._result = (outcome, index)
+            future._state = FINISHED
+            if len(vars(future)) > 3:
+                listened.append(future)
         condition.notify_all()
-    for sent in listened:
-        for waiter in vars(sent).get("_waiters", ()):
+    for future in listened:
+        for waiter in vars(future).get("_waiters", ()):
             if is_error:
-                waiter.add_exception(sent)
+                waiter.add_exception(future)
             else:
-                waiter.add_result(sent)
-        if "_done_callbacks" in vars(sent):
-            sent._invoke_callbacks()  # type: ignore[attr-defined]
+                waiter.add_result(future)
+        if "_done_callbacks" in vars(future):
+            future._invoke_callbacks()  # type: ignore[attr-defined]
 
 
 class Ticket:
@@ -169,7 +169,7 @@ class Ticket:
     what went wrong, whose ``outcome`` says whether the request happened; ``TimeoutError`` when there is no answer yet.
     """
 
-    __slots__ = ("_answer", "_condition", "asked", "messages", "number", "size")
+    __slots__ = ("_answer", "_condition", "messages", "number", "retrieved", "size")
 
     number: int
     size: int
@@ -179,7 +179,7 @@ class Ticket:
         self._answer: Any = None
         self.messages = messages
         #: Whether anybody has asked what became of it.
-        self.asked = False
+        self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<Ticket {'answered' if self.done() else 'pending'}>"
@@ -200,7 +200,7 @@ class Ticket:
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, PlainsongError) else None
 
-    def told(self, status: int, fields: dict[str, Any]) -> None:
+    def answered(self, status: int, fields: dict[str, Any]) -> None:
         """There is an answer; whoever reads it takes it apart."""
         self._answer = status, fields
 
@@ -209,7 +209,7 @@ class Ticket:
         self._answer = error
 
     def _outcome(self, timeout: float | None) -> Receipt | PublishResponse | PlainsongError:
-        self.asked = True
+        self.retrieved = True
         if self._answer is None:
             with self._condition:
                 if not self._condition.wait_for(self.done, timeout):

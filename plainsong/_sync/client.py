@@ -479,7 +479,7 @@ class Client:
         """
         if transaction is None and not direct:
             block = block_of(self, TransactionContext)
-            transaction = None if block is None else block._needed("poll")
+            transaction = None if block is None else block._require("poll")
         snapshot = snapshot_of(transaction)
         checked_isolation(isolation)
         if isolation is not None and snapshot is not None:

@@ -198,15 +198,15 @@ class Delivery:
         """Where it is, if it took; None: it did not, or that is for the daemon to judge. It cannot take any more."""
         session = self._session
         if session.epoch is None:
-            self._unknown("there is no session to ask, since deduplication is switched off", doubt)
+            self._raise_unknown("there is no session to ask, since deduplication is switched off", doubt)
         try:
-            known = self._asked()
+            known = self._query()
         except (ProducerNotFound, Gone):
-            self._forgotten(doubt)
+            self._raise_expired(doubt)
         except PlainsongError as error:
-            self._unknown(f"it cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"it cannot be found out: {error.detail}", doubt)
         self._check_holder(known, 0, doubt)
-        if self._took(known):
+        if self._was_stored(known):
             return as_found(known, self._ids, self._before)
         try:
             left_s = self._left_s()
@@ -214,15 +214,15 @@ class Delivery:
                 self._channel, session.topic, session.name, limit_s=left_s, generation=session.generation
             )
         except (GenerationChanged, TopicNotFound) as gone:
-            return self._of_one_that_is_gone(gone, doubt)
+            return self._find_out_in_deleted_topic(gone, doubt)
         except PlainsongError as error:
-            self._unknown(f"it cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"it cannot be found out: {error.detail}", doubt)
         self._check_holder(known, openings, doubt)
         session.epoch = known.epoch
         session.passed(known.last_sequence_id)
-        return as_found(known, self._ids, self._before) if self._took(known) else None
+        return as_found(known, self._ids, self._before) if self._was_stored(known) else None
 
-    def _took(self, known: Known) -> bool:
+    def _was_stored(self, known: Known) -> bool:
         """Whether it is there for certain; what may be an earlier request's, perhaps undone, is left in doubt."""
         ids, pointer = self._ids, self._request.write_pointer
         self._in_doubt = False
@@ -240,13 +240,13 @@ class Delivery:
         self._in_doubt = came_since
         return False
 
-    def _asked(self) -> Known:
+    def _query(self) -> Known:
         session, channel = self._session, self._channel
         call = calls.ask_producer(channel.namespace, session.topic, session.name, session.generation)
         left_s = self._left_s()
         return channel.call(call, left_s)
 
-    def _of_one_that_is_gone(self, gone: GenerationChanged | TopicNotFound, doubt: PlainsongError) -> Delivered:
+    def _find_out_in_deleted_topic(self, gone: GenerationChanged | TopicNotFound, doubt: PlainsongError) -> Delivered:
         """The topic was deleted, perhaps made anew. Nothing can take in the old one, which tells as long as it can.
 
         Raises:
@@ -255,10 +255,10 @@ class Delivery:
         if isinstance(gone, GenerationChanged):
             self._session.over = gone
         try:
-            known = self._asked()
+            known = self._query()
         except PlainsongError as error:
-            self._unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
-        if not self._took(known):
+            self._raise_unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
+        if not self._was_stored(known):
             self._check_certain("the topic was deleted", doubt)
             gone.outcome = "not-applied"
             raise gone
@@ -269,28 +269,28 @@ class Delivery:
         epoch = self._session.epoch
         assert epoch is not None
         if known.epoch < epoch + bool(openings):
-            self._forgotten(doubt)
+            self._raise_expired(doubt)
         if known.epoch > epoch + openings:
             fenced = ProducerFenced(
                 f"somebody else has opened producer {self._session.name!r}", hint="one name, one producer at a time"
             )
             if known.last_sequence_id >= self._ids[0]:
                 self._session.over = fenced
-                self._unknown("somebody else has opened the producer, and came as far as this or further", doubt)
+                self._raise_unknown("somebody else has opened the producer, and came as far as this or further", doubt)
             raise fenced from doubt
 
     def _check_certain(self, why: str, doubt: PlainsongError) -> None:
         """Raises OutcomeUnknown when its ids are taken, and whether by itself is not known."""
         if self._in_doubt:
-            self._unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
+            self._raise_unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
 
-    def _forgotten(self, doubt: PlainsongError) -> NoReturn:
+    def _raise_expired(self, doubt: PlainsongError) -> NoReturn:
         self._session.over = ProducerExpired(
             f"producer {self._session.name!r} was forgotten by the topic", hint="open it anew, if you know where it was"
         )
-        self._unknown("the topic remembers the producer no more", doubt)
+        self._raise_unknown("the topic remembers the producer no more", doubt)
 
-    def _unknown(self, why: str, doubt: PlainsongError) -> NoReturn:
+    def _raise_unknown(self, why: str, doubt: PlainsongError) -> NoReturn:
         kind = TransactionOutcomeUnknown if self._request.atomic else OutcomeUnknown
         raise kind(
             f"{doubt.detail}; {why}", hint="look into the topic before you send it again: it was not sent again here"

@@ -13,7 +13,7 @@ from plainsong import calls
 from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
 from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import Batch, Gathering, Lost, Tally, bug_of, tell_of_drops
+from plainsong.gathering import Batch, Gathering, Lost, Tally, client_bug, report_drops
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -99,7 +99,7 @@ class Sender(Generic[W, G]):
         self.workers.open()
         self.closed = False
 
-    def call(self) -> None:
+    def wake_worker(self) -> None:
         """Wake a worker, or start one. With the lock."""
         if self._idle:
             self._work.notify()
@@ -128,7 +128,7 @@ class Sender(Generic[W, G]):
                 self.room.notify_all()
             if work is not None or given_up:
                 if queue.wants_another(now_s):
-                    self.call()
+                    self.wake_worker()
                 return work, given_up
             until_s = queue.next_s()
             called = False
@@ -157,7 +157,7 @@ class Sender(Generic[W, G]):
         queue = self._queue
         queue.flushing = True
         if queue.pending:
-            self.call()
+            self.wake_worker()
         try:
             self.room.wait_for(lambda: not queue.pending, timeout_s)
         finally:
@@ -291,41 +291,41 @@ class Publisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
-        sent = Sent(self._settling)
+        future = Sent(self._settling)
         queue = self._queue
         with self._lock:
             if self._sender.closed:
                 raise Closed("the publisher is closed", hint=BLOCK_HINT)
-            lane = queue.put(name, payload, ttl_s, sent, now(), attributes)
+            lane = queue.put(name, payload, ttl_s, future, now(), attributes)
             if lane is None and self._overflow == "wait":
-                lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, sent)
+                lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
             if lane is not None and queue.wants_sender(lane):
-                self._sender.call()
+                self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, sent)
-        return sent
+            self._without_room(name, payload, future)
+        return future
 
     def _put_when_there_is_room(
-        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, sent: Sent
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
     ) -> Lane[Sent] | None:
         """None: there will never be. With the lock."""
         while self._queue.fits(payload):
             self._sender.room.wait()
             if self._sender.closed:
                 raise Closed("the publisher was closed while this message waited for room")
-            lane = self._queue.put(topic, payload, ttl_s, sent, now(), attributes)
+            lane = self._queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is not None:
                 return lane
         return None
 
-    def _without_room(self, topic: str, payload: bytes, sent: Sent) -> None:
+    def _without_room(self, topic: str, payload: bytes, future: Sent) -> None:
         full = self._queue.full(payload)
         if self._overflow != "drop":
             raise full
         dropped = MessageDropped(full.detail, hint=full.hint)
-        settle(self._settling, [sent], dropped)
+        settle(self._settling, [future], dropped)
         self._tally.dropped(1)
-        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
+        report_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class Publisher:
         """
         left = self._sender.flush(timeout_s)
         if self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(left)
+            self._tally.raise_if_unretrieved(left)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then give up what is left after ``timeout_s``. Idempotent.
@@ -353,7 +353,7 @@ class Publisher:
             timeout_s = self.exit_timeout_s
         under_way = self._sender.close(timeout_s)
         if under_way is not None and self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(0, under_way)
+            self._tally.raise_if_unretrieved(0, under_way)
 
     @property
     def counts(self) -> Counts:
@@ -381,7 +381,7 @@ class Publisher:
             left += self._sender.settled()
         if receipt is not None:
             self._tally.delivered(len(batch.items))
-            settle(self._settling, [item.sent for item in batch.items], receipt)
+            settle(self._settling, [item.future for item in batch.items], receipt)
         self._give_up(left)
 
     def _attempt(self, batch: Batch[Sent]) -> tuple[Receipt | None, PlainsongError | None]:
@@ -392,29 +392,29 @@ class Publisher:
             return None, error
         except Exception as bug:  # would leave what waits waiting for ever
             log.exception("a request could not be made")
-            return None, bug_of(bug)
+            return None, client_bug(bug)
 
     def _give_up(self, given_up: list[Lost[Sent]]) -> None:
         """Tell those who wait, the tally and ``on_drop``; without the lock."""
         for lost in given_up:
-            sents = [item.sent for item in lost.items]
-            settle(self._settling, sents, lost.error)
+            futures = [item.future for item in lost.items]
+            settle(self._settling, futures, lost.error)
             if self._bounds.mode == "reliable":
-                self._tally.failed(sents, lost.error)
+                self._tally.failed(futures, lost.error)
                 continue
             self._tally.dropped(len(lost.items))
-            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
+            report_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
 
     # --- forks and exits, which hooks of the client for threads tell of --------------------------
 
     def _after_fork(self) -> None:
         """In a child: begin anew, and tell those who wait whose the messages are."""
-        waiting = list(self._queue.sents())
+        waiting = list(self._queue.futures())
         self._settling.renew()
         self._start_afresh()
         self._open()
-        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, told)
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
 
     def _at_exit(self) -> None:
         """The interpreter leaves: send what can be sent in time, and say what cannot."""

@@ -133,11 +133,11 @@ class Reading:
             if track is None and not self._plan.follow:
                 return None
             try:
-                messages = self._asked(track)
+                messages = self._fetch(track)
                 self._answered_s = self._channel.now()
             except TransactionsUnavailable as error:
                 messages = []
-                self._outlast(error)
+                self._wait_for_service(error)
             if messages:
                 if self._left is not None:
                     messages = messages[: self._left]
@@ -145,14 +145,14 @@ class Reading:
                 return messages
         return None
 
-    def _asked(self, track: Track | None) -> Sequence[Message]:
+    def _fetch(self, track: Track | None) -> Sequence[Message]:
         """What one topic has, or what comes after all of them are at their end."""
         if track is not None:
             return self._poll(track, wait_ms=0)
         self.save(patiently=True)
         return self._wait()
 
-    def _outlast(self, error: TransactionsUnavailable) -> None:
+    def _wait_for_service(self, error: TransactionsUnavailable) -> None:
         """Who follows outlasts a service that is being loaded again, but not one that was never there."""
         now_s = self._channel.now()
         if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
@@ -341,7 +341,7 @@ class Reading:
         """Whether the position is kept by what the transaction's participants commit."""
         return bool(getattr(self._position, "transactional", False))
 
-    def save_what_was_left(self) -> None:
+    def save_or_log(self) -> None:
         """The loop was left: keep what it was done with before, and be quiet, since nobody hears of an error."""
         try:
             self.save()
@@ -368,7 +368,7 @@ class Reading:
 class ReadingBlock(Protocol):
     """The transaction that a reading is part of."""
 
-    def _needed(self, what: str) -> Transaction: ...
+    def _require(self, what: str) -> Transaction: ...
 
     def _enlist(self, reader: Reading) -> None: ...
 
@@ -383,8 +383,8 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
         return Reading(channel, plan, position)
     if plan.isolation is not None:
         raise InvalidParameter("a transaction reads its own snapshot", hint="leave isolation out, or say direct=True")
-    context._needed("reading")
-    reading = Reading(channel, plan, position, lambda: context._needed("reading"))
+    context._require("reading")
+    reading = Reading(channel, plan, position, lambda: context._require("reading"))
     context._enlist(reading)
     return reading
 

@@ -14,7 +14,16 @@ from plainsong.messages import MessageId
 from plainsong.positions import NEWEST, as_bound, parse_start
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
-from plainsong.retry import Backoff, Places, covering, first_round, late, may_repeat, owned_part, read_answer
+from plainsong.retry import (
+    Backoff,
+    Places,
+    cover_attempts,
+    deadline_passed,
+    has_untried_url,
+    may_repeat,
+    owned_part,
+    read_answer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,28 +114,30 @@ class Channel:
                 Send(url, call.request, places.connect_s(url, min(settings.connect_timeout_s, timeout_s)), timeout_s)
             )
             result, error = read_answer(call, answer, url)
-            goes_back = places.heard(part, url, answer, error)
+            owner_failed = places.note_answer(part, url, answer, error)
             if error is None:
                 return result  # type: ignore[no-any-return] # the call says what it is
             now_s = self.now()
-            if goes_back and now_s < over_s:
+            if owner_failed and now_s < over_s:
                 continue
             tries += 1
-            at_once = first_round(tries, places, error)
-            again = may_repeat(call.repeat, error, outlasts=call.outlasts) and (settings.retry or endless or at_once)
+            at_once = has_untried_url(tries, places, error)
+            again = may_repeat(call.repeat, error, waits_for_service=call.waits_for_service) and (
+                settings.retry or endless or at_once
+            )
             if call.repeat == "reading":
                 error.outcome = "not-applied"
             in_doubt |= error.outcome == "unknown"
             if not again:
-                raise covering(error, in_doubt)
+                raise cover_attempts(error, in_doubt)
             pause_s = 0.0 if at_once else backoff.next_s(error)
             if now_s + pause_s >= over_s:
-                raise late(error, tries, limit_s, in_doubt)
+                raise deadline_passed(error, tries, limit_s, in_doubt)
             if pause_s:
                 self.sleep(pause_s)
                 now_s = self.now()
                 if now_s >= over_s:  # a busy machine wakes whoever sleeps later
-                    raise late(error, tries, limit_s, in_doubt)
+                    raise deadline_passed(error, tries, limit_s, in_doubt)
 
     def attempt(self, call: Call[T], left_s: float) -> tuple[T | None, PlainsongError | None]:
         """One attempt, for no longer than ``left_s``: the answer, or what went wrong. The next one may go elsewhere."""
@@ -137,7 +148,7 @@ class Channel:
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
         answer = self.pool.carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)
-        places.heard(part, url, answer, error)
+        places.note_answer(part, url, answer, error)
         return result, error
 
     # --- where to start --------------------------------------------------------------------------

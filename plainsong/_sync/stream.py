@@ -18,7 +18,7 @@ from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongEr
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
 from plainsong.streaming import Streaming
-from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, lost_by
+from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, connection_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,18 +66,18 @@ class Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        unheard: NotSent | None = None
+        unreported: NotSent | None = None
         try:
             if kind is None or not ERRORS_END_STREAMS:
                 self.close()
         except NotSent as not_sent:
-            unheard = not_sent
+            unreported = not_sent
         finally:
             self._sender.workers.close(self._abandon)
-        if unheard is not None:
+        if unreported is not None:
             if kind is None:
-                raise unheard
-            log.warning("a block with a stream was left by an error: %s", unheard.detail)
+                raise unreported
+            log.warning("a block with a stream was left by an error: %s", unreported.detail)
 
     def __repr__(self) -> str:
         return f"<Stream to {self._topic}: {len(self._queue)} without an answer>"
@@ -93,12 +93,12 @@ class Stream:
             try:
                 connection, frames, headers = self._connected_to(url, part)
             except PlainsongError as error:
-                goes_back = places.heard(part, url, Failure("connect", error.detail), error)
-                left -= not goes_back
-                if not left or not (goes_back or is_elsewhere(error)):
+                owner_failed = places.note_answer(part, url, Failure("connect", error.detail), error)
+                left -= not owner_failed
+                if not left or not (owner_failed or is_elsewhere(error)):
                     raise
             else:
-                places.told(part, url, headers)
+                places.remember_owner(part, url, headers)
                 return connection, frames
 
     def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
@@ -142,16 +142,16 @@ class Stream:
             # The daemon may have said why: that is for who receives. What has not left stays here.
             with self._lock:
                 self._queue.halted = True
-                self._broken = self._broken or lost_by(error)
+                self._broken = self._broken or connection_lost(error)
 
     def _receive(self) -> None:
         """Take answers, until the connection is over."""
         error: PlainsongError = ConnectionLost("the stream was left")
-        said = False
+        orderly = False
         try:
-            error, said = self._received()
+            error, orderly = self._received()
         finally:
-            self._end(error, said=said)
+            self._end(error, orderly=orderly)
 
     def _received(self) -> tuple[PlainsongError, bool]:
         """Why the connection is over, and whether the daemon said so."""
@@ -182,13 +182,13 @@ class Stream:
             broken.__cause__ = error
             return broken, False
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            return self._frames.closed or (self._broken or lost_by(error), False)
+            return self._frames.closed or (self._broken or connection_lost(error), False)
 
     def _take_answers(self, message: bytes) -> None:
         with self._lock:
             wrong = self._queue.take_answers(message)
             self._sender.room.notify_all()
-        self._settling.tell_all()
+        self._settling.wake_all()
         if wrong:
             self._tally.failed(wrong, PlainsongError())
 
@@ -196,10 +196,10 @@ class Stream:
         """How many were answered so far, if some that have left are not."""
         return self._queue.answered if self._queue.sent else None
 
-    def _end(self, error: PlainsongError, *, said: bool) -> None:
+    def _end(self, error: PlainsongError, *, orderly: bool) -> None:
         """The connection is over."""
         with self._lock:
-            lost = self._queue.end(error, said=said)
+            lost = self._queue.end(error, orderly=orderly)
             self._sender.room.notify_all()
         self._lose(lost)
         self._connection.close()
@@ -207,14 +207,14 @@ class Stream:
     def _lose(self, lost: list[Ticket]) -> None:
         if lost:
             self._tally.failed(lost, OutcomeUnknown())
-        self._settling.tell_all()
+        self._settling.wake_all()
 
     def _abandon(self) -> int:
         """The block was left by an error: nothing is waited for."""
         with self._lock:
             self._closing = True
             self._sender.stop()
-            lost = self._queue.end(ConnectionLost("the stream was left"), said=False)
+            lost = self._queue.end(ConnectionLost("the stream was left"), orderly=False)
         self._lose(lost)
         return 0
 
@@ -240,7 +240,7 @@ class Stream:
             if not queue.put_single(messages, ticket):
                 self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
             if queue.unsent == 1:
-                self._sender.call()
+                self._sender.wake_worker()
         return ticket
 
     def send(self, request: PublishRequest) -> Ticket:
@@ -253,7 +253,7 @@ class Stream:
             if not queue.put(request, ticket):
                 self._put_when_there_is_room(lambda: queue.put(request, ticket))
             if queue.unsent == 1:
-                self._sender.call()
+                self._sender.wake_worker()
         return ticket
 
     def _put_when_there_is_room(self, put: Callable[[], bool]) -> None:
@@ -277,7 +277,7 @@ class Stream:
         with self._lock:
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             waiting = len(self._queue)
-        self._tally.raise_if_unheard(0, waiting)
+        self._tally.raise_if_unretrieved(0, waiting)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
@@ -287,12 +287,12 @@ class Stream:
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             is_over = self._queue.ended is not None
         if not is_over:
-            self._say_goodbye()
-        self._end(OutcomeUnknown("the stream was closed before the answer came"), said=False)
+            self._close_in_order()
+        self._end(OutcomeUnknown("the stream was closed before the answer came"), orderly=False)
         self._sender.close(0)
-        self._tally.raise_if_unheard(0)
+        self._tally.raise_if_unretrieved(0)
 
-    def _say_goodbye(self) -> None:
+    def _close_in_order(self) -> None:
         try:
             with self._sending:
                 self._connection.send(self._frames.close())
@@ -310,7 +310,7 @@ class Stream:
         self._make_sender()
         self._sender.stop()
         self._closing = True
-        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), said=False)
+        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), orderly=False)
 
     def _at_exit(self) -> None:
         """The interpreter leaves: wait a moment for what has been handed over."""

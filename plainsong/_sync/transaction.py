@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from plainsong import transactions as service
-from plainsong._sync._backend import TaskLock, shielded, told
+from plainsong._sync._backend import TaskLock, call_participant, shielded
 from plainsong._sync.transaction_messages import UNDO_S, TransactionMessages, left_s
-from plainsong.calls import outlasting
+from plainsong.calls import waiting_for_service
 from plainsong.errors import Closed, NoTransaction, TransactionFailed, TransactionInProgress
 from plainsong.messages import PENDING, Receipt, as_list, outgoing_request
 from plainsong.participants import METHODS
@@ -105,36 +105,36 @@ class Member:
 
     def start_tx(self, transaction: Transaction) -> None:
         """``participant.start_tx``."""
-        told(self.participant.start_tx, transaction)
+        call_participant(self.participant.start_tx, transaction)
 
     def update_tx(self, transaction: Transaction) -> None:
         """``participant.update_tx``."""
-        told(self.participant.update_tx, transaction)
+        call_participant(self.participant.update_tx, transaction)
 
     def tx_changes(self) -> Collection[bytes]:
         """``participant.tx_changes``; raises TypeError when that is no collection of bytes."""
-        changes: Any = told(self.participant.tx_changes)
+        changes: Any = call_participant(self.participant.tx_changes)
         if isinstance(changes, (bytes, bytearray, str)) or not all(isinstance(each, bytes) for each in changes):
             raise TypeError("tx_changes has to return a collection of bytes")
         return list(changes)
 
     def commit_tx(self) -> bool:
         """``participant.commit_tx``; anything but True is a failure."""
-        return bool((told(self.participant.commit_tx)) is True)
+        return bool((call_participant(self.participant.commit_tx)) is True)
 
     def post_tx_commit(self) -> None:
         """``participant.post_tx_commit``."""
-        told(self.participant.post_tx_commit)
+        call_participant(self.participant.post_tx_commit)
 
     def rollback_tx(self) -> bool:
         """``participant.rollback_tx``; anything but True is a failure."""
-        return bool((told(self.participant.rollback_tx)) is True)
+        return bool((call_participant(self.participant.rollback_tx)) is True)
 
     def abandon_tx(self) -> None:
         """``participant.abandon_tx``, if it has one."""
         abandon = getattr(self.participant, "abandon_tx", None)
         if abandon is not None:
-            told(abandon)
+            call_participant(abandon)
 
 
 class TransactionContext:
@@ -163,7 +163,7 @@ class TransactionContext:
         self._options = (type, timeout_s, client_id)
         self._messages = TransactionMessages(self._channel, BufferBounds(buffer_bytes, buffer_messages))
         once = {id(each): Member(each) for each in participants}
-        self._others = list(once.values())
+        self._participants = list(once.values())
         self._readers: list[Enlisted] = []
         self._under_way: Transaction | None = None
         #: Whether the commit has been asked for: whoever is interrupted then may not undo.
@@ -183,7 +183,7 @@ class TransactionContext:
     @property
     def transaction(self) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
-        return self._needed("this")
+        return self._require("this")
 
     @property
     def state(self) -> TransactionState | None:
@@ -208,10 +208,10 @@ class TransactionContext:
         Raises:
           InvalidParameter: it has not all methods. What its ``start_tx`` raises; it takes part nevertheless.
         """
-        if any(each.participant is participant for each in self._others):
+        if any(each.participant is participant for each in self._participants):
             return
         member = Member(participant)
-        self._others.append(member)
+        self._participants.append(member)
         if self._under_way is not None:
             member.start_tx(self._under_way)
 
@@ -219,9 +219,9 @@ class TransactionContext:
         """Whether it was one of them. Raises TransactionInProgress while one is under way."""
         if self._under_way is not None:
             raise TransactionInProgress("participants cannot leave a transaction under way")
-        before = len(self._others)
-        self._others = [each for each in self._others if each.participant is not participant]
-        return len(self._others) < before
+        before = len(self._participants)
+        self._participants = [each for each in self._participants if each.participant is not participant]
+        return len(self._participants) < before
 
     # --- the course ------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class TransactionContext:
           TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and whatever the service
             answers. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
         """
-        return self._whole(self._start)
+        return self._run_step(self._start)
 
     def finish(self) -> None:
         """Commit it; see ``docs/client.md`` for everything that can happen.
@@ -242,7 +242,7 @@ class TransactionContext:
             whose outcome is ``not-applied``: it was undone.
           CommittedWithErrors: it is committed. TransactionInDoubt: nobody knows. NoTransaction: there is none.
         """
-        self._whole(self._finish)
+        self._run_step(self._finish)
 
     def checkpoint(self) -> Transaction:
         """Persist what there is, messages too, and go on under a new write pointer; readers still see nothing.
@@ -250,7 +250,7 @@ class TransactionContext:
         Raises:
           as ``finish`` does; the transaction was undone.
         """
-        return self._whole(self._checkpoint)
+        return self._run_step(self._checkpoint)
 
     def abort(self, cause: BaseException | None = None) -> TransactionState | None:
         """Undo it; nothing happens when none is under way.
@@ -265,7 +265,7 @@ class TransactionContext:
         with self._lock:
             return self._abort(cause)
 
-    def _whole(self, step: Callable[[], T]) -> T:
+    def _run_step(self, step: Callable[[], T]) -> T:
         """Do what must not stay half done: whatever interrupts it, a way out is taken first."""
         with self._lock:
             try:
@@ -293,7 +293,7 @@ class TransactionContext:
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         with self._lock:
-            transaction = self._needed("publish")
+            transaction = self._require("publish")
             if self._messages.take(topic, request):
                 self._spill(transaction)
         return Receipt(None, None, len(request.messages), PENDING)
@@ -345,7 +345,7 @@ class TransactionContext:
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _needed(self, what: str) -> Transaction:
+    def _require(self, what: str) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
         if self._under_way is None:
             ended = "none was begun" if self._state is None else f"the last one is {self._state.replace('_', ' ')}"
@@ -354,7 +354,7 @@ class TransactionContext:
 
     @property
     def _members(self) -> list[Member | TransactionMessages]:
-        return [*self._others, self._messages]
+        return [*self._participants, self._messages]
 
     def _enlist(self, reader: Enlisted) -> None:
         """A reader inside the transaction: its position is part of it."""
@@ -395,14 +395,14 @@ class TransactionContext:
     # --- finish ------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        transaction = self._needed("finish")
+        transaction = self._require("finish")
         failures = Failures("saving positions")
         try:
             self._save_positions(transactional=True)
             changes = self._changes(failures)
             if changes:
                 failures.doing = "detecting conflicts"
-                call = outlasting(service.prepare(transaction.id, changes))
+                call = waiting_for_service(service.prepare(transaction.id, changes))
                 self._channel.call(call, left_s(self._channel, transaction))
             self._persist(failures)
         except Exception as error:  # noqa: BLE001 - raised after the undoing
@@ -443,7 +443,7 @@ class TransactionContext:
             request. TransactionInDoubt: nobody knows.
         """
         try:
-            self._channel.call(outlasting(service.commit(transaction.id)))
+            self._channel.call(waiting_for_service(service.commit(transaction.id)))
         except (TransactionNotInProgress, TransactionConflict) as error:
             # A commit that took is answered like the first time: so no earlier attempt took either.
             error.outcome = "not-applied"
@@ -460,10 +460,10 @@ class TransactionContext:
         state: TransactionState = "unknown"
         for _ in range(MAX_QUESTIONS):
             try:
-                state = (channel.call(outlasting(service.get(transaction.id)))).state
+                state = (channel.call(waiting_for_service(service.get(transaction.id)))).state
                 if state == "in_progress":
                     # The commit may still be on its way: shut the door before saying that it did not take.
-                    state = channel.call(outlasting(service.invalidate(transaction.id)))
+                    state = channel.call(waiting_for_service(service.invalidate(transaction.id)))
                 break
             except TransactionNotInProgress:
                 continue  # it was decided between the two
@@ -501,12 +501,12 @@ class TransactionContext:
     # --- checkpoint, and the way back ---------------------------------------------------------------
 
     def _checkpoint(self) -> Transaction:
-        transaction = self._needed("checkpoint")
+        transaction = self._require("checkpoint")
         failures = Failures()
         try:
             self._persist(failures)
             failures.doing = "making a checkpoint"
-            call = outlasting(service.checkpoint(transaction))
+            call = waiting_for_service(service.checkpoint(transaction))
             transaction = self._channel.call(call, left_s(self._channel, transaction))
             self._under_way = transaction
             for member in self._members:
@@ -544,22 +544,22 @@ class TransactionContext:
         transaction = self._under_way
         self._undo(transaction, failures)
         if cause is not None:
-            failures.tell(cause, self._state)
+            failures.add_notes_to(cause, self._state)
         elif failures.errors:
-            told = failure_of(transaction, failures.doing, failures.errors[0])
-            failures.without_first().tell(told, self._state)
-            raise told
+            raised = failure_of(transaction, failures.doing, failures.errors[0])
+            failures.without_first().add_notes_to(raised, self._state)
+            raise raised
         return self._state
 
     def _fail(self, failures: Failures, error: Exception) -> NoReturn:
         """Undo, and raise what went wrong first."""
         transaction = self._under_way
         assert transaction is not None
-        told = failure_of(transaction, failures.doing, error)
+        raised = failure_of(transaction, failures.doing, error)
         later = Failures("aborting")
         self._undo(transaction, later)
-        later.tell(told, self._state)
-        raise told
+        later.add_notes_to(raised, self._state)
+        raise raised
 
     def _undo(self, transaction: Transaction, failures: Failures) -> None:
         """``rollback_tx`` on every member, then the service's decision; failures are collected, not raised."""
@@ -576,7 +576,7 @@ class TransactionContext:
         self._state = "aborted" if clean else "invalid"
         call = service.abort(transaction.id) if clean else service.invalidate(transaction.id)
         try:
-            self._state = self._channel.call(outlasting(call), self._undo_s)
+            self._state = self._channel.call(waiting_for_service(call), self._undo_s)
         except PlainsongError as error:
             gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
             failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)

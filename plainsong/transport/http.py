@@ -60,9 +60,9 @@ def answer_of(response: httpcore2.Response, body: bytes) -> Answer:
 
 def failure_of(error: Exception, timeout_s: float) -> Failure:
     """What an exception of the library, or of the operating system, means."""
-    said = str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
     if isinstance(error, NOTHING_SENT):
-        return Failure("connect", said, error)
+        return Failure("connect", text, error)
     if isinstance(error, TIME_OVER):
         return Failure("timeout", f"no answer within {timeout_s:g} s", error)
-    return Failure("lost", said, error)
+    return Failure("lost", text, error)

@@ -20,7 +20,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from plainsong.calls import Answer
 from plainsong.errors import ConnectionLost, UnexpectedAnswer
 from plainsong.retry import error_of
-from plainsong.streaming import closed_by
+from plainsong.streaming import close_error
 from plainsong.transport.http import place_of
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ class Frames:
             elif isinstance(event, Ping):
                 yield None, self._frames.send(event.response())
             elif isinstance(event, CloseConnection):
-                said = self._frames.state is not ConnectionState.OPEN  # else these were no frames
-                self.closed = closed_by(int(event.code), event.reason or ""), said
+                orderly = self._frames.state is not ConnectionState.OPEN  # else these were no frames
+                self.closed = close_error(int(event.code), event.reason or ""), orderly
                 if self._frames.state is ConnectionState.REMOTE_CLOSING:
                     yield None, self._frames.send(event.response())
 
 
-def lost_by(error: BaseException) -> PlainsongError:
+def connection_lost(error: BaseException) -> PlainsongError:
     """What a broken connection means."""
     lost = ConnectionLost(str(error) or type(error).__name__)
     lost.__cause__ = error
