@@ -1,11 +1,11 @@
-"""Writes the client for threads from the client for event loops: ``plainsong/_sync`` from ``plainsong/_async``.
+"""Generates the synchronous client ``plainsong/_sync`` from the asynchronous ``plainsong/_async``.
 
-    python scripts/unasync.py            write it
-    python scripts/unasync.py --check    say what would change, and fail if anything would
+    python scripts/unasync.py            write the files
+    python scripts/unasync.py --check    list the files that would change, and fail if there are any
 
-Words of the language lose their ``async`` and ``await``, names their ``Async``, and sentences that speak of tasks and
-event loops say what is true of threads (``SENTENCES``). A statement whose first line ends in ``# async only`` is left
-out. Modules that both sides write by hand (``BY_HAND``) stay as they are. The formatter of the project has the last word.
+The script removes ``async`` and ``await``, strips ``Async`` from names, and replaces sentences about tasks and event
+loops by sentences about threads (``SENTENCES``). It omits a statement whose first line ends in ``# async only``, and
+leaves modules alone that both sides write by hand (``BY_HAND``). The project's formatter formats the result.
 """
 
 from __future__ import annotations
@@ -33,28 +33,27 @@ WORDS = {
     "AnyParticipant": "TransactionAware",
     "_async": "_sync",
 }
-#: What is said of tasks, and what is said of threads instead.
+#: Sentences about tasks, and their replacements about threads.
 SENTENCES = (
     (
         """Talks to a daemon: topics, publishing, polling, reading, on asyncio and trio alike.
 
-    For one event loop; any number of its tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.
-    Connections are made when they are needed: making a client does not need a daemon. A task that is
-    cancelled in the middle of a call leaves it: what became of the request is then unknown, as after a
-    broken connection.
+    It belongs to one event loop; any number of tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.
+    It connects on first use, so creating it needs no daemon. If a task is cancelled in the middle of a call, the outcome
+    of the request is unknown, as after a broken connection.
 """,
         """Talks to a daemon: topics, publishing, polling, reading.
 
-    Thread-safe: share one among all threads. After a fork the child gets connections of its own; parent and
-    child can both go on using the client. Connections are made when needed: making a client needs no daemon.
+    Thread-safe: all threads may share one. After a fork the child opens its own connections, and both processes can
+    use the client. It connects on first use, so creating it needs no daemon.
 """,
     ),
     (
-        """Close all connections; what is under way fails. Idempotent. Its publishers end with their own blocks.\"""",
-        """Close its publishers, with a limit of their ``exit_timeout_s``, then all connections. Idempotent.
+        """Closes all connections; requests under way fail. Idempotent. Its publishers end with their own blocks.\"""",
+        """Closes its publishers, each within its ``exit_timeout_s``, then all connections. Idempotent.
 
         Raises:
-          NotSent: what its publishers could not send; all is closed nevertheless.
+          NotSent: its publishers could not send everything; all is closed nevertheless.
         \"""",
     ),
     (
@@ -79,8 +78,8 @@ SENTENCES = (
     ("flush and nobody awaited it.", "flush and nobody asked its future."),
     ("            nobody awaited it. Nothing", "            nobody asked its future. Nothing"),
     (
-        "A buffer for publishing without waiting; use it in an ``async with`` block.",
-        "A buffer for publishing without waiting; use it in a ``with`` block, or close it.",
+        "A buffered publisher, which does not wait for answers; use it in an ``async with`` block.",
+        "A buffered publisher, which does not wait for answers; use it in a ``with`` block, or close it.",
     ),
     (
         "called with a ``DroppedMessage``, on the event loop; it must not wait.",
@@ -115,8 +114,8 @@ SENTENCES = (
         'raise Closed("the stream is closed")',
     ),
     (
-        "A connection on which publishes go ahead of their answers; use it in an ``async with`` block.",
-        "A connection on which publishes go ahead of their answers; use it in a ``with`` block, or close it.",
+        "A connection that pipelines publishes; use it in an ``async with`` block.",
+        "A connection that pipelines publishes; use it in a ``with`` block, or close it.",
     ),
     (
         "InvalidName: nothing happened. On entering the block: ConnectFailed, ShuttingDown: nothing happened.",
@@ -153,7 +152,6 @@ SENTENCES = (
     ("In an ``async with``", "In a ``with``"),
     ("in an ``async with``", "in a ``with``"),
     ("``async with``", "``with``"),
-    ("An iterator over messages", "An iterator over messages"),
     ("Callable[[], Awaitable[T]]", "Callable[[], T]"),
     ("Callable[[], Awaitable[None]]", "Callable[[], None]"),
     ("Awaitable[None]", "None"),
@@ -162,7 +160,7 @@ SENTENCES = (
 
 
 def generated(source: str, name: str) -> str:
-    """The module for threads, not formatted yet."""
+    """The synchronous module, unformatted."""
     source = _without_async_only(source)
     for task, thread in SENTENCES:
         source = source.replace(task, thread)
@@ -213,7 +211,7 @@ def _without_async_only(source: str) -> str:
 
 
 def formatted(text: str, name: str) -> str:
-    """As the project's formatter and import sorter write it."""
+    """Sorts the imports and formats with the project's tools."""
     ruff = Path(sys.executable).with_name("ruff")
     path = str(TARGET / name)
     for command in (["check", "--select", "I,F401", "--fix-only", "--quiet"], ["format", "--quiet"]):

@@ -1,4 +1,4 @@
-"""What becomes of one message, for tasks that may await it. ``plainsong/_sync/_futures.py`` is its twin for threads."""
+"""Awaitable futures of messages and requests. ``plainsong/_sync/_futures.py`` is the twin for threads."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class Settling:
-    """What the futures of one publisher share: nothing, since each wakes its own tasks."""
+    """Shared state of a publisher's futures: none here, since each wakes its own tasks."""
 
     def renew(self) -> None:
-        """In a forked child."""
+        """For forked children of the synchronous client."""
 
     def wake_all(self) -> None:
-        """Something was settled."""
+        """Nothing to do: each future wakes its own tasks."""
 
 
 class AsyncSettled(Generic[T]):
-    """What those that stand for messages have in common; what awaiting them gives, each of them says."""
+    """The base of the futures of messages; subclasses define the result."""
 
     __slots__ = ("_error", "_event", "_index", "_receipt", "retrieved")
 
@@ -40,7 +40,7 @@ class AsyncSettled(Generic[T]):
         self._error: PlainsongError | None = None
         self._index = 0
         self._event: anyio.Event | None = None
-        #: Whether anybody has asked what became of it.
+        #: Whether the caller has retrieved the outcome.
         self.retrieved = False
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ class AsyncSettled(Generic[T]):
         return self._outcome().__await__()
 
     async def _outcome(self) -> T:
-        """What became of it, once it is settled."""
+        """The result, once settled."""
         self.retrieved = True
         if not self.done():
             if self._event is None:
@@ -65,15 +65,15 @@ class AsyncSettled(Generic[T]):
         return self._result_at(self._receipt, self._index)
 
     def _result_at(self, receipt: Any, index: int) -> T:
-        """The result, in what was said of the whole request."""
+        """The result of message ``index``, from the result of its request."""
         raise NotImplementedError
 
 
 class AsyncSent(AsyncSettled["MessageId | None"]):
-    """Await it for the id of the message, once it is durable (None when the daemon does not say it).
+    """The future of a message: its id, once durable (None if the daemon does not answer it).
 
-    It raises what went wrong, whose ``outcome`` says whether the message is in the topic. May be awaited by
-    several tasks, several times, or not at all.
+    Awaiting it raises the error of a failure, whose ``outcome`` says whether the message is in the topic. Several tasks
+    may await it, several times, or not at all.
     """
 
     __slots__ = ()
@@ -83,7 +83,7 @@ class AsyncSent(AsyncSettled["MessageId | None"]):
 
 
 class AsyncProduced(AsyncSettled["MessageReceipt"]):
-    """What becomes of a message of a producer: as ``AsyncSent``, but awaiting it gives a ``MessageReceipt``."""
+    """The future of a producer's message: as ``AsyncSent``, but its result is a ``MessageReceipt``."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class AsyncProduced(AsyncSettled["MessageReceipt"]):
 
 
 class AsyncProducedWhole(AsyncSettled["Receipt"]):
-    """What becomes of messages that a producer sends together."""
+    """The future of messages that a producer publishes in one request."""
 
     __slots__ = ()
 
@@ -103,7 +103,7 @@ class AsyncProducedWhole(AsyncSettled["Receipt"]):
 def settle(
     settling: Settling, futures: Iterable[AsyncSettled[Any]], outcome: Receipt | Delivered | PlainsongError
 ) -> None:
-    """Settle what stands for the messages of one batch, in order, and wake whoever waits."""
+    """Settles the futures of one batch, in order, and wakes the waiting tasks."""
     for index, future in enumerate(futures):
         if isinstance(outcome, BaseException):
             future._error = outcome
@@ -114,10 +114,10 @@ def settle(
 
 
 class AsyncTicket:
-    """What becomes of one request of a stream; await it for its receipt, once it is durable.
+    """The future of a stream's request: its receipt, once durable.
 
-    It raises what went wrong, whose ``outcome`` says whether the request happened. May be awaited by several tasks,
-    several times, or not at all.
+    Awaiting it raises the error of a failure, whose ``outcome`` says whether the request happened. Several tasks may
+    await it, several times, or not at all.
     """
 
     __slots__ = ("_answer", "_event", "messages", "number", "retrieved", "size")
@@ -129,24 +129,24 @@ class AsyncTicket:
         self._answer: Any = None
         self._event: anyio.Event | None = None
         self.messages = messages
-        #: Whether anybody has asked what became of it.
+        #: Whether the caller has retrieved the outcome.
         self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<AsyncTicket {'answered' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether its fate is known."""
+        """Whether its outcome is known."""
         return self._answer is not None
 
     def answered(self, status: int, fields: dict[str, Any]) -> None:
-        """There is an answer; whoever reads it takes it apart."""
+        """The daemon answered. The answer is decoded on retrieval."""
         self._answer = status, fields
         if self._event is not None:
             self._event.set()
 
     def failed(self, error: PlainsongError) -> None:
-        """There will be none."""
+        """The request will get no answer."""
         self._answer = error
         if self._event is not None:
             self._event.set()
