@@ -59,24 +59,23 @@ SENTENCES = (
     (
         """A buffer and the tasks that empty it; made by ``AsyncClient.publisher``, which explains the options.
 
-    Only within ``async with``: its tasks live in that block. The order of calls of ``send`` is the order in the
-    topic, for each topic, whatever is retried. A block that ends well, or by an error, is flushed (the latter
-    for no longer than ``exit_timeout_s``); one that is cancelled gives up what waits, and says so in the log.
+    Use it in an ``async with`` block, in which its tasks live. The order of ``send`` calls is the order in each topic,
+    also across retries. The end of the block flushes; after an exception, within ``exit_timeout_s``. A cancelled block
+    gives up the waiting messages, and logs it.
 """,
         """A buffer and the threads that empty it; made by ``Client.publisher``, which explains the options.
 
-    Thread-safe. The order of calls of ``send`` is the order in the topic, for each topic, whatever is retried
-    (calls from several threads are ordered as they get the lock). In a forked child it starts afresh: empty,
-    with threads and connections of its own; what was waiting belongs to the parent, and its futures say so.
-    When the interpreter exits, it is closed with a limit of ``exit_timeout_s``, and what was not sent is logged.
+    Thread-safe. The order of ``send`` calls is the order in each topic, also across retries; a lock orders calls of
+    several threads. In a forked child it starts afresh: empty, with its own threads and connections; the parent sends
+    the waiting messages, and their futures in the child say so. The exit of the interpreter closes it within
+    ``exit_timeout_s``, and logs unsent messages.
 """,
     ),
     (
-        'Hand over a message; what is returned may be awaited. Waits only for room, if ``overflow="wait"``.',
-        'Hand over a message, and get its future; waits only when the buffer is full and ``overflow="wait"``.',
+        'Takes a message and returns its awaitable future. Waits only for room, if ``overflow="wait"``.',
+        'Takes a message and returns its future. Waits only when the buffer is full and ``overflow="wait"``.',
     ),
-    ("flush and nobody awaited it.", "flush and nobody asked its future."),
-    ("            nobody awaited it. Nothing", "            nobody asked its future. Nothing"),
+    ("without its future being awaited", "without a caller retrieving it"),
     (
         "A buffered publisher, which does not wait for answers; use it in an ``async with`` block.",
         "A buffered publisher, which does not wait for answers; use it in a ``with`` block, or close it.",
@@ -86,16 +85,16 @@ SENTENCES = (
         "called with a ``DroppedMessage``, in a thread of the publisher or in ``send``.",
     ),
     (
-        """    Only within ``async with``, which opens it: its task lives in that block. The order of calls is the order in the
+        """    Use it in an ``async with`` block, which opens it and in which its task lives. The order of calls is the order in the
     topic, and that of automatic sequence ids.
 """,
         """    Thread-safe: the order of calls is the order in the topic, and that of automatic sequence ids. Use it in a ``with``
-    block, or close it. In a forked child it is closed: the name belongs to the parent.
+    block, or close it. In a forked child it is closed: the parent keeps the name.
 """,
     ),
     (
-        "Hand over a message, and get what may be awaited for its ``MessageReceipt``. Not part of a transaction's block.",
-        "Hand over a message, and get the future of its ``MessageReceipt``. Not part of a transaction's block.",
+        "Takes a message and returns the awaitable future of its ``MessageReceipt``. Never part of a transaction's block.",
+        "Takes a message and returns the future of its ``MessageReceipt``. Never part of a transaction's block.",
     ),
     (
         """which explains the options. Use it in ``async with``.
@@ -129,26 +128,23 @@ SENTENCES = (
 """,
     ),
     (
-        """    Iterate over it once, in one task. With a position, the loop is done with a message when it asks for the next
-    one. Use it in an ``async with`` block: when that ends without an exception, the message at hand counts as
-    done, and the position is saved; after an exception, that message comes again. Without a block, a loop that
-    is left early saves nothing more: what came after the last save comes again.
+        """    Iterate over it once, in one task. With a position, a message is finished when the loop asks for the next one. Use
+    it in an ``async with`` block: its normal end finishes the message at hand and saves the position; after an
+    exception that message is delivered again. Without a block, a loop left early saves nothing more, and messages since
+    the last save are delivered again.
 """,
-        """    Iterate over it once. With a position, the loop is done with a message when it asks for the next one; when
-    the loop is left by ``break``, ``return`` or an exception, the message at hand does not count as done,
-    and comes again. In a ``with`` block that ends without an exception it does count: ``with`` says that the
-    work on it is finished. Not thread-safe: one thread at a time.
+        """    Iterate over it once. With a position, a message is finished when the loop asks for the next one. If ``break``,
+    ``return`` or an exception leaves the loop, the message at hand is not finished, and is delivered again; the normal
+    end of a ``with`` block does finish it. Not thread-safe: one thread at a time.
 """,
     ),
     ("asynchronous iterator", "iterator"),
     ("A participant as the transaction calls it, asynchronous or not.", "A participant as the transaction calls it."),
     (
-        "    end, and what is being committed is waited for. For one task at a time.",
-        "    end, and what is being committed is waited for. For one thread at a time.",
+        "    end, and a commit under way is awaited. For one task at a time.",
+        "    end, and a commit under way is awaited. For one thread at a time.",
     ),
-    ("A lightweight transaction in the hands of a task", "A lightweight transaction in the hands of a thread"),
     ("How long a cancelled task may take to undo its transaction", "How long it may take to undo a transaction"),
-    ("an asynchronous", "a"),
     ("In an ``async with``", "In a ``with``"),
     ("in an ``async with``", "in a ``with``"),
     ("``async with``", "``with``"),

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.producer")
 
-#: One delivers, the other looks at the time of what waits behind it.
+#: One delivers, the other watches the deadlines of the messages behind it.
 WORKERS = 2
 
 
 class AsyncProducer:
     """Sends messages under a name, each stored once; made by ``AsyncClient.producer``, which explains the options.
 
-    Only within ``async with``, which opens it: its task lives in that block. The order of calls is the order in the
+    Use it in an ``async with`` block, which opens it and in which its task lives. The order of calls is the order in the
     topic, and that of automatic sequence ids.
     """
 
@@ -104,7 +104,7 @@ class AsyncProducer:
 
     @property
     def _producing(self) -> Producing[AsyncSettled[Any]]:
-        """Raises Closed: the block has not been entered."""
+        """Raises Closed before ``_open``."""
         if self._begun is None:
             raise Closed("the producer is not open", hint=BLOCK_HINT)
         return self._begun
@@ -124,16 +124,16 @@ class AsyncProducer:
     def __repr__(self) -> str:
         return f"<AsyncProducer {self.name!r} of {self.topic}>" if self._begun else "<AsyncProducer, not opened>"
 
-    # --- what is known of it ---------------------------------------------------------------------
+    # --- its state ------------------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
-        """Where its messages go."""
+        """The topic of its messages."""
         return self._producing.session.topic
 
     @property
     def name(self) -> str:
-        """Its name, given or made by the daemon."""
+        """Its name, given or chosen by the daemon."""
         return self._producing.session.name
 
     @property
@@ -143,12 +143,12 @@ class AsyncProducer:
 
     @property
     def generation(self) -> int:
-        """Which life of the topic's name it writes to; 0 where deduplication is switched off."""
+        """The topic's generation; 0 where deduplication is switched off."""
         return self._producing.session.generation
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that is durable, as far as is known here; -1: none."""
+        """The highest sequence id known to be durable; -1: none."""
         return self._producing.session.last_sequence_id
 
     @property
@@ -171,15 +171,15 @@ class AsyncProducer:
         attributes: Mapping[str, str] | None = None,
         routing_key: str | None = None,
     ) -> AsyncProduced:
-        """Hand over a message, and get what may be awaited for its ``MessageReceipt``. Not part of a transaction's block.
+        """Takes a message and returns the awaitable future of its ``MessageReceipt``. Never part of a transaction's block.
 
         Args:
-          message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
-          sequence_id: its number; with every message of a producer, or with none.
+          message: an input of the serializer (bytes, without one), or an ``Outgoing``.
+          sequence_id: its number; for every message of a producer, or for none.
         Raises:
           SequenceIdsMixed (a ValueError), InvalidSequenceIds, NotEncodable, BufferFull, Closed: nothing happened.
-          ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: what the producer stopped for earlier;
-            nothing happened to this message.
+          ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: an earlier error ended the
+            producer; nothing happened to this message.
         """
         producing = self._begun or self._producing
         made = prepared(message, producing.serializer, sequence_id, attributes, routing_key)
@@ -189,7 +189,7 @@ class AsyncProducer:
             if producing.take(made, future, now()):
                 self._sender.wake_worker()
         if not producing.waiting.pending % MESSAGES_PER_YIELD:  # async only
-            await let_others_run()  # a loop that never waits would never send
+            await let_others_run()  # else a caller's loop that never waits would starve the sender
         return future
 
     async def publish(
@@ -205,19 +205,20 @@ class AsyncProducer:
         transaction: Transaction | int | None = None,
         direct: bool = False,
     ) -> Receipt:
-        """Send one message, or a list in one request, after what waits already; returns when it is durable.
+        """Publishes one message, or a list in one request, behind the waiting ones; returns when it is durable.
 
-        In a block of ``client.transaction()``, or with a ``transaction``: now, under its write pointer; so call it last.
+        In a block of ``client.transaction()``, or with a ``transaction``, it publishes now, under its write pointer; so
+        call it last.
 
         Args:
           sequence_ids: one for each message, increasing.
           deadline_s: instead of ``delivery_timeout_s``.
-          direct: not as part of the transaction whose block this is in.
+          direct: outside the transaction of the surrounding block.
         Returns:
-          the receipt of all; of messages that were there before it says ``duplicate``, or which (``dropped``).
+          the receipt of the request; ``duplicate`` or ``dropped`` name messages stored by earlier attempts.
         Raises:
-          as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: nobody can know, and
-            it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
+          as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: it cannot be
+            found out, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
         """
         using = self._producing.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
@@ -249,24 +250,24 @@ class AsyncProducer:
         """A lightweight transaction in one call: all messages in one piece, or none. Never part of a block.
 
         Raises:
-          MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some of it
-            was there before. TransactionOutcomeUnknown; and as ``publish``.
+          MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
+            messages were stored before. TransactionOutcomeUnknown; and as ``publish``.
         """
         using = self._producing.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
         return await self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
 
     def begin(self, routing_key: str, *, timeout_s: float | None = None) -> AsyncLightweightTransaction:
-        """Open a lightweight transaction; see there. Nothing is asked of the daemon.
+        """Opens a lightweight transaction; sends no request.
 
         Args:
-          timeout_s: seconds after which it is aborted unless it was committed; None: the producer's.
+          timeout_s: seconds after which it is aborted unless committed; None: the producer's.
         Raises:
-          TransactionInProgress: one is open. Closed, and what the producer stopped for.
+          TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
         with self._lock:
             opened = self._producing.begin(routing_key, timeout_s, now())
-            self._sender.wake_worker()  # who also looks at the time
+            self._sender.wake_worker()  # a worker also watches its time-out
         return AsyncLightweightTransaction(self, opened)
 
     async def _sent(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> Receipt:
@@ -285,7 +286,7 @@ class AsyncProducer:
         return future
 
     async def _wait_for_room(self, producing: Producing[AsyncSettled[Any]], size: int, messages: int) -> None:
-        """With the lock. Raises BufferFull, and why nothing is taken any more."""
+        """The caller holds the lock. Raises BufferFull, and as ``check_usable``."""
         producing.check_usable()
         while not producing.waiting.has_room(size, messages):
             if self._overflow != "wait":
@@ -296,19 +297,19 @@ class AsyncProducer:
     # --- the end -------------------------------------------------------------------------------
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is durable, without lingering.
+        """Waits until everything is durable, without lingering.
 
         Raises:
-          NotSent: something still waits after ``timeout_s`` (None: no limit), or failed since the last flush and
-            nobody awaited it. Nothing is given up by it.
+          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last flush
+            without its future being awaited. The flush gives up nothing.
         """
         tally = self._producing.tally
         tally.raise_if_unretrieved(await self._sender.flush(timeout_s))
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Abort an open transaction, flush, and give up what is left after ``timeout_s``. Idempotent.
+        """Aborts an open transaction, flushes, and gives up messages left after ``timeout_s``. Idempotent.
 
-        The name stays known to the topic, so that the next producer of it goes on.
+        The topic remembers the name, so that its next producer continues.
 
         Raises:
           NotSent: as ``flush`` does.
@@ -330,7 +331,7 @@ class AsyncProducer:
             delivered = await delivery.run()
         except PlainsongError as failed:
             error = failed
-        except Exception as bug:  # would leave what waits waiting for ever
+        except Exception as bug:  # an escaped exception would leave the futures pending forever
             log.exception("a request could not be made")
             error = client_bug(bug)
             error.outcome = "unknown"
@@ -348,15 +349,15 @@ class AsyncProducer:
         self._give_up(ended)
 
     def _give_up(self, ended: list[Ended[AsyncSettled[Any]]]) -> None:
-        """Tell those who wait, and the tally; without the lock."""
+        """Settles the futures and counts; without the lock."""
         for each in ended:
             settle(self._settling, each.futures, each.error)
             self._producing.tally.failed(list(each.futures), each.error)
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     async def _after_fork(self) -> None:
-        """In a child: the session is the parent's, and so is what waits."""
+        """Closes it in a child: the parent keeps the session and the waiting messages."""
         producing = self._producing
         waiting = list(producing.waiting.futures())
         self._settling.renew()
@@ -367,7 +368,7 @@ class AsyncProducer:
         settle(self._settling, waiting, error)
 
     async def _at_exit(self) -> None:
-        """The interpreter leaves: send what can be sent in time, and say what cannot."""
+        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
         try:
             await self.aclose(self.exit_timeout_s)
         except NotSent as error:
@@ -375,10 +376,10 @@ class AsyncProducer:
 
 
 class AsyncLightweightTransaction:
-    """Messages of one routing key that go in together or not at all; made by ``AsyncProducer.begin``.
+    """Messages of one routing key, published atomically; made by ``AsyncProducer.begin``.
 
-    They stay here until ``commit``, which is one publish. In an ``async with`` block what was not committed is aborted at its
-    end, and what is being committed is waited for. For one task at a time.
+    The client keeps them until ``commit``, which is one publish. An ``async with`` block aborts an open transaction at its
+    end, and a commit under way is awaited. For one task at a time.
     """
 
     def __init__(self, producer: AsyncProducer, transaction: Lightweight) -> None:
@@ -391,12 +392,12 @@ class AsyncLightweightTransaction:
 
     @property
     def routing_key(self) -> str:
-        """What its messages belong to."""
+        """The routing key of its messages."""
         return self._transaction.routing_key
 
     @property
     def state(self) -> LightweightState:
-        """``open``, ``committing``, ``committed``, ``aborted``; ``unknown`` when nobody can know whether it took."""
+        """``open``, ``committing``, ``committed``, ``aborted``; ``unknown`` if the outcome of the commit is unknown."""
         self._transaction.expire(now())
         return self._transaction.state
 
@@ -409,21 +410,21 @@ class AsyncLightweightTransaction:
         return len(self._transaction)
 
     def write(self, message: Any, *, sequence_id: int | None = None, ttl_s: int | None = None) -> None:
-        """Add a message; nothing is sent.
+        """Adds a message; sends nothing.
 
         Raises:
-          MaxTransactionSizeExceeded: it would have more than 16 MiB of serialized bytes. NotEncodable,
-            InvalidParameter. The message is not part of it, and the transaction is still open.
+          MaxTransactionSizeExceeded: more than 16 MiB of serialized bytes. NotEncodable, InvalidParameter. The
+            transaction stays open without the message.
           NoTransaction, TransactionTimedOut: it has ended.
         """
         self._transaction.write(message, sequence_id=sequence_id, ttl_s=ttl_s, now_s=now())
 
     async def commit(self) -> Receipt:
-        """Make all of it durable, in one piece; from then on everybody can read it. Again: the same receipt.
+        """Publishes all messages atomically and durably. Idempotent: returns the same receipt again.
 
         Raises:
           NoMessages: it is empty. NoTransaction, TransactionTimedOut: it has ended before.
-          TransactionOutcomeUnknown: nobody can know whether it took. Every other error: it did not; it is open again.
+          TransactionOutcomeUnknown: it may have been stored. Every other error: it was not; it is open again.
         """
         transaction = self._transaction
         if transaction.state == "committed":
@@ -449,7 +450,7 @@ class AsyncLightweightTransaction:
         return receipt
 
     def abort(self) -> None:
-        """Forget it; nothing was sent, and no sequence id is used up. Again: nothing. Raises NoTransaction: it is committed."""
+        """Drops it without sending; uses up no sequence id. Idempotent. Raises NoTransaction: it is committed."""
         self._transaction.abort()
 
     async def __aenter__(self) -> Self:
