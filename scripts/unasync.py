@@ -99,13 +99,14 @@ SENTENCES = (
     (
         """which explains the options. Use it in ``async with``.
 
-    The order of calls is the order in the topic. Ends with its connection: what was not answered then is unknown,
-    unless the daemon closed in good order, and nothing is sent again.
+    The order of calls is the order in the topic. The stream ends with its connection and sends nothing again: requests
+    without an answer are unknown, unless the daemon closed in good order.
 """,
         """which explains the options.
 
-    Thread-safe. The order of calls is the order in the topic. Ends with its connection: what was not answered then
-    is unknown, unless the daemon closed in good order, and nothing is sent again. A forked child must open its own.
+    Thread-safe. The order of calls is the order in the topic. The stream ends with its connection and sends nothing
+    again: requests without an answer are unknown, unless the daemon closed in good order. A forked child must open
+    its own.
 """,
     ),
     (
@@ -121,10 +122,10 @@ SENTENCES = (
         "ConnectFailed, InvalidName, ShuttingDown: nothing happened.",
     ),
     (
-        """    ``publish`` may be called from several tasks; everything else belongs to one task at a time. A task that is cancelled
-    inside the block leaves the transaction undone; in the middle of the commit, the commit is brought to its end.
+        """    Several tasks may call ``publish``; everything else belongs to one task at a time. Cancelling a task inside the block
+    undoes the transaction; in the middle of the commit, the commit is completed first.
 """,
-        """    ``publish`` may be called from several threads; everything else belongs to one thread at a time.
+        """    Several threads may call ``publish``; everything else belongs to one thread at a time.
 """,
     ),
     (
@@ -139,13 +140,16 @@ SENTENCES = (
 """,
     ),
     ("asynchronous iterator", "iterator"),
-    ("A participant as the transaction calls it, asynchronous or not.", "A participant as the transaction calls it."),
     (
-        "    end, and a commit under way is awaited. For one task at a time.",
-        "    end, and a commit under way is awaited. For one thread at a time.",
+        "Wraps a participant, asynchronous or not, and checks its results.",
+        "Wraps a participant and checks its results.",
+    ),
+    (
+        "    end, and a commit under way is completed. For one task at a time.",
+        "    end, and a commit under way is completed. For one thread at a time.",
     ),
     ("How long a cancelled task may take to undo its transaction", "How long it may take to undo a transaction"),
-    ("In an ``async with``", "In a ``with``"),
+    ("An ``async with``", "A ``with``"),
     ("in an ``async with``", "in a ``with``"),
     ("``async with``", "``with``"),
     ("Callable[[], Awaitable[T]]", "Callable[[], T]"),

@@ -379,7 +379,7 @@ class AsyncLightweightTransaction:
     """Messages of one routing key, published atomically; made by ``AsyncProducer.begin``.
 
     The client keeps them until ``commit``, which is one publish. An ``async with`` block aborts an open transaction at its
-    end, and a commit under way is awaited. For one task at a time.
+    end, and a commit under way is completed. For one task at a time.
     """
 
     def __init__(self, producer: AsyncProducer, transaction: Lightweight) -> None:

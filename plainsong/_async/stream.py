@@ -1,4 +1,4 @@
-"""A stream of publishes: each call waits only for room, and gives what stands for the answer."""
+"""A publish stream: each call waits only for room, and returns a ticket for the answer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ log = logging.getLogger("plainsong.stream")
 class AsyncStream:
     """One WebSocket to a topic; made by ``AsyncClient.stream``, which explains the options. Use it in ``async with``.
 
-    The order of calls is the order in the topic. Ends with its connection: what was not answered then is unknown,
-    unless the daemon closed in good order, and nothing is sent again.
+    The order of calls is the order in the topic. The stream ends with its connection and sends nothing again: requests
+    without an answer are unknown, unless the daemon closed in good order.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AsyncStream:
     # --- the connection ------------------------------------------------------------------------
 
     async def _connected(self) -> tuple[Connection, Frames]:
-        """To the first daemon that can be reached."""
+        """Connects to the first reachable daemon."""
         places, part = self._channel.places, owned_part(self._path)
         left = len(places.urls)
         while True:
@@ -106,7 +106,7 @@ class AsyncStream:
                 return connection, frames
 
     async def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
-        """A WebSocket at a daemon, its handshake done in time.
+        """Opens a WebSocket, handshake included, within the connect timeout.
 
         Raises:
           ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
@@ -138,18 +138,18 @@ class AsyncStream:
         return connection, Frames(handshake), headers
 
     async def _deliver(self, message: bytes) -> None:
-        """A message of requests leaves."""
+        """Sends a WebSocket message of requests."""
         try:
             async with self._sending:
                 await self._connection.send(self._frames.message(message))
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            # The daemon may have said why: that is for who receives. What has not left stays here.
+            # The receiver may still read the daemon's reason. Unsent requests stay in the queue.
             with self._lock:
                 self._queue.halted = True
                 self._broken = self._broken or connection_lost(error)
 
     async def _receive(self) -> None:
-        """Take answers, until the connection is over."""
+        """Receives answers until the connection ends."""
         error: PlainsongError = ConnectionLost("the stream was left")
         orderly = False
         try:
@@ -158,12 +158,12 @@ class AsyncStream:
             await self._end(error, orderly=orderly)
 
     async def _received(self) -> tuple[PlainsongError, bool]:
-        """Why the connection is over, and whether the daemon said so."""
+        """Receives answers; returns why the connection ended, and whether the daemon closed it in good order."""
         answer_s = self._channel.settings.request_timeout_s
         look_s, before = now() + answer_s, self._unanswered_after()
         try:
             while True:
-                for message, reply in self._frames.events():  # first what came with the handshake
+                for message, reply in self._frames.events():  # frames may have come with the handshake
                     if message is not None:
                         self._take_answers(message)
                     else:
@@ -197,11 +197,11 @@ class AsyncStream:
             self._tally.failed(wrong, PlainsongError())
 
     def _unanswered_after(self) -> int | None:
-        """How many were answered so far, if some that have left are not."""
+        """The number of answers so far, if sent requests still wait for one; else None."""
         return self._queue.answered if self._queue.sent else None
 
     async def _end(self, error: PlainsongError, *, orderly: bool) -> None:
-        """The connection is over."""
+        """Fails all open requests and closes the connection."""
         with self._lock:
             lost = self._queue.end(error, orderly=orderly)
             self._sender.room.notify_all()
@@ -214,7 +214,7 @@ class AsyncStream:
         self._settling.wake_all()
 
     def _abandon(self) -> int:
-        """The block was left by an error: nothing is waited for."""
+        """Ends without waiting: an exception left the block."""
         with self._lock:
             self._closing = True
             self._sender.stop()
@@ -225,11 +225,11 @@ class AsyncStream:
     # --- sending -------------------------------------------------------------------------------
 
     async def publish(self, messages: Any, *, ttl_s: int | None = None) -> AsyncTicket:
-        """Hand over a request, and get what stands for its answer; waits only while the buffer is full.
+        """Takes a request and returns its ticket; waits only while the buffer is full.
 
         Args:
           messages: one, or a list of several, which are one request; as for ``AsyncClient.publish``.
-          ttl_s: seconds they live, if that is shorter than the topic's ttl.
+          ttl_s: seconds they live, if shorter than the topic's ttl.
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
@@ -246,11 +246,11 @@ class AsyncStream:
             if queue.unsent == 1:
                 self._sender.wake_worker()
         if queue.unsent_bytes >= MESSAGE_BYTES:  # async only
-            await let_others_run()  # a loop that never waits would never send
+            await let_others_run()  # else a caller's loop that never waits would starve the sender
         return ticket
 
     async def send(self, request: PublishRequest) -> AsyncTicket:
-        """Hand over a request with any of a publish's fields; as ``publish``."""
+        """As ``publish``, for a request with any of its fields."""
         ticket = AsyncTicket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:
@@ -265,7 +265,7 @@ class AsyncStream:
         return ticket
 
     async def _put_when_there_is_room(self, put: Callable[[], bool]) -> None:
-        """With the lock."""
+        """The caller holds the lock."""
         while True:
             await self._sender.room.wait()
             if self._closing:
@@ -276,11 +276,11 @@ class AsyncStream:
     # --- the end -------------------------------------------------------------------------------
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is answered.
+        """Waits until every request is answered.
 
         Raises:
-          NotSent: something is not answered after ``timeout_s``, or failed since the last flush and nobody asked its
-            ticket. Nothing is given up by it.
+          NotSent: a request is not answered after ``timeout_s``, or failed since the last flush without a caller
+            retrieving it. The flush gives up nothing.
         """
         with self._lock:
             await self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
@@ -288,7 +288,7 @@ class AsyncStream:
         self._tally.raise_if_unretrieved(0, waiting)
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
+        """Flushes, then closes; gives up requests without an answer after ``timeout_s``. Idempotent. Raises as ``flush``."""
         with self._lock:
             self._closing = True
             self._sender.room.notify_all()
@@ -304,15 +304,15 @@ class AsyncStream:
         try:
             async with self._sending:
                 await self._connection.send(self._frames.close())
-            with self._lock:  # the daemon says it too
+            with self._lock:  # wait for the daemon's close frame
                 await self._sender.room.wait_for(lambda: self._queue.ended is not None, self.exit_timeout_s)
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
             log.debug("a stream was over before it was closed: %s", error)
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     async def _after_fork(self) -> None:
-        """In a child: the connection is the parent's."""
+        """Ends it in a child: the parent keeps the connection."""
         self._connection.forget()
         self._settling.renew()
         self._make_sender()
@@ -321,7 +321,7 @@ class AsyncStream:
         self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), orderly=False)
 
     async def _at_exit(self) -> None:
-        """The interpreter leaves: wait a moment for what has been handed over."""
+        """Waits up to ``exit_timeout_s`` for the open requests."""
         try:
             await self.aclose(self.exit_timeout_s)
         except NotSent as error:

@@ -137,9 +137,7 @@ class Delivery:
         """
         if self._session.over is not None:
             raise refusal(self._session.over)
-        self._session.doubted = max(
-            self._doubted, self._ids[-1]
-        )  # set before sending: a cancelled task leaves it in doubt
+        self._session.doubted = max(self._doubted, self._ids[-1])  # before sending: an interruption leaves it in doubt
         try:
             delivered = self._attempts()
         except PlainsongError as error:

@@ -374,8 +374,8 @@ class Producer:
 class LightweightTransaction:
     """Messages of one routing key, published atomically; made by ``Producer.begin``.
 
-    The client keeps them until ``commit``, which is one publish. An ``with`` block aborts an open transaction at its
-    end, and a commit under way is awaited. For one thread at a time.
+    The client keeps them until ``commit``, which is one publish. A ``with`` block aborts an open transaction at its
+    end, and a commit under way is completed. For one thread at a time.
     """
 
     def __init__(self, producer: Producer, transaction: Lightweight) -> None:

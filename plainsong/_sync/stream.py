@@ -1,5 +1,5 @@
 # Written by scripts/unasync.py from plainsong/_async/stream.py: change that, and run it (make sync).
-"""A stream of publishes: each call waits only for room, and gives what stands for the answer."""
+"""A publish stream: each call waits only for room, and returns a ticket for the answer."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ log = logging.getLogger("plainsong.stream")
 class Stream:
     """One WebSocket to a topic; made by ``Client.stream``, which explains the options.
 
-    Thread-safe. The order of calls is the order in the topic. Ends with its connection: what was not answered then
-    is unknown, unless the daemon closed in good order, and nothing is sent again. A forked child must open its own.
+    Thread-safe. The order of calls is the order in the topic. The stream ends with its connection and sends nothing
+    again: requests without an answer are unknown, unless the daemon closed in good order. A forked child must open
+    its own.
     """
 
     def __init__(self, channel: Channel, topic: str, *, max_pending_bytes: int, serializer: SerializerLike) -> None:
@@ -85,7 +86,7 @@ class Stream:
     # --- the connection ------------------------------------------------------------------------
 
     def _connected(self) -> tuple[Connection, Frames]:
-        """To the first daemon that can be reached."""
+        """Connects to the first reachable daemon."""
         places, part = self._channel.places, owned_part(self._path)
         left = len(places.urls)
         while True:
@@ -102,7 +103,7 @@ class Stream:
                 return connection, frames
 
     def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
-        """A WebSocket at a daemon, its handshake done in time.
+        """Opens a WebSocket, handshake included, within the connect timeout.
 
         Raises:
           ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
@@ -134,18 +135,18 @@ class Stream:
         return connection, Frames(handshake), headers
 
     def _deliver(self, message: bytes) -> None:
-        """A message of requests leaves."""
+        """Sends a WebSocket message of requests."""
         try:
             with self._sending:
                 self._connection.send(self._frames.message(message))
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            # The daemon may have said why: that is for who receives. What has not left stays here.
+            # The receiver may still read the daemon's reason. Unsent requests stay in the queue.
             with self._lock:
                 self._queue.halted = True
                 self._broken = self._broken or connection_lost(error)
 
     def _receive(self) -> None:
-        """Take answers, until the connection is over."""
+        """Receives answers until the connection ends."""
         error: PlainsongError = ConnectionLost("the stream was left")
         orderly = False
         try:
@@ -154,12 +155,12 @@ class Stream:
             self._end(error, orderly=orderly)
 
     def _received(self) -> tuple[PlainsongError, bool]:
-        """Why the connection is over, and whether the daemon said so."""
+        """Receives answers; returns why the connection ended, and whether the daemon closed it in good order."""
         answer_s = self._channel.settings.request_timeout_s
         look_s, before = now() + answer_s, self._unanswered_after()
         try:
             while True:
-                for message, reply in self._frames.events():  # first what came with the handshake
+                for message, reply in self._frames.events():  # frames may have come with the handshake
                     if message is not None:
                         self._take_answers(message)
                     else:
@@ -193,11 +194,11 @@ class Stream:
             self._tally.failed(wrong, PlainsongError())
 
     def _unanswered_after(self) -> int | None:
-        """How many were answered so far, if some that have left are not."""
+        """The number of answers so far, if sent requests still wait for one; else None."""
         return self._queue.answered if self._queue.sent else None
 
     def _end(self, error: PlainsongError, *, orderly: bool) -> None:
-        """The connection is over."""
+        """Fails all open requests and closes the connection."""
         with self._lock:
             lost = self._queue.end(error, orderly=orderly)
             self._sender.room.notify_all()
@@ -210,7 +211,7 @@ class Stream:
         self._settling.wake_all()
 
     def _abandon(self) -> int:
-        """The block was left by an error: nothing is waited for."""
+        """Ends without waiting: an exception left the block."""
         with self._lock:
             self._closing = True
             self._sender.stop()
@@ -221,11 +222,11 @@ class Stream:
     # --- sending -------------------------------------------------------------------------------
 
     def publish(self, messages: Any, *, ttl_s: int | None = None) -> Ticket:
-        """Hand over a request, and get what stands for its answer; waits only while the buffer is full.
+        """Takes a request and returns its ticket; waits only while the buffer is full.
 
         Args:
           messages: one, or a list of several, which are one request; as for ``Client.publish``.
-          ttl_s: seconds they live, if that is shorter than the topic's ttl.
+          ttl_s: seconds they live, if shorter than the topic's ttl.
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
@@ -244,7 +245,7 @@ class Stream:
         return ticket
 
     def send(self, request: PublishRequest) -> Ticket:
-        """Hand over a request with any of a publish's fields; as ``publish``."""
+        """As ``publish``, for a request with any of its fields."""
         ticket = Ticket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:
@@ -257,7 +258,7 @@ class Stream:
         return ticket
 
     def _put_when_there_is_room(self, put: Callable[[], bool]) -> None:
-        """With the lock."""
+        """The caller holds the lock."""
         while True:
             self._sender.room.wait()
             if self._closing:
@@ -268,11 +269,11 @@ class Stream:
     # --- the end -------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is answered.
+        """Waits until every request is answered.
 
         Raises:
-          NotSent: something is not answered after ``timeout_s``, or failed since the last flush and nobody asked its
-            ticket. Nothing is given up by it.
+          NotSent: a request is not answered after ``timeout_s``, or failed since the last flush without a caller
+            retrieving it. The flush gives up nothing.
         """
         with self._lock:
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
@@ -280,7 +281,7 @@ class Stream:
         self._tally.raise_if_unretrieved(0, waiting)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
+        """Flushes, then closes; gives up requests without an answer after ``timeout_s``. Idempotent. Raises as ``flush``."""
         with self._lock:
             self._closing = True
             self._sender.room.notify_all()
@@ -296,15 +297,15 @@ class Stream:
         try:
             with self._sending:
                 self._connection.send(self._frames.close())
-            with self._lock:  # the daemon says it too
+            with self._lock:  # wait for the daemon's close frame
                 self._sender.room.wait_for(lambda: self._queue.ended is not None, self.exit_timeout_s)
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
             log.debug("a stream was over before it was closed: %s", error)
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     def _after_fork(self) -> None:
-        """In a child: the connection is the parent's."""
+        """Ends it in a child: the parent keeps the connection."""
         self._connection.forget()
         self._settling.renew()
         self._make_sender()
@@ -313,7 +314,7 @@ class Stream:
         self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), orderly=False)
 
     def _at_exit(self) -> None:
-        """The interpreter leaves: wait a moment for what has been handed over."""
+        """Waits up to ``exit_timeout_s`` for the open requests."""
         try:
             self.close(self.exit_timeout_s)
         except NotSent as error:
