@@ -1,4 +1,4 @@
-"""What users import to publish and to read; it knows ``protocol`` and never the daemon.
+"""Plainsong's client library: publish, read and run transactions. It imports ``protocol`` and never the daemon.
 
 with plainsong.Client() as client:
     client.create_topic("orders", if_not_exists=True)
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.transactions import Transaction, TransactionStatus
 
-#: Where each name lives: loaded when it is asked for, so that the daemon and other commands start without them.
+#: The module of each name. A module is imported on first use, so the daemon and other commands start without the client.
 _HOMES = {
     "AsyncClient": "plainsong._async.client",
     "AsyncLightweightTransaction": "plainsong._async.producer",

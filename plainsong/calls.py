@@ -1,4 +1,4 @@
-"""Every call of the HTTP contract that a client makes: its request, how its answer is read, and whether it is repeated."""
+"""The HTTP calls of a client: how each request is built, how its answer is decoded, and whether it may be repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ C = TypeVar("C", covariant=True)
 
 
 class Request(NamedTuple):
-    """One HTTP request, without the place it goes to."""
+    """One HTTP request, without its server."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A whole answer; names of headers in lower case."""
+    """A complete answer. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -44,16 +44,16 @@ class Answer(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """No whole answer came."""
+    """A request without a complete answer."""
 
     kind: Literal["connect", "lost", "timeout"]
-    """``connect``: nothing was sent. The others: it may have been taken."""
+    """``connect``: nothing was sent. ``lost``, ``timeout``: the daemon may have executed the request."""
     detail: str
     cause: Exception | None = None
 
 
 class Send(NamedTuple):
-    """Send a request to ``url`` and wait for its answer, no longer than ``timeout_s`` for all of it."""
+    """A request to ``url``. ``timeout_s`` limits the whole exchange."""
 
     url: str
     request: Request
@@ -61,25 +61,25 @@ class Send(NamedTuple):
     timeout_s: float
 
 
-#: What repeating a call does: nothing happens by reading; the same state results; it may happen twice.
+#: The effect of a second attempt: none (``reading``), the same state (``harmless``), or a second change (``twice``).
 Repeat = Literal["reading", "harmless", "twice"]
 
 
 class Call(NamedTuple, Generic[C]):
-    """A request, how its answer is read, and what happens when it is sent again."""
+    """A request, the decoder of its answer, and the effect of sending it again."""
 
     request: Request
     read: Callable[[Answer], C]
     repeat: Repeat = "reading"
     wait_s: float = 0.0
-    """How long the daemon was asked to hold its answer."""
-    outlasts: bool = False
-    """Whether a transaction service that is away is waited for: it was there a moment ago."""
+    """How long the request lets the daemon wait before it answers; extends every time limit."""
+    waits_for_service: bool = False
+    """Whether to retry while the transaction service is unavailable: true inside a transaction, which proves that it ran."""
 
 
-def outlasting(call: Call[T]) -> Call[T]:
-    """The same call, inside a transaction that the service has begun."""
-    return call._replace(outlasts=True)
+def waiting_for_service(call: Call[T]) -> Call[T]:
+    """The same call, retried while the transaction service is unavailable."""
+    return call._replace(waits_for_service=True)
 
 
 _JSON = (("Content-Type", "application/json"),)
@@ -105,11 +105,11 @@ def json_of(answer: Answer) -> Any:
 
 
 def nothing(answer: Answer) -> None:
-    """For calls that are answered with a status alone."""
+    """Reads an answer without a body."""
 
 
 def as_json(value: Any) -> bytes:
-    """A body."""
+    """Encodes a request body."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -117,12 +117,12 @@ def as_json(value: Any) -> bytes:
 
 
 def checked_properties(properties: Mapping[str, Any], ttl_s: int | None) -> dict[str, Any]:
-    """Properties as they are sent; ``ttl_s`` is the daemon's ``ttl``."""
+    """Properties in the daemon's form: ``ttl_s`` becomes ``ttl``."""
     return {**properties, **({} if ttl_s is None else {"ttl": ttl_s})}
 
 
 def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, if_not_exists: bool) -> Call[None]:
-    """``PUT /{t}``; sent again after a doubt only where finding it there is no error."""
+    """``PUT /{t}``. Repeated after an unknown outcome only with ``if_not_exists``, where an existing topic is no error."""
     path = topic_path(namespace, topic, "?ifNotExists=true" if if_not_exists else "")
     return Call(Request("PUT", path, _JSON, as_json(properties)), nothing, "harmless" if if_not_exists else "twice")
 
@@ -135,7 +135,7 @@ def set_properties(namespace: str, topic: str, properties: Mapping[str, Any]) ->
 
 
 def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
-    """``GET /{t}``: its properties, in either of the two forms a daemon gives them."""
+    """``GET /{t}``. Accepts both forms in which daemons answer properties."""
 
     def read(answer: Answer) -> dict[str, str]:
         found = json_of(answer)
@@ -146,7 +146,7 @@ def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
 
 
 def list_topics(namespace: str) -> Call[list[str]]:
-    """``GET`` of all names, sorted."""
+    """``GET`` of all topic names, sorted."""
 
     def read(answer: Answer) -> list[str]:
         return [str(name) for name in json_of(answer)]
@@ -212,7 +212,7 @@ def show_reader(namespace: str, topic: str, reader: str) -> Call[dict[str, Any]]
 def set_reader(
     namespace: str, topic: str, reader: str, position: bytes, *, compare: bool = False, expected: bytes | None = None
 ) -> Call[None]:
-    """``PUT /{t}/readers/{name}``; with ``compare`` only if it stands at ``expected`` (None: if there is none)."""
+    """``PUT /{t}/readers/{name}``; with ``compare`` only if its position is ``expected`` (None: if it does not exist)."""
     body: dict[str, Any] = {"position": position.hex()}
     if compare:
         body["expected"] = None if expected is None else expected.hex()
@@ -225,7 +225,7 @@ def delete_reader(namespace: str, topic: str, reader: str) -> Call[None]:
 
 
 def position_of(shown: Mapping[str, Any]) -> MessageId:
-    """The position in what ``show_reader`` answers. Raises KeyError, InvalidMessageId."""
+    """The position in an answer of ``show_reader``. Raises KeyError, InvalidMessageId."""
     return MessageId(str(shown["position"]))
 
 
@@ -243,7 +243,7 @@ def is_missing_reader(error: NotFound) -> bool:
 
 
 def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknown: bool = False) -> Call[Receipt]:
-    """``POST /{t}/publish``, answered with a receipt. Version 1 where it can say it: it is decoded faster."""
+    """``POST /{t}/publish``, answered with a receipt. Uses codec version 1 where it suffices: the daemon decodes it faster."""
     codec = AVRO if is_plain(request) else AVRO_2
     count = len(request.messages)
 
@@ -258,7 +258,7 @@ def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknow
 
 
 def is_plain(request: PublishRequest) -> bool:
-    """Whether version 1 has a place for all of it."""
+    """Whether codec version 1 has a field for everything in the request."""
     return (
         request.ttl_s is None
         and request.message_ttls_s is None
@@ -276,17 +276,17 @@ def read_receipt(answer: Answer, count: int) -> Receipt:
     """The receipt in an answer. Raises MalformedBody."""
     if not answer.body:
         raise MalformedBody("the receipt is missing")
-    told = AVRO_2.decode_receipt(answer.body)
+    fields = AVRO_2.decode_receipt(answer.body)
     return Receipt(
-        None if told.first_id is None else MessageId(told.first_id),
-        None if told.last_id is None else MessageId(told.last_id),
+        None if fields.first_id is None else MessageId(fields.first_id),
+        None if fields.last_id is None else MessageId(fields.last_id),
         count,
-        told.generation,
-        told.duplicate,
-        told.deduplicated,
-        told.last_sequence_id,
-        told.stored,
-        told.dropped,
+        fields.generation,
+        fields.duplicate,
+        fields.deduplicated,
+        fields.last_sequence_id,
+        fields.stored,
+        fields.dropped,
     )
 
 
@@ -322,7 +322,7 @@ def _read_page(origin: Origin, answer: Answer) -> Page:
 
 
 def _held(headers: Mapping[str, str]) -> Held | None:
-    """What the answer's headers say of whom it is held by."""
+    """The transaction that blocks the poll, from the answer's headers."""
     if "plainsong-held-by" not in headers:
         return None
     return _held_by(
@@ -349,39 +349,39 @@ def poll_many(
     limit: int,
     isolation: Isolation | None = None,
 ) -> Call[dict[str, Page | PlainsongError]]:
-    """``POST /poll`` of a namespace: of each topic its page, or what is wrong with it."""
-    asked = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
+    """``POST /poll`` of a namespace: a page or an error for each topic."""
+    polls = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
     body = as_json(
-        {"topics": asked, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
+        {"topics": polls, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
     )
 
     def read(answer: Answer) -> dict[str, Page | PlainsongError]:
-        told = json_of(answer)["topics"]
-        return {topic: _one_of_many(origins[topic], told[topic]) for topic in topics}
+        fields = json_of(answer)["topics"]
+        return {topic: _page_of_many(origins[topic], fields[topic]) for topic in topics}
 
     path = namespace_path(namespace) + "/poll?payload=base64"
     return Call(Request("POST", path, _JSON, body), read, wait_s=wait_ms / 1000)
 
 
 def _without_isolation(request: PollRequest) -> PollRequest:
-    """It is said once, for all topics."""
+    """The body has one isolation for all topics."""
     request.isolation = None
     return request
 
 
-def _one_of_many(origin: Origin, told: Mapping[str, Any]) -> Page | PlainsongError:
-    if "error" in told:
-        return problem_error(told["error"])
-    if told["end"] not in _ENDS:
+def _page_of_many(origin: Origin, fields: Mapping[str, Any]) -> Page | PlainsongError:
+    if "error" in fields:
+        return problem_error(fields["error"])
+    if fields["end"] not in _ENDS:
         raise MalformedBody("a page that ends in no known way")
     messages = [
         Message(origin, bytes.fromhex(each["id"]), _payload(each["payload"]), 0, each.get("attributes") or {})
-        for each in told["messages"]
+        for each in fields["messages"]
     ]
     held = None
-    if "heldBy" in told:
-        held = _held_by(told["heldBy"], told.get("heldSince"), told.get("hiddenMessages"))
-    return Page(messages, None if told["lastId"] is None else MessageId(told["lastId"]), told["end"], held)
+    if "heldBy" in fields:
+        held = _held_by(fields["heldBy"], fields.get("heldSince"), fields.get("hiddenMessages"))
+    return Page(messages, None if fields["lastId"] is None else MessageId(fields["lastId"]), fields["end"], held)
 
 
 def _payload(value: Any) -> bytes:
@@ -405,23 +405,23 @@ def look(
     return Call(Request("GET", topic_path(namespace, topic, "/messages?" + urlencode(query))), read)
 
 
-def _seen(told: Mapping[str, Any]) -> Seen:
-    message_id = MessageId(told["id"])
-    payload = _payload(told["payload"]) if "payload" in told else b""
-    batch = told.get("batch")
+def _seen(fields: Mapping[str, Any]) -> Seen:
+    message_id = MessageId(fields["id"])
+    payload = _payload(fields["payload"]) if "payload" in fields else b""
+    batch = fields.get("batch")
     return Seen(
         id=message_id,
-        state=told["state"],
+        state=fields["state"],
         payload=payload,
         publish_time_ms=message_id.publish_time_ms,
-        expires_ms=told.get("expiresMs"),
-        size=told.get("size", len(payload)),
-        write_pointer=told.get("writePointer"),
-        attributes=told.get("attributes") or {},
-        producer=told.get("producer"),
-        sequence_id=told.get("sequenceId"),
+        expires_ms=fields.get("expiresMs"),
+        size=fields.get("size", len(payload)),
+        write_pointer=fields.get("writePointer"),
+        attributes=fields.get("attributes") or {},
+        producer=fields.get("producer"),
+        sequence_id=fields.get("sequenceId"),
         batch=None if batch is None else BatchPlace(batch["index"], batch["count"]),
-        detail=told.get("detail", ""),
+        detail=fields.get("detail", ""),
     )
 
 
@@ -432,7 +432,7 @@ _AVRO = (("Content-Type", AVRO_2.content_type),)
 
 
 class Recent(NamedTuple):
-    """One of the last requests of a producer, as the topic remembers it."""
+    """A recent request of a producer, as the topic remembers it."""
 
     first: int
     last: int
@@ -440,16 +440,16 @@ class Recent(NamedTuple):
     first_id: MessageId | None
     last_id: MessageId | None
     pointer: int | None = None
-    """The write pointer it was published under; None: plainly."""
+    """The write pointer of its transaction; None: published without one."""
 
 
 class Known(NamedTuple):
-    """What a topic knows of a producer."""
+    """A topic's state of a producer."""
 
     producer: str
     epoch: int
     last_sequence_id: int
-    """The highest that is durable; -1: none."""
+    """The highest durable sequence id; -1: none."""
     generation: int
     recent: Sequence[Recent]
 
@@ -457,9 +457,9 @@ class Known(NamedTuple):
 def open_session(
     namespace: str, topic: str, producer: str | None, *, retention_s: int | None = None, generation: int | None = None
 ) -> Call[Known]:
-    """``PUT /{t}/producers/{name}``, or ``POST`` for a name that the daemon makes.
+    """``PUT /{t}/producers/{name}``, or ``POST`` to let the daemon choose the name.
 
-    Made twice it is another session, or another name: the caller says whether that is harmless.
+    A second attempt opens another session, or chooses another name; the caller decides whether to repeat.
     """
     given = {"retentionSeconds": retention_s, "generation": generation}
     body = as_json({name: value for name, value in given.items() if value is not None})
@@ -469,31 +469,35 @@ def open_session(
 
 
 def ask_producer(namespace: str, topic: str, producer: str, generation: int) -> Call[Known]:
-    """``GET /{t}/producers/{name}`` of a generation, which may be gone."""
+    """``GET /{t}/producers/{name}`` of one generation, which may be deleted."""
     return Call(Request("GET", producer_path(namespace, topic, producer, f"?generation={generation}")), _known)
 
 
 def _known(answer: Answer) -> Known:
-    told = json_of(answer)
+    fields = json_of(answer)
     return Known(
-        str(told["producer"]),
-        int(told["epoch"]),
-        int(told["lastSequenceId"]),
-        int(told["generation"]),
-        [_recent(each) for each in told.get("recent", ())],
+        str(fields["producer"]),
+        int(fields["epoch"]),
+        int(fields["lastSequenceId"]),
+        int(fields["generation"]),
+        [_recent(each) for each in fields.get("recent", ())],
     )
 
 
-def _recent(told: Mapping[str, Any]) -> Recent:
-    under = (told.get("response") or {}).get("transactionWritePointer")
+def _recent(fields: Mapping[str, Any]) -> Recent:
+    under = (fields.get("response") or {}).get("transactionWritePointer")
     pointer = None if under is None else int(under)
     return Recent(
-        int(told["first"]), int(told["last"]), _optional_id(told["firstId"]), _optional_id(told["lastId"]), pointer
+        int(fields["first"]),
+        int(fields["last"]),
+        _optional_id(fields["firstId"]),
+        _optional_id(fields["lastId"]),
+        pointer,
     )
 
 
 def publish_in_session(namespace: str, topic: str, request: PublishRequest) -> Call[Receipt]:
-    """``POST /{t}/publish`` of a producer, plainly or under a write pointer. Whether it is repeated, others decide."""
+    """``POST /{t}/publish`` of a producer, with or without a write pointer. The caller decides about repeating it."""
     count = len(request.messages)
 
     def read(answer: Answer) -> Receipt:
@@ -503,22 +507,22 @@ def publish_in_session(namespace: str, topic: str, request: PublishRequest) -> C
     return Call(Request("POST", topic_path(namespace, topic, "/publish"), _AVRO, body), read, "twice")
 
 
-def _optional_id(told: str | None) -> MessageId | None:
-    return None if told is None else MessageId(told)
+def _optional_id(fields: str | None) -> MessageId | None:
+    return None if fields is None else MessageId(fields)
 
 
 def _response_receipt(answer: Answer, request: PublishRequest) -> Receipt:
-    """What a publish under a pointer answers, as a receipt."""
+    """Converts the answer of a publish under a write pointer to a receipt."""
     if not answer.body:
         raise MalformedBody("the response is missing")
-    told = AVRO_2.decode_publish_response(answer.body)
+    fields = AVRO_2.decode_publish_response(answer.body)
     ids = request.sequence_ids or ()
     return Receipt(
-        MessageId(pack_id(told.start_timestamp_ms, told.start_sequence_id)),
-        MessageId(pack_id(told.end_timestamp_ms, told.end_sequence_id)),
+        MessageId(pack_id(fields.start_timestamp_ms, fields.start_sequence_id)),
+        MessageId(pack_id(fields.end_timestamp_ms, fields.end_sequence_id)),
         len(request.messages),
         request.generation or 0,
-        told.duplicate,
+        fields.duplicate,
         answer.headers.get("plainsong-last-sequence-id", "null") not in ("null", ""),
         ids[-1] if ids else None,
     )
@@ -529,18 +533,18 @@ def _record(answer: Answer) -> dict[str, Any]:
 
 
 def producer_path(namespace: str, topic: str, producer: str, rest: str = "") -> str:
-    """Any text may name a producer: what a path cannot have is escaped. Raises InvalidName."""
+    """Percent-encodes the producer's name, which may be any text. Raises InvalidName."""
     return topic_path(namespace, topic, "/producers/" + quote(producer, safe="") + rest)
 
 
 def list_producers(namespace: str, topic: str, after: str | None, limit: int) -> Call[dict[str, Any]]:
-    """``GET /{t}/producers``: one page, with what the topic knows about all of them."""
+    """``GET /{t}/producers``: one page, with the topic's figures over all producers."""
     query = {"limit": str(limit), **({} if after is None else {"after": after})}
     return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), _record)
 
 
 def show_producer(namespace: str, topic: str, producer: str, generation: int | None = None) -> Call[dict[str, Any]]:
-    """``GET /{t}/producers/{name}``; with a generation also of one that is gone."""
+    """``GET /{t}/producers/{name}``; with a generation also of a deleted topic."""
     query = "" if generation is None else f"?generation={generation}"
     return Call(Request("GET", producer_path(namespace, topic, producer, query)), _record)
 
@@ -574,7 +578,7 @@ def set_namespace(namespace: str, properties: Mapping[str, Any]) -> Call[dict[st
 
 
 def show_cluster(namespace: str = "", topic: str | None = None) -> Call[dict[str, Any]]:
-    """``GET /v1/cluster``, with the owner of a topic if one is named. Raises InvalidName."""
+    """``GET /v1/cluster``, with the owner of ``topic`` if given. Raises InvalidName."""
     query = "" if topic is None else "?" + urlencode({"topic": str(topic_name(namespace, topic))})
     return Call(Request("GET", "/v1/cluster" + query), _record)
 

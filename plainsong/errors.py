@@ -1,30 +1,30 @@
-"""What a client raises: the daemon's errors, told by code, and what can happen on the way to it.
+"""The errors of a client: those the daemon answers, by code, and those of the connection and the client itself.
 
     plainsong.protocol.errors.PlainsongError            every one has code, outcome, detail, hint
-    ├── what the daemon answered: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
-    ├── ConnectFailed         nobody answered the door: nothing happened
-    ├── ConnectionLost        the connection broke before a whole answer: unknown, unless it was only reading
-    ├── DeadlineExceeded      a time limit passed: its outcome says whether nothing happened or nobody knows
-    ├── UnexpectedAnswer      somebody answered, who is not our daemon or of a later version
-    ├── NotSent               a publisher was closed with messages left: how many, and what is known of them
-    ├── BufferFull            a publisher's buffer is full, and it was asked not to wait: nothing happened
-    ├── MessageDropped        best effort gave this message up
-    ├── PositionNotSaved      a reader's position could not be read or written: reading again delivers again
+    ├── answered by the daemon: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
+    ├── ConnectFailed         no daemon accepted a connection: nothing happened
+    ├── ConnectionLost        the connection broke before a whole answer: unknown; a read changes nothing
+    ├── DeadlineExceeded      a time limit passed: not-applied or unknown, as ``outcome`` says
+    ├── UnexpectedAnswer      the answer is not a daemon's, or a later version's
+    ├── NotSent               a publisher was closed with undelivered messages: ``unsent`` and ``unknown`` count them
+    ├── BufferFull            a publisher's buffer is full, and its overflow is not ``wait``: nothing happened
+    ├── MessageDropped        a best-effort publisher gave this message up
+    ├── PositionNotSaved      a reader's position could not be loaded or saved: messages will be delivered again
     ├── NotEncodable          a serializer cannot write this value: nothing happened
     ├── TransactionFailed     a participant failed, and the transaction was undone
     │   └── CommittedWithErrors   a participant failed after the commit, which stands
-    ├── TransactionInDoubt    nobody can be asked whether the transaction was committed
-    ├── TransactionTimedOut   it took longer than it may, and was not committed
-    ├── TransactionInProgress a second one was begun where one is under way: nothing happened
-    ├── NoTransaction         none is under way, or it has ended: nothing happened
+    ├── TransactionInDoubt    the client cannot find out whether the transaction was committed
+    ├── TransactionTimedOut   the transaction passed its time limit and was not committed
+    ├── TransactionInProgress a transaction was begun inside another: nothing happened
+    ├── NoTransaction         no transaction is under way, or it has ended: nothing happened
     ├── SequenceIdsMixed      some messages of a producer have sequence ids and some have none: nothing happened
     ├── ProducerStopped       an earlier message of this producer was not delivered: nothing happened to this one
     ├── MaxTransactionSizeExceeded    a write would pass the bound of a lightweight transaction: nothing happened
-    ├── TransactionOutcomeUnknown     nobody can know whether a lightweight transaction took
+    ├── TransactionOutcomeUnknown     the client cannot find out whether a lightweight transaction took
     └── Closed                the client, publisher or reader has been closed: nothing happened
 
-``outcome`` is of the one call that raised: ``not-applied`` (change it or try again), ``applied``, or
-``unknown`` (it may have happened). No other exception leaves this package on account of the network.
+``outcome`` describes the call that raised: ``not-applied`` (correct or repeat it), ``applied``, or ``unknown`` (it may have
+happened). The network causes no other exception.
 """
 
 from __future__ import annotations
@@ -163,14 +163,14 @@ __all__ = [
 
 
 class ConnectFailed(Unavailable):
-    """No connection came about at any of the URLs: nothing happened."""
+    """The client could not connect to any of its URLs: nothing happened."""
 
     code = "connect_failed"
     title = "The daemon cannot be reached"
 
 
 class ConnectionLost(PlainsongError):
-    """The connection broke after the request had begun to leave, before a whole answer came: unknown."""
+    """The connection broke after the first byte of the request and before the complete answer: unknown."""
 
     code = "connection_lost"
     title = "The connection broke before the answer came"
@@ -178,7 +178,7 @@ class ConnectionLost(PlainsongError):
 
 
 class DeadlineExceeded(PlainsongError):
-    """A request's or a call's time was over. ``outcome``: ``not-applied`` when no attempt can have taken, else ``unknown``."""
+    """A request or call passed its time limit. ``outcome`` is ``not-applied`` if no attempt can have taken effect, else ``unknown``."""
 
     code = "deadline_exceeded"
     title = "The time is over"
@@ -189,7 +189,7 @@ class DeadlineExceeded(PlainsongError):
 
 
 class UnexpectedAnswer(PlainsongError):
-    """An answer that no daemon of this version gives: a proxy's page, a redirect, a body that does not decode."""
+    """The answer is not one of this version's daemon: a proxy's page, a redirect, a body that does not decode."""
 
     code = "unexpected_answer"
     title = "This is no answer of ours"
@@ -197,9 +197,9 @@ class UnexpectedAnswer(PlainsongError):
 
 
 class NotSent(PlainsongError):
-    """A publisher ended with messages whose publishing did not come to a good end.
+    """A publisher was flushed or closed with undelivered messages.
 
-    ``unsent``: never happened. ``unknown``: sent, and nobody knows. Each message's own future says the same.
+    ``unsent`` messages were not published; ``unknown`` messages may have been. Each message's future says the same.
     """
 
     code = "not_sent"
@@ -221,7 +221,7 @@ class BufferFull(PlainsongError):
 
 
 class MessageDropped(PlainsongError):
-    """Best effort gave the message up; ``outcome`` says whether it may have been published all the same."""
+    """The publisher gave the message up. ``outcome`` says whether it may have been published nevertheless."""
 
     code = "message_dropped"
     title = "The message was given up"
@@ -232,31 +232,31 @@ class MessageDropped(PlainsongError):
 
 
 class PositionNotSaved(PlainsongError):
-    """A position could not be read or written. What was read since the last one that could will be delivered again."""
+    """A position could not be loaded or saved. Messages read since the last save will be delivered again."""
 
     code = "position_not_saved"
     title = "The position cannot be kept"
 
 
 class NotEncodable(PlainsongError):
-    """The serializer cannot make bytes of a value: nothing happened. ``__cause__`` is its own error."""
+    """The serializer cannot encode a value: nothing happened. ``__cause__`` is the serializer's error."""
 
     code = "not_encodable"
     title = "This value cannot be written"
 
 
 class Closed(PlainsongError):
-    """Used after it was closed, or outside of its ``with`` block: nothing happened."""
+    """The object was used after its close, or outside its ``with`` block: nothing happened."""
 
     code = "closed"
     title = "It is closed"
 
 
 class TransactionFailed(PlainsongError):
-    """A participant failed, and the transaction was undone: no transactional reader will see anything of it.
+    """A participant failed, and the transaction was undone: no transactional reader sees any of it.
 
-    ``__cause__`` is what went wrong first, if that was an exception; ``others`` is what went wrong after it, in
-    order, while undoing. The notes (``__notes__``) tell the same, and what became of the transaction.
+    ``__cause__`` is the first exception, if there was one; ``others`` has the later ones, in order. The notes
+    (``__notes__``) list the same and say how the transaction ended.
     """
 
     code = "transaction_failed"
@@ -268,7 +268,7 @@ class TransactionFailed(PlainsongError):
 
 
 class CommittedWithErrors(TransactionFailed):
-    """The transaction is committed, and stays so; some participants failed afterwards, in ``post_tx_commit``."""
+    """The transaction is committed. A participant failed afterwards, in ``post_tx_commit``."""
 
     code = "committed_with_errors"
     title = "The transaction is committed, but what follows a commit failed"
@@ -276,9 +276,9 @@ class CommittedWithErrors(TransactionFailed):
 
 
 class TransactionInDoubt(PlainsongError):
-    """The commit was asked for, and nobody can tell what became of it. Nothing was undone, since it may stand.
+    """The commit was sent, and its outcome could not be found out. Nothing was undone, since the commit may stand.
 
-    Ask again later: ``client.transactions.get(error.transaction_id)`` knows for as long as outcomes are kept.
+    Query it later with ``client.transactions.get(error.transaction_id)``, while the service keeps the outcome.
     """
 
     code = "transaction_in_doubt"
@@ -291,21 +291,21 @@ class TransactionInDoubt(PlainsongError):
 
 
 class TransactionTimedOut(TransactionNotInProgress):
-    """The transaction took longer than it may: it was not committed. Says its age, its limit, and where that is set."""
+    """The transaction passed its time limit and was not committed. The detail has its age and limit, the hint the settings."""
 
     code = "transaction_timed_out"
     title = "The transaction took too long"
 
 
 class TransactionInProgress(PlainsongError):
-    """A transaction is under way here already; there are none inside of others. Nothing happened."""
+    """A transaction is already under way here; transactions do not nest. Nothing happened."""
 
     code = "transaction_in_progress"
     title = "A transaction is under way here"
 
 
 class NoTransaction(PlainsongError):
-    """No transaction is under way, or the one meant has ended. Nothing happened."""
+    """No transaction is under way, or it has ended. Nothing happened."""
 
     code = "no_transaction"
     title = "There is no transaction under way"
@@ -318,9 +318,9 @@ class SequenceIdsMixed(InvalidSequenceIds, ValueError):
 
 
 class ProducerStopped(PlainsongError):
-    """An earlier message of this producer was not delivered, and this one must not overtake it: nothing happened to it.
+    """An earlier message of this producer was not delivered, and this one must not overtake it: it was not sent.
 
-    ``__cause__`` is what became of the earlier one. Open the producer again, and go on after its ``last_sequence_id``.
+    ``__cause__`` is the error of the earlier message. Open the producer again and continue after its ``last_sequence_id``.
     """
 
     code = "producer_stopped"
@@ -328,34 +328,34 @@ class ProducerStopped(PlainsongError):
 
 
 class MaxTransactionSizeExceeded(TransactionTooLarge):
-    """This write would make the lightweight transaction larger than it may be: it is not part of it, and it is still open."""
+    """This write would pass the size limit of the lightweight transaction, which stays open without it."""
 
     title = "A lightweight transaction may not be as large"
 
 
 class TransactionOutcomeUnknown(OutcomeUnknown):
-    """Nobody can know whether a lightweight transaction took: whoever knew has been deleted. It was not sent again."""
+    """The daemon no longer knows whether a lightweight transaction was stored. The client did not send it again."""
 
     title = "Nobody knows whether this transaction took"
 
 
-# --- errors as they are answered -----------------------------------------------------------------
+# --- decoding error answers ----------------------------------------------------------------------
 
 
 def _narrowed(cls: type[PlainsongError]) -> type[PlainsongError]:
-    """The subclass that has no code of its own but this one: ``Overloaded`` for ``Unavailable``.
+    """The subclass with the same code, such as ``Overloaded`` for ``Unavailable``.
 
-    Of those beside it: a daemon in the same process has some that say more than an answer does.
+    Considers subclasses of the same module only: a daemon in the same process defines more specific ones.
     """
     beside = [narrow for narrow in cls.__subclasses__() if narrow.__module__ == cls.__module__]
     return next((narrow for narrow in beside if narrow.code == cls.code), cls)
 
 
-#: Every code and the narrowest class that carries it, so that users can catch either.
+#: The narrowest class of each code, so that users can catch it or its base class.
 NARROWEST = {code: _narrowed(cls) for code, cls in BY_CODE.items()}
 
 
-#: What a code that this version does not know is told as.
+#: The class for a code that this version does not know.
 BY_STATUS: dict[int, type[PlainsongError]] = {
     400: BadRequest,
     401: Unauthenticated,
@@ -373,7 +373,7 @@ BY_STATUS: dict[int, type[PlainsongError]] = {
 
 
 def problem_error(problem: Mapping[str, Any], status: int = 0) -> PlainsongError:
-    """The error that a problem+json object tells; a code of a later version is kept as it is."""
+    """Decodes a problem+json object. An unknown code is kept in ``code``."""
     code = str(problem.get("code", ""))
     status = status or int(problem.get("status", 500))
     cls = NARROWEST.get(code) or BY_STATUS.get(status, PlainsongError)

@@ -1,10 +1,10 @@
-"""What a publisher holds: messages by topic, in the order of the calls, until each has come to its end.
+"""A publisher's buffer: messages by topic, in the order of the calls, until each is settled.
 
-One *lane* for each topic that has messages, and at most one *batch* of it under way: so that neither a retry
-nor a second connection can change the order. Lanes do not wait for each other. Bytes are counted from ``put``
-until the message is settled, so the memory is bounded whatever the daemon does.
+Each topic with messages has a *lane*, and each lane has at most one *batch* under way, so neither a retry nor a second
+connection can change the order. Lanes do not wait for each other. A message counts against the memory bound from
+``put`` until it is settled, so the memory stays bounded whatever the daemon does.
 
-Nothing here waits or knows the time; publishers call it under their lock and settle what it hands back.
+Nothing here waits or reads a clock. Publishers call it under their lock and settle the futures it returns.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Mode = Literal["reliable", "best_effort"]
 Overflow = Literal["wait", "raise", "drop"]
 
 
-#: After so many messages a loop that sends lets others run, also when it need not wait.
-BREATH = 256
+#: ``send`` yields to the event loop after so many messages: a caller's loop that never waits would starve the sender.
+MESSAGES_PER_YIELD = 256
 
 #: What a message costs besides its payload: an item, a future, their places in a queue. Measured, rounded up.
 ITEM_BYTES = 400
@@ -65,7 +65,7 @@ ITEM_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much is gathered and held, and for how long."""
+    """The limits of a batch and of the buffer."""
 
     linger_s: float
     max_batch_messages: int
@@ -88,7 +88,7 @@ def publisher_bounds(
     retry_unknown: bool,
     connections: int,
 ) -> Bounds:
-    """What a publisher gathers and holds. Raises InvalidParameter."""
+    """Checks the options of a publisher. Raises InvalidParameter."""
     numbers = {
         "max_batch_messages": max_batch_messages,
         "max_batch_bytes": max_batch_bytes,
@@ -121,27 +121,27 @@ def publisher_bounds(
 
 
 class Item(NamedTuple, Generic[S]):
-    """One message, and whoever waits to hear of it."""
+    """One message and its future."""
 
     payload: bytes
     ttl_s: int | None
-    sent: S
+    future: S
     at_s: float
-    """When it was put."""
+    """When ``put`` took it."""
     attributes: Strings = None
 
 
 @dataclass(slots=True, eq=False)
 class Batch(Generic[S]):
-    """Messages of one request."""
+    """The messages of one request."""
 
     lane: Lane[S]
     items: list[Item[S]]
     in_doubt: bool = False
-    """An attempt may have taken."""
+    """Whether an attempt may have been executed."""
 
     def request(self) -> PublishRequest:
-        """All of them."""
+        """The publish request of all its messages."""
         attributes = [dict(item.attributes or {}) for item in self.items]
         return PublishRequest(
             [item.payload for item in self.items],
@@ -152,7 +152,7 @@ class Batch(Generic[S]):
 
 @dataclass(slots=True, eq=False)
 class Lane(Generic[S]):
-    """One topic's messages: batches to be tried again, then what waits, oldest first."""
+    """One topic's messages: batches to retry first, then the waiting messages, oldest first."""
 
     topic: str
     backoff: Backoff
@@ -161,11 +161,11 @@ class Lane(Generic[S]):
     waiting_bytes: int = 0
     under_way: Batch[S] | None = None
     not_before_s: float = 0.0
-    """No attempt before this; set after a failed one."""
+    """The next attempt starts no earlier; set after a failed one."""
 
 
 class Lost(NamedTuple, Generic[S]):
-    """Messages that were given up, and why."""
+    """Messages that were given up, and the error."""
 
     topic: str
     items: list[Item[S]]
@@ -173,80 +173,80 @@ class Lost(NamedTuple, Generic[S]):
 
 
 class Gathering(Generic[S]):
-    """All lanes of one publisher. ``S`` is what stands for a message's fate: a future."""
+    """All lanes of one publisher. ``S`` is the type of the futures."""
 
     def __init__(self, bounds: Bounds, random: Callable[[], float]) -> None:
         self.bounds = bounds
         self.pending = 0
-        """Messages not settled yet, those under way among them."""
+        """Messages not settled yet, including those under way."""
         self.pending_bytes = 0
         self.flushing = False
-        """Whether lanes go without lingering."""
+        """Whether lanes are sent without lingering."""
         self._random = random
         self._lanes: dict[str, Lane[S]] = {}
 
     # --- in ------------------------------------------------------------------------------------
 
     def put(
-        self, topic: str, payload: bytes, ttl_s: int | None, sent: S, now_s: float, attributes: Strings = None
+        self, topic: str, payload: bytes, ttl_s: int | None, future: S, now_s: float, attributes: Strings = None
     ) -> Lane[S] | None:
-        """Take a message; None when there is no room."""
+        """Takes a message; None when the buffer has no room."""
         size = len(payload) + ITEM_BYTES
         if self.pending_bytes + size > self.bounds.max_pending_bytes:
             return None
         lane = self._lanes.get(topic)
         if lane is None:
             lane = self._lanes[topic] = Lane(topic, Backoff(self._random))
-        lane.waiting.append(Item(payload, ttl_s, sent, now_s, attributes))
+        lane.waiting.append(Item(payload, ttl_s, future, now_s, attributes))
         lane.waiting_bytes += size
         self.pending += 1
         self.pending_bytes += size
         return lane
 
     def wants_sender(self, lane: Lane[S]) -> bool:
-        """Whether somebody should look at a lane that has just been put to: it is new, or a batch is full."""
+        """Whether ``put`` must wake a worker: the lane is new, or a batch has become full."""
         if lane.under_way is not None:
             return False
         waiting = len(lane.waiting)
         return waiting == 1 or waiting == self.bounds.max_batch_messages or self._is_full(lane)
 
     def fits(self, payload: bytes) -> bool:
-        """Whether the message can ever be taken."""
+        """Whether an empty buffer has room for the message."""
         return len(payload) + ITEM_BYTES <= self.bounds.max_pending_bytes
 
     def full(self, payload: bytes) -> BufferFull:
-        """What to say when there is no room for a message."""
+        """The error for a message without room."""
         detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {len(payload)}"
         return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
 
     # --- out -----------------------------------------------------------------------------------
 
     def take(self, now_s: float) -> Batch[S] | None:
-        """The next batch to send; its lane waits until ``settled`` or ``failed``."""
+        """The next batch to send. Its lane pauses until ``settled``, ``failed`` or ``abandoned``."""
         for topic, lane in self._lanes.items():
             if lane.under_way is None and self._ready_s(lane) <= now_s:
-                # The others come first next time.
+                # Moves the lane to the end, so that the others come first next time.
                 self._lanes[topic] = self._lanes.pop(topic)
                 lane.under_way = lane.again.popleft() if lane.again else self._gathered(lane)
                 return lane.under_way
         return None
 
     def work(self, now_s: float) -> tuple[Batch[S] | None, list[Lost[S]]]:
-        """The next batch to send, and what is given up."""
+        """The next batch to send, and the messages given up."""
         lost = self.overdue(now_s)
         return self.take(now_s), lost
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether ``take`` would find something."""
+        """Whether ``take`` would return another batch."""
         return any(lane.under_way is None and self._ready_s(lane) <= now_s for lane in self._lanes.values())
 
     def next_s(self) -> float | None:
-        """When ``take`` or ``overdue`` will have something by itself."""
+        """When ``take`` or ``overdue`` next returns something without another call; None: never."""
         free = (lane for lane in self._lanes.values() if lane.under_way is None)
         return min((min(self._ready_s(lane), self._overdue_s(lane)) for lane in free), default=None)
 
     def overdue(self, now_s: float) -> list[Lost[S]]:
-        """Give up what has waited longer than ``delivery_timeout_s``; a batch under way is let be."""
+        """Gives up messages older than ``delivery_timeout_s``, except those under way."""
         found = []
         for lane in list(self._lanes.values()):
             if lane.under_way is not None or self._overdue_s(lane) > now_s:
@@ -270,10 +270,10 @@ class Gathering(Generic[S]):
         return found
 
     def left_s(self, batch: Batch[S], now_s: float) -> float:
-        """How long an attempt with this batch may take."""
+        """Seconds that an attempt with this batch may take."""
         return max(0.001, batch.items[0].at_s + self.bounds.delivery_timeout_s - now_s)
 
-    # --- what became of a batch ----------------------------------------------------------------
+    # --- the end of a batch --------------------------------------------------------------------
 
     def settled(self, batch: Batch[S]) -> None:
         """The batch is durable."""
@@ -284,7 +284,7 @@ class Gathering(Generic[S]):
         self._forget_if_empty(lane)
 
     def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> Lost[S] | None:
-        """An attempt failed. What is given up; None when the batch, or its halves, will be tried again."""
+        """An attempt failed. Returns the messages given up; None when the batch, or its halves, will be retried."""
         lane = batch.lane
         lane.under_way = None
         batch.in_doubt |= error.outcome == "unknown"
@@ -294,13 +294,13 @@ class Gathering(Generic[S]):
             lane.again.appendleft(batch)
             return None
         if len(batch.items) > 1 and isinstance(error, (BadRequest, TooLarge)) and error.outcome == "not-applied":
-            # One message's fault is not its neighbours': halves find it.
+            # Only one message may be at fault: retrying the halves isolates it.
             middle = len(batch.items) // 2
             lane.again.appendleft(Batch(lane, batch.items[middle:], batch.in_doubt))
             lane.again.appendleft(Batch(lane, batch.items[:middle], batch.in_doubt))
             return None
         if error.outcome == "unknown":
-            # Whatever broke may not be over: the next batch must not fall into the same hole.
+            # The cause may persist: pause before the next batch, whose outcome would become unknown too.
             lane.not_before_s = now_s + lane.backoff.next_s(error)
         self._release(batch.items)
         self._forget_if_empty(lane)
@@ -309,14 +309,14 @@ class Gathering(Generic[S]):
         return Lost(lane.topic, batch.items, error)
 
     def abandoned(self, batch: Batch[S], error: PlainsongError) -> Lost[S]:
-        """The attempt was broken off, and there will be no other."""
+        """The attempt was cancelled and will not be repeated."""
         batch.lane.under_way = None
         self._release(batch.items)
         self._forget_if_empty(batch.lane)
         return Lost(batch.lane.topic, batch.items, error)
 
     def clear(self) -> list[Lost[S]]:
-        """Give up everything that is not under way."""
+        """Gives up all messages that are not under way."""
         found = []
         for lane in list(self._lanes.values()):
             found += [Lost(lane.topic, batch.items, self._closed(batch.in_doubt)) for batch in lane.again]
@@ -330,12 +330,12 @@ class Gathering(Generic[S]):
             self._release(lost.items)
         return found
 
-    def sents(self) -> Iterator[S]:
-        """Of every message that is not settled."""
+    def futures(self) -> Iterator[S]:
+        """The futures of all messages not settled yet."""
         for lane in self._lanes.values():
             for batch in ([lane.under_way] if lane.under_way else []) + list(lane.again):
-                yield from (item.sent for item in batch.items)
-            yield from (item.sent for item in lane.waiting)
+                yield from (item.future for item in batch.items)
+            yield from (item.future for item in lane.waiting)
 
     # --- within --------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class Gathering(Generic[S]):
         return len(lane.waiting) >= self.bounds.max_batch_messages or lane.waiting_bytes >= full_bytes
 
     def _ready_s(self, lane: Lane[S]) -> float:
-        """When the lane has something to send: at once, after its pause, or when it has lingered."""
+        """When the lane may send: at once, after its pause, or after lingering."""
         if lane.again:
             return lane.not_before_s
         if self.flushing or self._is_full(lane) or not lane.waiting:
@@ -390,22 +390,22 @@ def _bytes(items: list[Item[S]]) -> int:
     return sum([len(item.payload) for item in items]) + ITEM_BYTES * len(items)
 
 
-# --- what became of messages ---------------------------------------------------------------------
+# --- failures and counts -------------------------------------------------------------------------
 
 
-def bug_of(bug: Exception) -> PlainsongError:
-    """What to tell of something that must not happen."""
+def client_bug(bug: Exception) -> PlainsongError:
+    """The error for an exception that can only be a bug of the client."""
     error = Internal(f"{type(bug).__name__}: {bug}", hint="this is a bug of the client: please report it")
     error.__cause__ = bug
     return error
 
 
-#: Failed futures that are kept to see whether somebody asks; what is beyond counts as not asked about.
+#: Failed futures kept to see whether the caller retrieves their error; further ones count as not retrieved.
 MAX_KEPT = 10_000
 
 
-def tell_of_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
-    """Call the user's function for each; what it raises goes to the log."""
+def report_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
+    """Calls ``on_drop`` for each message. Logs its exceptions."""
     if on_drop is None:
         return
     for message in dropped:
@@ -415,56 +415,56 @@ def tell_of_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: I
             log.exception("on_drop failed")
 
 
-class Asked(Protocol):
-    """A future that knows whether anybody has looked."""
+class Retrieved(Protocol):
+    """A future that knows whether the caller has retrieved its outcome."""
 
-    asked: bool
+    retrieved: bool
 
 
-A = TypeVar("A", bound=Asked)
+A = TypeVar("A", bound=Retrieved)
 
 
 class Tally(Generic[A]):
-    """Counts; safe to use from several threads."""
+    """Counts delivered, failed and dropped messages. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._delivered = 0
         self._failed = 0
         self._dropped = 0
-        self._unheard: list[tuple[A, bool]] = []
+        self._unretrieved: list[tuple[A, bool]] = []
         self._beyond = [0, 0]
 
     def counts(self, pending: int, pending_bytes: int) -> Counts:
-        """All of them."""
+        """All counts, with the buffer's own figures."""
         return Counts(pending, pending_bytes, self._delivered, self._failed, self._dropped)
 
     def delivered(self, messages: int) -> None:
-        """So many are durable."""
+        """Counts durable messages."""
         with self._lock:
             self._delivered += messages
 
     def dropped(self, messages: int) -> None:
-        """So many were given up as agreed."""
+        """Counts messages given up in best effort, or for lack of room."""
         with self._lock:
             self._dropped += messages
 
-    def failed(self, sents: list[A], error: PlainsongError) -> None:
-        """These were not delivered as promised."""
+    def failed(self, futures: list[A], error: PlainsongError) -> None:
+        """Counts messages that a reliable publisher could not deliver."""
         unknown = error.outcome == "unknown"
         with self._lock:
-            self._failed += len(sents)
-            room = MAX_KEPT - len(self._unheard)
-            self._unheard += [(sent, unknown) for sent in sents[:room]]
-            self._beyond[unknown] += max(0, len(sents) - room)
+            self._failed += len(futures)
+            room = MAX_KEPT - len(self._unretrieved)
+            self._unretrieved += [(future, unknown) for future in futures[:room]]
+            self._beyond[unknown] += max(0, len(futures) - room)
 
-    def raise_if_unheard(self, waiting: int, under_way: int = 0) -> None:
-        """Raises NotSent when messages wait, are under way, or failed since the last time and nobody asked."""
+    def raise_if_unretrieved(self, waiting: int, under_way: int = 0) -> None:
+        """Raises NotSent if messages wait, are under way, or failed since the last call without their error being retrieved."""
         with self._lock:
-            unheard = [unknown for sent, unknown in self._unheard if not sent.asked]
+            unretrieved = [unknown for future, unknown in self._unretrieved if not future.retrieved]
             unsent, unknown = self._beyond
-            self._unheard, self._beyond = [], [0, 0]
-        unsent += waiting + unheard.count(False)
-        unknown += under_way + unheard.count(True)
+            self._unretrieved, self._beyond = [], [0, 0]
+        unsent += waiting + unretrieved.count(False)
+        unknown += under_way + unretrieved.count(True)
         if unsent or unknown:
             raise NotSent(unsent, unknown)

@@ -1,9 +1,9 @@
-"""A lightweight transaction on its way: messages of one routing key, kept here until they go in one request.
+"""The state of a lightweight transaction: it keeps messages of one routing key until one request publishes them.
 
-    open ─ commit → committing → committed │ unknown │ open again, when it certainly did not take
-    open ─ abort, or the time is over → aborted
+    open ─ commit → committing → committed │ unknown │ open again, if it certainly was not stored
+    open ─ abort, or time-out → aborted
 
-Its time counts only while it is open: what has been sent is never given up for being slow.
+The time-out applies only while it is open: a commit under way is never given up for being slow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import Serializer
 
-#: Serialized bytes of all messages of one. Source: the HTTP contract.
+#: Serialized bytes of all messages of one transaction. Source: the HTTP contract.
 MAX_BYTES = 16 << 20
 MAX_MESSAGES = 65_536
 TIMEOUT_S = 30.0
@@ -31,7 +31,7 @@ LightweightState = Literal["open", "committing", "committed", "aborted", "unknow
 
 
 def check_size(messages: int, size: int) -> None:
-    """Raises MaxTransactionSizeExceeded beyond what one atomic request may have."""
+    """Raises MaxTransactionSizeExceeded beyond the limits of one atomic request."""
     if messages > MAX_MESSAGES:
         raise MaxTransactionSizeExceeded(f"there are {messages} messages", hint=f"at most {MAX_MESSAGES} go together")
     if size > MAX_BYTES:
@@ -41,20 +41,20 @@ def check_size(messages: int, size: int) -> None:
 
 
 def check_routing_key(routing_key: object) -> str:
-    """Raises InvalidParameter unless it is a text."""
+    """Raises InvalidParameter unless it is a str."""
     if not isinstance(routing_key, str):
         raise InvalidParameter(f"the routing key is {routing_key!r}", hint="use a str")
     return routing_key
 
 
 class Lightweight:
-    """What one transaction holds, and what may be done with it.
+    """The messages and state of one lightweight transaction.
 
-    Two may be at it at once: whoever writes and commits, and the sender, who gives it up when its time is over. So
-    whatever looks at the state and then changes it does both under the lock.
+    The caller writes and commits while a worker of the producer expires it, so every method that checks and then
+    changes the state holds the lock for both.
 
     Args:
-      until_s: when it is over, unless it has been committed.
+      until_s: when it times out, unless a commit has begun.
     """
 
     def __init__(self, routing_key: str, serializer: Serializer, timeout_s: float, until_s: float) -> None:
@@ -77,10 +77,10 @@ class Lightweight:
         return len(self._messages)
 
     def write(self, value: Any, *, sequence_id: int | None, ttl_s: int | None, now_s: float) -> None:
-        """One message more, kept here.
+        """Adds a message.
 
         Raises:
-          MaxTransactionSizeExceeded, NotEncodable, InvalidParameter: it is not part of it; the transaction is still open.
+          MaxTransactionSizeExceeded, NotEncodable, InvalidParameter: the transaction stays open without the message.
           NoTransaction, TransactionTimedOut: it has ended.
         """
         self.check_open(now_s)
@@ -103,7 +103,7 @@ class Lightweight:
             self._sequence_ids.append(own_id if sequence_id is None else sequence_id)
 
     def committing(self, now_s: float) -> PublishRequest:
-        """What is to be sent; without sequence ids, which ``sequence_ids`` has.
+        """Begins the commit and returns its request, without the sequence ids, which ``sequence_ids`` has.
 
         Raises:
           NoMessages: it is empty, and stays open. NoTransaction, TransactionTimedOut: it has ended.
@@ -122,7 +122,7 @@ class Lightweight:
 
     @property
     def sequence_ids(self) -> list[int | None]:
-        """As they were given with each message."""
+        """The caller's sequence id of each message, or None."""
         return self._sequence_ids
 
     # --- its end -------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Lightweight:
             self._end("committed")
 
     def failed(self, error: PlainsongError, now_s: float) -> None:
-        """It did not take, and may be committed again as long as there is time; or nobody knows, and it is over."""
+        """The commit failed. If nothing was stored it may be committed again in time; otherwise the transaction ends as unknown."""
         with self._lock:
             if error.outcome == "not-applied":
                 self.state = "open"
@@ -144,7 +144,7 @@ class Lightweight:
                 self._end("unknown")
 
     def abort(self) -> None:
-        """Forget it. The same made twice. Raises NoTransaction: it has been committed, or is about to be."""
+        """Drops the messages. Idempotent. Raises NoTransaction: it is committed, or a commit is under way."""
         with self._lock:
             if self.state == "open":
                 self._end("aborted")
@@ -152,7 +152,7 @@ class Lightweight:
                 raise NoTransaction(f"the transaction is {self.state}", hint="only an open one can be aborted")
 
     def expire(self, now_s: float) -> bool:
-        """Whether it was given up because its time is over."""
+        """Aborts it if its time is over; whether it did."""
         with self._lock:
             if self.state != "open" or now_s < self.until_s:
                 return False
@@ -175,5 +175,5 @@ class Lightweight:
     def _end(self, state: LightweightState) -> None:
         self.state = state
         self.size = 0
-        for held in (self._messages, self._ttls_s, self._attributes, self._sequence_ids):
-            held.clear()
+        for column in (self._messages, self._ttls_s, self._attributes, self._sequence_ids):
+            column.clear()

@@ -1,4 +1,4 @@
-"""Messages as users see them: their ids, what is sent, what is read, and what the daemon said of it."""
+"""Message ids, outgoing messages, receipts, and the messages and pages that a client reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MessageId(bytes):
-    """The id of a message: ``str(id)`` is its text form, ``bytes(id)`` what databases keep, ``<`` the topic's order.
+    """The id of a message: ``str(id)`` is its text form, ``bytes(id)`` the form to store, ``<`` the topic's order.
 
     Args:
       value: 20 bytes, or 40 hex digits.
@@ -60,9 +60,9 @@ class MessageId(bytes):
 
 
 def nth_id(first_id: bytes, last_id: bytes, index: int, count: int) -> MessageId | None:
-    """The id of message ``index`` of ``count`` that one request published; None when it cannot be told.
+    """The id of message ``index`` of ``count`` that one request published; None when it is not certain.
 
-    A request's messages have consecutive positions; a full millisecond goes over into the next, as adding does.
+    A request's messages have consecutive positions; a full millisecond overflows into the next, as addition does.
     """
     first, last = int.from_bytes(first_id[:10], "big"), int.from_bytes(last_id[:10], "big")
     if last - first != count - 1 or first_id[10:] != ids.NO_PAYLOAD_PART or last_id[10:] != ids.NO_PAYLOAD_PART:
@@ -88,10 +88,10 @@ class Outgoing:
     """A message with more than a value. Raises InvalidParameter.
 
     Args:
-      value: what the serializer makes bytes of; bytes, where there is no serializer.
+      value: the serializer's input; bytes without a serializer.
       ttl_s: seconds it lives, if that is shorter than the topic's ttl.
-      attributes: small strings that come back with it, at most 4 KiB of them.
-      routing_key: what it belongs to: the attribute ``routingKey``.
+      attributes: small strings that readers get with it, at most 4 KiB.
+      routing_key: the attribute ``routingKey``.
       sequence_id: the producer's own number for it; only for producers.
     """
 
@@ -109,19 +109,19 @@ class Outgoing:
 
     @property
     def strings(self) -> Mapping[str, str] | None:
-        """Its attributes, the routing key among them."""
+        """Its attributes, including the routing key."""
         return attributes_of(self.attributes, self.routing_key)
 
 
 def parts_of(message: Outgoing) -> tuple[Any, int | None, Mapping[str, str] | None]:
-    """Value, time to live and attributes of one that no producer sends. Raises InvalidParameter: it has a sequence id."""
+    """Value, time to live and attributes of a message sent without a producer. Raises InvalidParameter: it has a sequence id."""
     if message.sequence_id is not None:
         raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")
     return message.value, message.ttl_s, message.strings
 
 
 def with_attributes(message: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
-    """A message with attributes and a routing key, besides its own, which win. Raises InvalidParameter."""
+    """Adds attributes and a routing key to a message; its own win. Raises InvalidParameter."""
     if attributes is None and routing_key is None:
         return message
     if not isinstance(message, Outgoing):
@@ -134,14 +134,14 @@ def with_attributes(message: Any, attributes: Mapping[str, str] | None, routing_
 
 
 def all_with_attributes(messages: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
-    """Each message of a list or tuple, or the one that it is. Raises InvalidParameter."""
+    """``with_attributes`` for one message, or for each of a list or tuple. Raises InvalidParameter."""
     if isinstance(messages, (list, tuple)):
         return [with_attributes(each, attributes, routing_key) for each in messages]
     return with_attributes(messages, attributes, routing_key)
 
 
 def attributes_of(attributes: Mapping[str, str] | None, routing_key: str | None) -> Mapping[str, str] | None:
-    """The attributes of a message, its routing key among them. Raises InvalidParameter."""
+    """The attributes of a message, including its routing key. Raises InvalidParameter."""
     if routing_key is not None:
         if attributes and attributes.get("routingKey", routing_key) != routing_key:
             raise InvalidParameter("there are two routing keys", hint="give it once")
@@ -165,7 +165,9 @@ def outgoing_request(
     *,
     numbered: bool = False,
 ) -> PublishRequest:
-    """Values as they go out, with attributes besides their own; sequence ids only where others number them.
+    """Encodes values as a publish request, with ``given`` attributes for those without.
+
+    Ignores sequence ids if the caller handles them (``numbered``), else refuses them.
 
     Raises NotEncodable, InvalidParameter: nothing happened.
     """
@@ -198,24 +200,24 @@ def as_list(messages: Any) -> Sequence[Any]:
     return messages if isinstance(messages, (list, tuple)) else [messages]
 
 
-# --- what became of it ---------------------------------------------------------------------------
+# --- receipts ------------------------------------------------------------------------------------
 
 
-#: The generation in a receipt that does not say it: of a publish inside a transaction.
+#: The generation in the receipt of a publish inside a transaction, which is not known before the commit.
 PENDING = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one publish: durable, under these ids. Inside a transaction it says what will be, at the commit."""
+    """One publish is durable, under these ids. Inside a transaction: it will be, with the commit."""
 
     first_id: MessageId | None
     last_id: MessageId | None
-    """None when the daemon does not know them any more, or not yet."""
+    """None when the daemon no longer knows the ids, or not yet."""
     count: int
-    """Messages that were sent with it."""
+    """Messages of the request."""
     generation: int
-    """Which life of the topic's name they are in; 0 where that is not told: in a transaction."""
+    """The topic's generation; 0 inside a transaction."""
     duplicate: bool = False
     deduplicated: bool = False
     last_sequence_id: int | None = None
@@ -224,22 +226,22 @@ class Receipt:
 
 
 class MessageReceipt(NamedTuple):
-    """What became of one message of a producer: it is durable, now or since an earlier attempt."""
+    """One message of a producer is durable, now or since an earlier attempt."""
 
     sequence_id: int
     id: MessageId | None
-    """None of duplicates that are not among the last requests, which the daemon does not know any more; and of those
-    that were sent again between others, since only the ends of a request are told."""
+    """None for a duplicate older than the requests that the daemon remembers, and for a duplicate in the middle of a
+    repeated request, of which the daemon answers only the first and last id."""
     duplicate: bool
-    """It was there before: nothing was stored."""
+    """An earlier attempt stored it; this one stored nothing."""
     deduplicated: bool
-    """False where deduplication is switched off: it was stored, whatever was there."""
+    """False where deduplication is switched off: the message may be stored twice."""
     generation: int
-    """Which life of the topic's name it is in."""
+    """The topic's generation."""
 
 
 class DroppedMessage(NamedTuple):
-    """What ``on_drop`` is told: which message was given up, and why (with its ``outcome``)."""
+    """The argument of ``on_drop``: the message given up, and the error (with its ``outcome``)."""
 
     topic: str
     payload: bytes
@@ -252,13 +254,13 @@ class Counts(NamedTuple):
     pending: int
     """Waiting or under way."""
     pending_bytes: int
-    """What they occupy."""
+    """Memory of the pending messages."""
     delivered: int
     """Durable."""
     failed: int
     """Not delivered in reliable mode; their futures raise."""
     dropped: int
-    """Given up in best effort, or for want of room."""
+    """Given up in best effort, or for lack of room."""
 
 
 def id_in(receipt: Receipt, index: int) -> MessageId | None:
@@ -268,18 +270,18 @@ def id_in(receipt: Receipt, index: int) -> MessageId | None:
     return nth_id(receipt.first_id, receipt.last_id, index, receipt.count)
 
 
-# --- what is read --------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 
 
 class Origin(NamedTuple):
-    """What the messages of one page have in common."""
+    """The topic and serializer that the messages of a page share."""
 
     topic: str
     serializer: Serializer = BYTES
 
 
 class Message:
-    """One message of a topic. Its value is decoded when it is first asked for."""
+    """One message of a topic. ``value`` is decoded on first use."""
 
     __slots__ = ("_attributes", "_origin", "_value", "id_bytes", "payload")
 
@@ -314,7 +316,7 @@ class Message:
 
     @property
     def value(self) -> Any:
-        """What the reader's serializer makes of the payload; an ``Undecodable`` where it fails."""
+        """The payload decoded by the reader's serializer; an ``Undecodable`` if that fails."""
         try:
             return self._value
         except AttributeError:
@@ -324,7 +326,7 @@ class Message:
     def _decoded(self) -> Any:
         try:
             return self._origin.serializer.decode(self.payload)
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is handed over
+        except Exception as error:  # noqa: BLE001 - the caller gets the user function's exception
             return Undecodable(self.payload, error)
 
     @property
@@ -334,7 +336,7 @@ class Message:
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """The small strings that came beside the payload; empty where there are none."""
+        """The strings beside the payload; empty if there are none."""
         return self._attributes
 
     def __repr__(self) -> str:
@@ -344,29 +346,29 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Who holds up a committed reader: the first undecided message it met."""
+    """The undecided transaction that blocks a committed reader: that of the first undecided message."""
 
     write_pointer: int
-    """Of the transaction; ``client.transactions`` and ``plainsong tx blame`` know whose it is."""
+    """The transaction's; ``client.transactions`` and ``plainsong tx blame`` show its client."""
     since_ms: int | None = None
     """When that message was published, in milliseconds since 1970, by the daemon's clock."""
     hidden_messages: int | None = None
-    """How many messages wait behind it; 1 000 stands for any greater number, too."""
+    """How many messages wait behind it; counted up to 1 000."""
     hidden_more: bool = False
     """Whether there are more than ``hidden_messages``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Page(Sequence[Message]):
-    """The messages of one poll, oldest first; a sequence of them, with the position to go on from."""
+    """The messages of one poll as a sequence, oldest first, with the position to continue after."""
 
     messages: Sequence[Message]
     last_id: MessageId | None
-    """Go on after it; present also when nothing was found. None before anything was ever published."""
+    """Continue after this id; also set on an empty page. None if the topic never had a message."""
     end: End
-    """``end``: there is no more now; ``more``: a bound was reached; ``held``: a transaction is undecided."""
+    """``end``: no more now; ``more``: a limit was reached; ``held``: the next message's transaction is undecided."""
     held: Held | None = None
-    """Who holds it, with ``end`` being ``held``."""
+    """The blocking transaction, if ``end`` is ``held``."""
 
     @overload
     def __getitem__(self, index: int) -> Message: ...
@@ -384,7 +386,7 @@ class Page(Sequence[Message]):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Which message of an atomic batch one is."""
+    """The place of a message in its atomic batch."""
 
     index: int
     """0 is the first."""
@@ -393,7 +395,7 @@ class BatchPlace:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A message as ``messages`` shows it: looked at, not consumed."""
+    """A message as ``client.messages`` lists it, without consuming it."""
 
     id: MessageId
     state: Literal["plain", "committed", "open", "rolled-back", "invalid", "damaged"]
@@ -406,6 +408,6 @@ class Seen:
     producer: str | None = None
     sequence_id: int | None = None
     batch: BatchPlace | None = None
-    """None, too, where the first message of its batch is gone."""
+    """Also None if the first message of its batch is gone."""
     detail: str = ""
-    """What is wrong with a damaged one."""
+    """Why it is damaged."""

@@ -1,20 +1,20 @@
-"""What takes part in a transaction beside the messages: a database's rows, a file, anything that can be undone.
+"""Participants of a transaction beside the messages: database rows, a file, anything that can be undone.
 
-One transaction goes like this, through all participants in the order in which they were added, messages last:
+A transaction calls its participants in the order in which they were added, the messages last:
 
-    start_tx       once, when the transaction has begun (or when a participant is added to one under way)
-    tx_changes     what this participant changed, for the detection of conflicts
-    commit_tx      make it durable, so that nothing but the decision is missing: it can still be undone
+    start_tx       once, when the transaction begins (or when the participant joins it)
+    tx_changes     the keys that this participant changed, for conflict detection
+    commit_tx      make the changes durable; they can still be undone
                    … the service decides …
-    post_tx_commit the transaction is committed: let everybody see it
-    rollback_tx    the transaction is not committed, whatever came before: undo everything
+    post_tx_commit the transaction is committed: make the changes visible
+    rollback_tx    the transaction is not committed: undo everything
 
-A checkpoint calls ``commit_tx``, then ``update_tx`` with the same transaction under a new write pointer; so
-``commit_tx`` may come several times. ``rollback_tx`` may come at any time after ``start_tx``, also to those that
-have not been asked to do anything yet; it is never called after the decision to commit. Where a later participant
-cannot start, those before it are not rolled back, having done nothing; one that holds something by then (a connection,
-a lock) may have a seventh method, ``abandon_tx()``, to let go of it. When nobody can find out
-whether the transaction was committed, neither ``post_tx_commit`` nor ``rollback_tx`` is called.
+A checkpoint calls ``commit_tx``, then ``update_tx`` with the same transaction under a new write pointer; so ``commit_tx``
+may be called several times. ``rollback_tx`` may be called at any time after ``start_tx``, also on a participant that has
+done nothing yet, but never after the decision to commit. If a later participant fails to start, the earlier ones are
+not rolled back, since they have done nothing; a participant that holds a connection or lock by then may have a seventh
+method, ``abandon_tx()``, to release it. If the outcome of the commit cannot be found out, the transaction calls neither
+``post_tx_commit`` nor ``rollback_tx``.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TransactionAware(Protocol):
-    """A participant, called in the thread of the transaction; none of its methods is called twice at once."""
+    """A participant. The transaction calls its methods in its own thread, one at a time."""
 
     @property
     def name(self) -> str:
-        """What errors call it. Whatever this raises disturbs nothing."""
+        """Its name in errors. If this raises, errors use the type's name."""
         ...
 
     def start_tx(self, transaction: Transaction) -> None:
-        """A transaction has begun; forget what was of an earlier one. Raising aborts it, without ``rollback_tx``."""
+        """A transaction begins: drop the state of an earlier one. Raising aborts it, without ``rollback_tx``."""
         ...
 
     def update_tx(self, transaction: Transaction) -> None:
-        """After a checkpoint: the same transaction, with the write pointer of what comes now. Keep everything."""
+        """After a checkpoint: the same transaction under a new write pointer. Keep everything."""
         ...
 
     def tx_changes(self) -> Collection[bytes]:
-        """Keys of what was changed: of two transactions that change the same, the later one to commit fails.
+        """The keys of all changes. If two transactions change the same key, the later one to commit fails.
 
-        Empty where nothing can conflict, as with messages.
+        Empty if nothing can conflict, as with messages.
         """
         ...
 
     def commit_tx(self) -> bool:
-        """Make durable what was done, so that it can still be undone; True. Anything else, or raising, aborts."""
+        """Make the changes durable but still undoable. Any result but True, or an exception, aborts."""
         ...
 
     def post_tx_commit(self) -> None:
-        """The transaction is committed, and stays so if this raises."""
+        """The transaction is committed, even if this raises."""
         ...
 
     def rollback_tx(self) -> bool:
-        """Undo; True when nothing is left. Anything else, or raising, makes the transaction an invalid one."""
+        """Undo everything. Any result but True, or an exception, makes the transaction invalid."""
         ...
 
 
 @runtime_checkable
 class AsyncTransactionAware(Protocol):
-    """A participant of an ``AsyncClient``'s transaction: the same, awaited in the task of the transaction."""
+    """A participant of an ``AsyncClient``'s transaction, which awaits its methods in its own task."""
 
     @property
     def name(self) -> str:
-        """What errors call it. Whatever this raises disturbs nothing."""
+        """Its name in errors. If this raises, errors use the type's name."""
         ...
 
     async def start_tx(self, transaction: Transaction) -> None:
@@ -98,8 +98,8 @@ class AsyncTransactionAware(Protocol):
         ...
 
 
-#: What an ``AsyncTransactionContext`` takes; the methods of the first kind are called on the event loop.
+#: The participants of an ``AsyncTransactionContext``. It calls a synchronous one on the event loop.
 AnyParticipant: TypeAlias = TransactionAware | AsyncTransactionAware
 
-#: What a participant must have.
+#: The methods that a participant must have.
 METHODS = ("start_tx", "update_tx", "tx_changes", "commit_tx", "post_tx_commit", "rollback_tx")

@@ -1,15 +1,15 @@
-"""Where to start reading, and positions that outlive a process: in a file, or kept by the daemon.
+"""Start positions of readers, and saved positions: in a file, or with the daemon.
 
-A start, in every form people write it:
+A start takes these forms:
 
-"oldest"  "newest"          the first message there is; only what comes from now on
+"oldest"  "newest"          the first message there is; only messages from now on
 MessageId, 20 bytes, 40 hex digits     just after that message (or at it, where a call says inclusive)
 datetime (with a zone), an int         publish time, inclusive; an int is milliseconds since 1970
 timedelta, "-10m"                      that long before now, by this computer's clock: s, m, h, d, w
 "2026-01-31T12:00:00Z"                 ISO 8601; without a zone it is local time
 
-A position is the id of the last message that a loop is done with. It is saved some time after that, never
-before: after a crash what had not been saved is delivered again, and nothing is skipped.
+A position is the id of the last message that a loop has finished. It is saved some time after that, never before: after a
+crash the messages since the last save are delivered again, and none is skipped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def parse_start(given: Start, now_ms: int) -> bytes | int | None:
     """``given`` as an id (20 bytes), a timestamp in milliseconds, or None for the oldest.
 
     Args:
-      given: anything but "newest", which only the daemon can tell.
+      given: anything but "newest", which only the daemon knows.
       now_ms: this computer's time.
     Raises:
       InvalidParameter, InvalidMessageId: it is none of the forms above; nothing happened.
@@ -116,31 +116,31 @@ def _checked_ms(timestamp_ms: int) -> int:
 
 
 def as_bound(position: bytes | int) -> bytes:
-    """A position as the bound before it: what ``until`` (exclusive) is sent as."""
+    """A position as an exclusive bound, the wire form of ``until``."""
     return position if isinstance(position, bytes) else ids.bound_at(position)
 
 
 def is_inclusive(position: bytes | int | None, asked: bool | None) -> bool:
-    """A time is inclusive and an id exclusive, unless somebody says otherwise."""
+    """A time is inclusive and an id exclusive, unless the caller says otherwise."""
     return not isinstance(position, bytes) if asked is None else asked
 
 
-# --- what a reader reads, and where it stands ----------------------------------------------------
+# --- a reader's plan and its topics --------------------------------------------------------------
 
 
-#: What makes a name a pattern.
+#: Characters that make a topic name a pattern.
 WILD = frozenset("*?[")
 
 
 def checked_isolation(isolation: object) -> None:
-    """Raises InvalidParameter unless it is one, or None."""
+    """Raises InvalidParameter unless it is an isolation or None."""
     if isolation not in (None, "committed", "uncommitted"):
         raise InvalidParameter(f"isolation is {isolation!r}", hint="use committed or uncommitted")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be read."""
+    """The options of a reader."""
 
     topics: tuple[str, ...]
     """Names and patterns."""
@@ -170,7 +170,7 @@ class Plan:
 
     @property
     def patterns(self) -> list[str]:
-        """Those that name topics by their looks."""
+        """The patterns among ``topics``."""
         return [topic for topic in self.topics if WILD & set(topic)]
 
 
@@ -184,7 +184,7 @@ class Track:
     until: bytes | None
     at_end: bool = False
     held: Held | None = None
-    """Who holds it up, if somebody does."""
+    """The undecided transaction that blocks it, if any."""
 
 
 def read_plan(
@@ -200,17 +200,17 @@ def read_plan(
     save_interval_s: float,
     isolation: Isolation | None = None,
 ) -> Plan:
-    """What a reader reads. Raises InvalidParameter."""
+    """Checks the options of a reader. Raises InvalidParameter."""
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     using = serializer_for(serializer)
     return Plan(names, start, until, follow, limit, using, page_messages, save_every, save_interval_s, isolation)
 
 
-# --- positions that outlive a process ------------------------------------------------------------
+# --- saved positions -----------------------------------------------------------------------------
 
 
 class Daemon(Protocol):
-    """The daemon as positions reach it: each call waits for its answer, in the thread it is made in."""
+    """The daemon for positions: each call blocks its thread until the answer."""
 
     @property
     def namespace(self) -> str:
@@ -223,32 +223,30 @@ class Daemon(Protocol):
 
 
 class Position(Protocol):
-    """Where a reader's positions are kept. A ``Client`` calls both methods in the thread that reads, an ``AsyncClient``
-    in a worker thread.
+    """Loads and saves a reader's positions. A ``Client`` calls both methods in the reading thread, an ``AsyncClient`` in a
+    worker thread.
 
-    One whose ``save`` writes into the transaction that the reader's loop is part of (a row that becomes durable
-    with the rest of them, or not at all) has an attribute ``transactional = True``. In a transaction it is saved
-    before the participants are asked to commit; every other position is saved after the commit, and not at all
-    when there is none, so that what was read comes again.
+    A position whose ``save`` writes into the transaction around the reader's loop (a row that commits with the other
+    rows or not at all) has the attribute ``transactional = True``. A transaction saves it before its participants commit.
+    It saves any other position after the commit; without a commit it saves none, and the messages are delivered again.
     """
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
-        """The positions known of ``topics``, by topic."""
+        """The saved positions of ``topics``, by topic."""
         ...
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
-        """Keep these, which are those that changed."""
+        """Saves the positions that changed."""
         ...
 
 
 class FilePosition:
-    """Positions in a file of JSON, replaced as a whole and synced: it is the old one or the new one, never half.
+    """Positions in a JSON file, which each save replaces atomically and syncs.
 
-    For one reader at a time. Topics of several namespaces and readers of several topics may share a file
-    as long as one reader at a time uses it.
+    One reader at a time may use a file, for topics of any number of namespaces.
 
     Args:
-      path: of the file; its directory must be there.
+      path: of the file; its directory must exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -256,7 +254,7 @@ class FilePosition:
         self._known: dict[str, str] = {}
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
-        """Raises PositionNotSaved when the file is there and cannot be understood."""
+        """Raises PositionNotSaved if the file exists and cannot be read."""
         self._known = self._read()
         found = {}
         for topic in topics:
@@ -266,14 +264,14 @@ class FilePosition:
         return found
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
-        """Raises PositionNotSaved: the file is what it was."""
+        """Raises PositionNotSaved: the file is unchanged."""
         self._known.update({f"{daemon.namespace}:{topic}": at.hex() for topic, at in positions.items()})
         self._write()
 
     def _read(self) -> dict[str, str]:
         try:
-            told = json.loads(self.path.read_text(encoding="utf-8"))
-            return {str(key): str(MessageId(text)) for key, text in told["positions"].items()}
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return {str(key): str(MessageId(text)) for key, text in content["positions"].items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -292,7 +290,7 @@ class FilePosition:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` in the place of a file, at once and durably. Raises OSError: the file is what it was."""
+    """Replaces a file atomically and durably. Raises OSError: the file is unchanged."""
     import tempfile  # here, since most programs keep no position in a file
 
     handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
@@ -315,13 +313,13 @@ def replace_file(path: Path, content: bytes) -> None:
 class ServerPosition:
     """Positions that the daemon keeps under a reader's name, one for each topic.
 
-    Each save names the position it expects there: when somebody else has moved it, ``PositionChanged`` is
-    raised in the loop, and nobody's work is silently undone.
+    Each save compares and sets: if another reader of that name has moved the position, the loop raises
+    ``PositionChanged`` and changes nothing.
 
     Args:
       name: of the reader: letters, digits, underscores and hyphens.
     Raises:
-      InvalidName: it is none.
+      InvalidName: it has other characters.
     """
 
     def __init__(self, name: str) -> None:
@@ -329,7 +327,7 @@ class ServerPosition:
         self._known: dict[str, bytes] = {}
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
-        """Raises TopicNotFound, and what goes wrong on the way."""
+        """Raises TopicNotFound, and errors of the connection."""
         found = {}
         for topic in topics:
             position = self._shown(daemon, topic)
@@ -339,7 +337,7 @@ class ServerPosition:
         return found
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
-        """Raises PositionChanged: somebody else uses the same name."""
+        """Raises PositionChanged: another reader uses the same name."""
         from plainsong import calls  # here, since it loads the codecs, and the command line's help needs none
 
         for topic, position in positions.items():
@@ -348,7 +346,7 @@ class ServerPosition:
             try:
                 daemon.call(call)
             except PositionChanged:
-                # Ours, if an earlier attempt took and its answer was lost.
+                # The position is ours if an earlier attempt succeeded and its answer was lost.
                 if self._shown(daemon, topic) != position:
                     raise
             self._known[topic] = position

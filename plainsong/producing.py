@@ -1,8 +1,8 @@
-"""A producer's numbers, its session, and the messages it holds until each has come to its end; without threads or time.
+"""A producer's sequence ids, session and queue, without threads or a clock.
 
-One request is under way at a time, since an id that comes late counts as a duplicate. Messages that were given one by
-one are gathered into it; those that were given together make a request of their own. Producers call this under their
-lock, and settle what it hands back.
+One request is under way at a time, since the topic takes a late sequence id for a duplicate. Messages sent one by one
+are gathered into batches; messages published together make a request of their own. Producers call this under their lock
+and settle the futures it returns.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from plainsong.calls import Known
-    from plainsong.gathering import Asked, Bounds, Overflow
+    from plainsong.gathering import Bounds, Overflow, Retrieved
     from plainsong.messages import MessageId
 
 S = TypeVar("S")
-A = TypeVar("A", bound="Asked")
+A = TypeVar("A", bound="Retrieved")
 
-#: After these the session is over: another one has to be opened, by somebody who knows what that means.
+#: Errors that end the session. The caller must open another one, and decide whether that is right.
 FINAL = (ProducerFenced, ProducerExpired, GenerationChanged)
 
 
-#: How long a lightweight transaction stays open, unless it says otherwise.
+#: How long a lightweight transaction stays open, unless the caller gives another limit.
 TRANSACTION_TIMEOUT_S = TIMEOUT_S
 
 
@@ -77,7 +77,7 @@ def producer_bounds(
     overflow: Overflow,
     delivery_timeout_s: float | None,
 ) -> Bounds:
-    """What a producer gathers and holds. Raises InvalidParameter."""
+    """Checks the options of a producer. Raises InvalidParameter."""
     if overflow == "drop":
         raise InvalidParameter("a producer drops nothing", hint='use wait, or raise; client.publisher has "drop"')
     return publisher_bounds(
@@ -94,7 +94,7 @@ def producer_bounds(
 
 
 class Prepared(NamedTuple):
-    """One message as it goes out, before it has a number."""
+    """One encoded message, before it has a sequence id."""
 
     payload: bytes
     ttl_s: int | None
@@ -109,7 +109,7 @@ def prepared(
     attributes: Mapping[str, str] | None,
     routing_key: str | None,
 ) -> Prepared:
-    """A value, or an ``Outgoing`` around it. Raises NotEncodable, InvalidParameter: nothing happened."""
+    """Encodes a value, or an ``Outgoing``. Raises NotEncodable, InvalidParameter: nothing happened."""
     ttl_s = None
     if attributes is not None or routing_key is not None:
         value = with_attributes(value, attributes, routing_key)
@@ -129,7 +129,7 @@ MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
 class Numbering:
-    """Gives out ids.
+    """Assigns sequence ids.
 
     Args:
       next_id: the first automatic one.
@@ -140,7 +140,7 @@ class Numbering:
     def __init__(self, next_id: int) -> None:
         self.next_id = next_id
         self.explicit: bool | None = None
-        """Whether the caller names them; None before the first message."""
+        """Whether the caller gives the ids; None before the first message."""
 
     def take(self, given: int | None) -> int:
         """The id of one message. Raises SequenceIdsMixed, InvalidSequenceIds: nothing happened."""
@@ -156,7 +156,7 @@ class Numbering:
         return taken
 
     def take_many(self, given: Sequence[int] | None, count: int) -> Sequence[int]:
-        """The ids of messages that go together, increasing. Raises as ``take``; none of them is used up then."""
+        """The increasing ids of one request. Raises as ``take``, and then uses up none."""
         if given is None:
             self._check_left(count)
             self._decide(False)
@@ -191,18 +191,18 @@ class Numbering:
 
 
 def checked_sequence_id(given: object) -> int:
-    """Raises InvalidSequenceIds unless it can be one."""
+    """Raises InvalidSequenceIds unless ``given`` can be a sequence id."""
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_SEQUENCE_ID:
         raise InvalidSequenceIds(f"{given!r} is no sequence id", hint=f"use a whole number from 0 to {MAX_SEQUENCE_ID}")
     return given
 
 
-# --- sessions, and what became of a request ------------------------------------------------------
+# --- sessions and delivered requests -------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Session:
-    """What a producer is to its topic. Changed by whoever delivers, one at a time."""
+    """A producer's session with its topic. Changed only by the one request under way."""
 
     topic: str
     name: str
@@ -210,20 +210,20 @@ class Session:
     """None: there is no session, since deduplication is switched off."""
     generation: int
     last_sequence_id: int
-    """The highest that is known to be durable; -1: none."""
+    """The highest id known to be durable; -1: none."""
     optional: bool
     doubted: int = -1
-    """Up to this a request may have come whose outcome nobody knows; -1: there is none."""
+    """The highest id of a request whose outcome is unknown; -1: there is none."""
     over: PlainsongError | None = None
-    """Why nothing may be sent any more."""
+    """The error that ended the session; None while it may send."""
 
     def passed(self, sequence_id: int) -> None:
-        """So far it is durable."""
+        """Everything up to this id is durable."""
         self.last_sequence_id = max(self.last_sequence_id, sequence_id)
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidParameter unless a producer can be called so."""
+    """Raises InvalidParameter unless ``name`` can name a producer."""
     if not name:
         raise InvalidParameter("the producer's name is empty", hint="leave it out: the daemon makes one")
     try:
@@ -237,14 +237,14 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One request that came to a good end."""
+    """A durable request."""
 
     sequence_ids: Sequence[int]
     first_id: MessageId | None
     last_id: MessageId | None
-    """Of those that were stored; where none was, of the originals."""
+    """The last id stored; if all were duplicates, the originals' last id."""
     duplicates: int
-    """So many, from the first on, were there before."""
+    """How many messages, from the first on, were stored before."""
     deduplicated: bool
     generation: int
     last_sequence_id: int | None
@@ -256,13 +256,13 @@ class Delivered:
         return MessageReceipt(self.sequence_ids[index], message_id, duplicate, self.deduplicated, self.generation)
 
     def _id_of_stored(self, index: int) -> MessageId | None:
-        """What was stored in one request follows each other."""
+        """Messages stored by one request have consecutive ids."""
         if self.first_id is None or self.last_id is None:
             return None
         return nth_id(self.first_id, self.last_id, index, len(self.sequence_ids) - self.duplicates)
 
     def _id_of_duplicate(self, index: int) -> MessageId | None:
-        """Between the first and the last there may be messages of others, and ids that were never stored."""
+        """Known for the first and last only: the originals may not be consecutive."""
         last = len(self.sequence_ids) - 1
         if self.duplicates <= last:
             return None
@@ -286,7 +286,7 @@ class Delivered:
 
 
 def as_answered(receipt: Receipt, sequence_ids: Sequence[int]) -> Delivered:
-    """As the daemon answered it."""
+    """A request whose receipt the daemon answered."""
     dropped = len(receipt.dropped or ())
     return Delivered(
         sequence_ids,
@@ -300,7 +300,7 @@ def as_answered(receipt: Receipt, sequence_ids: Sequence[int]) -> Delivered:
 
 
 def as_found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivered:
-    """As it was found out afterwards; ``before`` is the last sequence id that was durable before it was sent."""
+    """A request whose answer was lost, from the producer's state. ``before``: the last durable id before it was sent."""
     duplicates = bisect_right(sequence_ids, before)
     first = sequence_ids[duplicates if duplicates < len(sequence_ids) else 0]
     last = sequence_ids[-1]
@@ -317,124 +317,124 @@ def as_found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivere
 
 
 def refusal(over: PlainsongError) -> PlainsongError:
-    """What whoever comes after the end of a session is told: nothing happened."""
+    """The error for a request after the end of the session: nothing happened."""
     error = type(over)(f"the producer's session is over: {over.detail}", hint=over.hint)
     error.outcome = "not-applied"
     error.__cause__ = over
     return error
 
 
-def is_own_fault(error: PlainsongError) -> bool:
-    """Whether a message is refused for what it is, and its neighbours may do better."""
+def is_refused_itself(error: PlainsongError) -> bool:
+    """Whether the daemon refused one message of a request, so that the others may succeed without it."""
     return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
 
 
-# --- what waits ----------------------------------------------------------------------------------
+# --- the queue -----------------------------------------------------------------------------------
 
 
 class Single(NamedTuple, Generic[S]):
-    """One message, and whoever waits to hear of it."""
+    """One message and its future."""
 
     payload: bytes
     ttl_s: int | None
     attributes: Mapping[str, str] | None
     sequence_id: int
-    sent: S
+    future: S
     at_s: float
 
 
 @dataclass(slots=True, eq=False)
-class Parcel(Generic[S]):
-    """One request and whoever waits for it: one for each message, or one for all of them."""
+class ProducerBatch(Generic[S]):
+    """One request and its futures: one for each message, or one for all."""
 
     request: PublishRequest
-    sents: Sequence[S]
+    futures: Sequence[S]
     at_s: float
     bytes: int
     whole: bool
-    """It was given as it is: never cut in two, and one waits for all of it."""
+    """The caller published it as one request: it is never split, and has one future."""
     singles: Sequence[Single[S]] = ()
     limit_s: float | None = None
-    """Seconds it has, instead of those that all have."""
+    """Its own time limit, instead of ``delivery_timeout_s``."""
 
 
 class Ended(NamedTuple, Generic[S]):
-    """Messages that were given up, and why."""
+    """Messages that were given up, and the error."""
 
-    sents: Sequence[S]
+    futures: Sequence[S]
     error: PlainsongError
 
 
 @dataclass(slots=True)
 class ProducerQueue(Generic[S]):
-    """All that waits. ``S`` is what stands for the fate of a message or a parcel: a future."""
+    """Messages and batches not settled yet, in order. ``S`` is the type of the futures."""
 
     bounds: Bounds
     pending: int = 0
-    """Messages not settled yet, those under way among them."""
+    """Messages not settled yet, including those under way."""
     pending_bytes: int = 0
     flushing: bool = False
-    under_way: Parcel[S] | None = None
+    under_way: ProducerBatch[S] | None = None
     stopped: PlainsongError | None = None
-    """Why nothing is taken any more."""
-    _queue: deque[Single[S] | Parcel[S]] = field(default_factory=deque)
-    _again: deque[Parcel[S]] = field(default_factory=deque)
+    """The error that stopped the producer."""
+    _queue: deque[Single[S] | ProducerBatch[S]] = field(default_factory=deque)
+    _again: deque[ProducerBatch[S]] = field(default_factory=deque)
     _waiting_bytes: int = 0
-    _parcels: int = 0
-    """Of the queue, how many somebody waits for: then nothing lingers."""
+    _whole_batches: int = 0
+    """How many requests of ``publish`` are queued; while there are any, nothing lingers."""
     _late_s: float = inf
-    """Before this nothing of the queue has waited too long; perhaps not then either."""
+    """A lower bound for the time at which a queued message becomes overdue."""
 
     # --- in ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises what the producer stopped for, as an error of which nothing happened."""
+        """Raises the error that stopped the producer, as ``not-applied``."""
         if self.stopped is not None:
-            raise following(self.stopped)
+            raise error_after_stop(self.stopped)
 
     def has_room(self, size: int, messages: int = 1) -> bool:
-        """Whether so many bytes can be taken now; a request larger than all of it is taken when nothing else is there."""
+        """Whether the buffer has room. An empty buffer takes a request of any size."""
         size += ITEM_BYTES * messages
         return not self.pending or self.pending_bytes + size <= self.bounds.max_pending_bytes
 
     def full(self, size: int) -> BufferFull:
-        """What to say when there is no room."""
+        """The error for a message without room."""
         detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait already, this has {size}"
         return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
 
     def put(self, single: Single[S]) -> None:
-        """Take a message."""
+        """Queues a message."""
         size = len(single.payload) + ITEM_BYTES
         self._add(single)
         self.pending += 1
         self.pending_bytes += size
 
-    def put_whole(self, request: PublishRequest, sent: S, at_s: float, limit_s: float | None = None) -> None:
-        """Take messages that go in one request."""
+    def put_whole(self, request: PublishRequest, future: S, at_s: float, limit_s: float | None = None) -> None:
+        """Queues messages as one request."""
         size = sum(map(len, request.messages)) + ITEM_BYTES * len(request.messages)
-        parcel = Parcel(request, [sent], at_s, size, whole=True, limit_s=limit_s)
-        self._add(parcel)
+        batch = ProducerBatch(request, [future], at_s, size, whole=True, limit_s=limit_s)
+        self._add(batch)
         self.pending += len(request.messages)
         self.pending_bytes += size
 
-    def _add(self, each: Single[S] | Parcel[S]) -> None:
+    def _add(self, each: Single[S] | ProducerBatch[S]) -> None:
         self._queue.append(each)
-        self._waiting_bytes += each.bytes if isinstance(each, Parcel) else len(each.payload) + ITEM_BYTES
-        self._parcels += isinstance(each, Parcel)
+        self._waiting_bytes += each.bytes if isinstance(each, ProducerBatch) else len(each.payload) + ITEM_BYTES
+        self._whole_batches += isinstance(each, ProducerBatch)
         self._late_s = min(self._late_s, self.until_s(each))
 
     # --- out -----------------------------------------------------------------------------------
 
-    def take(self, now_s: float) -> Parcel[S] | None:
-        """The next request to deliver; nothing more until ``delivered`` or ``failed``."""
+    def take(self, now_s: float) -> ProducerBatch[S] | None:
+        """The next request to deliver; None until ``delivered`` or ``failed`` ends the one before."""
         ready_s = self._ready_s()
         if ready_s is None or ready_s > now_s:
             return None
         if self._again:
             self.under_way = self._again.popleft()
-        elif isinstance(self._queue[0], Parcel):
+        elif isinstance(self._queue[0], ProducerBatch):
             self.under_way = self._queue.popleft()  # type: ignore[assignment] # just looked
-            self._parcels -= 1
+            self._whole_batches -= 1
             self._waiting_bytes -= self.under_way.bytes  # type: ignore[union-attr]
         else:
             self.under_way = self._gathered()
@@ -444,33 +444,33 @@ class ProducerQueue(Generic[S]):
         return self.under_way
 
     def next_s(self) -> float | None:
-        """When ``take`` or ``overdue`` will have something; None: not before another ``put``, or the end of a request."""
+        """When ``take`` or ``overdue`` next returns something; None: not before another ``put``, or the end of a request."""
         ready_s = self._ready_s()
         until_s = self._late_s if ready_s is None else min(ready_s, self._late_s)
         return None if until_s == inf else until_s
 
     def _ready_s(self) -> float | None:
-        """When there is something to deliver."""
+        """When ``take`` has a request to deliver."""
         if self.under_way is not None or not (self._again or self._queue):
             return None
-        if self._again or self.flushing or self._parcels:
+        if self._again or self.flushing or self._whole_batches:
             return 0.0
         full = len(self._queue) >= self.bounds.max_batch_messages or self._waiting_bytes >= self.bounds.max_batch_bytes
         return 0.0 if full else self._queue[0].at_s + self.bounds.linger_s
 
-    def until_s(self, each: Single[S] | Parcel[S]) -> float:
-        """When its time is over."""
-        own_s = each.limit_s if isinstance(each, Parcel) else None
+    def until_s(self, each: Single[S] | ProducerBatch[S]) -> float:
+        """Its deadline."""
+        own_s = each.limit_s if isinstance(each, ProducerBatch) else None
         return each.at_s + (self.bounds.delivery_timeout_s if own_s is None else own_s)
 
-    def _gathered(self) -> Parcel[S]:
-        """Messages from the first on, whose ids increase, as many as one request carries."""
+    def _gathered(self) -> ProducerBatch[S]:
+        """The first messages of the queue, as long as their ids increase and one request carries them."""
         queue = self._queue
         singles: list[Single[S]] = []
         room, last = self.bounds.max_batch_bytes, -1
         while queue and len(singles) < self.bounds.max_batch_messages:
             head = queue[0]
-            if isinstance(head, Parcel) or head.sequence_id <= last:
+            if isinstance(head, ProducerBatch) or head.sequence_id <= last:
                 break
             room -= len(head.payload)
             if room < 0 and singles:
@@ -480,46 +480,46 @@ class ProducerQueue(Generic[S]):
             queue.popleft()
         return gathered(singles)
 
-    # --- what became of it ---------------------------------------------------------------------
+    # --- the end of a request ------------------------------------------------------------------
 
-    def delivered(self, parcel: Parcel[S]) -> None:
+    def delivered(self, batch: ProducerBatch[S]) -> None:
         """It is durable."""
         self.under_way = None
-        self._release(parcel)
+        self._release(batch)
 
-    def failed(self, parcel: Parcel[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
-        """It was given up. What ends with it: itself, and all behind it when the producer stops.
+    def failed(self, batch: ProducerBatch[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
+        """The batch failed. Returns the messages that end with it: its own, and all behind it if the producer stops.
 
-        A message that is refused for what it is fails alone, unless its producer names the ids: then nothing behind it
-        may be stored, because whoever starts again after the last id would never come back to it. After a parcel that
-        somebody waits for, he decides; otherwise the producer stops.
+        A message that the daemon refuses fails alone, unless the caller gives the ids: then nothing behind it may be
+        stored, because a program that restarts after the last id would never send it again. A failed ``publish`` does not
+        stop the producer, since its caller learns of the failure and decides.
         """
         self.under_way = None
-        if is_own_fault(error) and len(parcel.singles) > 1:
-            middle = len(parcel.singles) // 2
-            self._again.extendleft([gathered(parcel.singles[middle:]), gathered(parcel.singles[:middle])])
+        if is_refused_itself(error) and len(batch.singles) > 1:
+            middle = len(batch.singles) // 2
+            self._again.extendleft([gathered(batch.singles[middle:]), gathered(batch.singles[:middle])])
             return []
-        self._release(parcel)
-        ended = [Ended(parcel.sents, error)]
-        if isinstance(error, FINAL) or (explicit and not parcel.whole):
+        self._release(batch)
+        ended = [Ended(batch.futures, error)]
+        if isinstance(error, FINAL) or (explicit and not batch.whole):
             ended += self.stop(error)
         elif explicit:
-            ended += self._clear(following(error))
+            ended += self._clear(error_after_stop(error))
         return ended
 
     def stop(self, error: PlainsongError) -> list[Ended[S]]:
-        """Nothing is taken any more; what waits is given up."""
+        """Stops the producer and gives up all queued messages."""
         self.stopped = self.stopped or error
-        return self._clear(following(error))
+        return self._clear(error_after_stop(error))
 
     def clear(self) -> list[Ended[S]]:
-        """Give up everything that is not under way, since the producer is closed."""
+        """Gives up all messages that are not under way: the producer is closed."""
         return self._clear(MessageDropped("the producer was closed before this was sent"))
 
     def overdue(self, now_s: float, *, explicit: bool) -> list[Ended[S]]:
-        """What has waited too long behind others, and what ends with it; a request under way has a limit of its own.
+        """Gives up overdue messages and those that end with them; the request under way limits itself.
 
-        What was given before it and has more time goes on.
+        Messages queued earlier with a later deadline stay.
         """
         ended: list[Ended[S]] = []
         if now_s < self._late_s:
@@ -531,50 +531,50 @@ class ProducerQueue(Generic[S]):
             if stopped is None and self.until_s(each) > now_s:
                 self._add(each)
                 continue
-            parcel = each if isinstance(each, Parcel) else gathered([each])
-            self._release(parcel)
-            error: PlainsongError = self._late(parcel) if stopped is None else following(stopped)
-            ended.append(Ended(parcel.sents, error))
+            batch = each if isinstance(each, ProducerBatch) else gathered([each])
+            self._release(batch)
+            error: PlainsongError = self._late(batch) if stopped is None else error_after_stop(stopped)
+            ended.append(Ended(batch.futures, error))
             if explicit and stopped is None:
                 stopped = error
-                self.stopped = self.stopped or (None if parcel.whole else error)
+                self.stopped = self.stopped or (None if batch.whole else error)
         return ended
 
-    def _late(self, parcel: Parcel[S]) -> DeadlineExceeded:
-        own, limit_s = parcel.limit_s is not None, self.until_s(parcel) - parcel.at_s
+    def _late(self, batch: ProducerBatch[S]) -> DeadlineExceeded:
+        own, limit_s = batch.limit_s is not None, self.until_s(batch) - batch.at_s
         return DeadlineExceeded(
             f"not delivered within {limit_s:g} s", hint=f"{'deadline_s' if own else 'delivery_timeout_s'} is the limit"
         )
 
-    def sents(self) -> Iterator[S]:
-        """Of everything that is not settled."""
+    def futures(self) -> Iterator[S]:
+        """The futures of all messages not settled yet."""
         if self.under_way is not None:
-            yield from self.under_way.sents
-        for parcel in self._again:
-            yield from parcel.sents
+            yield from self.under_way.futures
+        for batch in self._again:
+            yield from batch.futures
         for each in self._queue:
-            yield from each.sents if isinstance(each, Parcel) else [each.sent]
+            yield from each.futures if isinstance(each, ProducerBatch) else [each.future]
 
     def _clear(self, error: PlainsongError) -> list[Ended[S]]:
-        left = [*self._again, *(each if isinstance(each, Parcel) else gathered([each]) for each in self._queue)]
+        left = [*self._again, *(each if isinstance(each, ProducerBatch) else gathered([each]) for each in self._queue)]
         self._again.clear()
         self._forget_queue()
-        for parcel in left:
-            self._release(parcel)
-        return [Ended([sent for parcel in left for sent in parcel.sents], error)] if left else []
+        for batch in left:
+            self._release(batch)
+        return [Ended([future for batch in left for future in batch.futures], error)] if left else []
 
     def _forget_queue(self) -> None:
         self._queue.clear()
-        self._waiting_bytes = self._parcels = 0
+        self._waiting_bytes = self._whole_batches = 0
         self._late_s = inf
 
-    def _release(self, parcel: Parcel[S]) -> None:
-        self.pending -= len(parcel.request.messages)
-        self.pending_bytes -= parcel.bytes
+    def _release(self, batch: ProducerBatch[S]) -> None:
+        self.pending -= len(batch.request.messages)
+        self.pending_bytes -= batch.bytes
 
 
-def gathered(singles: Sequence[Single[S]]) -> Parcel[S]:
-    """One request of messages that were given one by one."""
+def gathered(singles: Sequence[Single[S]]) -> ProducerBatch[S]:
+    """One request of messages that were sent one by one."""
     attributes = [dict(single.attributes or {}) for single in singles]
     request = PublishRequest(
         [single.payload for single in singles],
@@ -583,11 +583,13 @@ def gathered(singles: Sequence[Single[S]]) -> Parcel[S]:
         attributes=attributes if any(attributes) else None,
     )
     size = sum(map(len, request.messages)) + ITEM_BYTES * len(singles)
-    return Parcel(request, [single.sent for single in singles], singles[0].at_s, size, whole=False, singles=singles)
+    return ProducerBatch(
+        request, [single.future for single in singles], singles[0].at_s, size, whole=False, singles=singles
+    )
 
 
-def following(stopped: PlainsongError) -> PlainsongError:
-    """What a message is told that comes after the one the producer stopped for: nothing happened to it."""
+def error_after_stop(stopped: PlainsongError) -> PlainsongError:
+    """The error for messages behind the one that stopped the producer: nothing happened to them."""
     if isinstance(stopped, (*FINAL, DeduplicationDisabled)):
         return refusal(stopped)
     error = ProducerStopped(
@@ -602,7 +604,7 @@ def following(stopped: PlainsongError) -> PlainsongError:
 
 
 class Producing(Generic[A]):
-    """What both kinds of producers decide; called under the lock of whoever has threads."""
+    """The rules of a producer, for both clients. Callers hold the producer's lock."""
 
     def __init__(
         self,
@@ -631,7 +633,7 @@ class Producing(Generic[A]):
 
     @property
     def flushing(self) -> bool:
-        """Whether messages go without lingering."""
+        """Whether messages are sent without lingering."""
         return self.waiting.flushing
 
     @flushing.setter
@@ -641,80 +643,80 @@ class Producing(Generic[A]):
     # --- in ------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raises Closed, or what the producer stopped for: nothing happened."""
+        """Raises Closed, or the error that stopped the producer: nothing happened."""
         if self.closed:
             raise Closed("the producer is closed")
         self.waiting.check()
 
-    def take(self, message: Prepared, sent: A, now_s: float) -> bool:
-        """Take one message; whether somebody should come and look. Raises SequenceIdsMixed, InvalidSequenceIds."""
+    def take(self, message: Prepared, future: A, now_s: float) -> bool:
+        """Takes one message; whether the caller must wake a worker. Raises SequenceIdsMixed, InvalidSequenceIds."""
         sequence_id = self._numbering.take(message.sequence_id)
         waiting = self.waiting
-        nobody_looks = waiting.next_s() is None
-        waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, sent, now_s))
-        return waiting.under_way is None or nobody_looks
+        no_worker_due = waiting.next_s() is None
+        waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, future, now_s))
+        return waiting.under_way is None or no_worker_due
 
     def take_whole(
         self,
         request: PublishRequest,
         sequence_ids: Sequence[int | None] | None,
-        sent: A,
+        future: A,
         now_s: float,
         limit_s: float | None = None,
     ) -> None:
-        """Take messages that go in one request. Raises as ``take``."""
+        """Takes messages that make one request. Raises as ``take``."""
         given = None
         if sequence_ids is not None and any(each is not None for each in sequence_ids):
             given = [each for each in sequence_ids if each is not None]
             if len(given) != len(sequence_ids):
                 raise SequenceIdsMixed("some messages have sequence ids and some have none", hint="all, or none")
         request.sequence_ids = self._numbering.take_many(given, len(request.messages))
-        self.waiting.put_whole(request, sent, now_s, limit_s)
+        self.waiting.put_whole(request, future, now_s, limit_s)
 
     @property
     def explicit(self) -> bool:
-        """Whether the caller names the ids."""
+        """Whether the caller gives the ids."""
         return bool(self._numbering.explicit)
 
     # --- out -----------------------------------------------------------------------------------
 
     def next_s(self) -> float | None:
-        """When there is something to do: to deliver, or to give up a transaction whose time is over."""
+        """When ``work`` next has something to do: a delivery, an overdue message, or a transaction to time out."""
         times = [self.waiting.next_s(), self._open.until_s if self._open is not None else None]
         return min((each for each in times if each is not None), default=None)
 
-    def work(self, now_s: float) -> tuple[Parcel[A] | None, list[Ended[A]]]:
-        """What to deliver now, and what is given up."""
+    def work(self, now_s: float) -> tuple[ProducerBatch[A] | None, list[Ended[A]]]:
+        """The request to deliver now, and the messages given up."""
         self.expire(now_s)
         ended = self.overdue(now_s)
         return self.waiting.take(now_s), ended
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether there is a time to look at while a request is under way."""
+        """Whether a second worker must watch deadlines while a request is under way."""
         return self.next_s() is not None
 
     def clear(self) -> list[Ended[A]]:
-        """Give up everything that is not under way."""
+        """Gives up all messages that are not under way."""
         return self.waiting.clear()
 
     def close(self) -> None:
-        """Nothing is taken any more, and an open transaction is aborted."""
+        """Refuses further messages and aborts an open transaction."""
         self.abort_open()
         self.closed = True
 
     def overdue(self, now_s: float) -> list[Ended[A]]:
-        """What has waited too long, and what ends with it; also while something is under way."""
+        """Gives up overdue messages and those that end with them; also while a request is under way."""
         return self.waiting.overdue(now_s, explicit=self.explicit)
 
-    def delivered(self, parcel: Parcel[A]) -> list[Ended[A]]:
-        """It is durable; what ends although: all behind it, where deduplication was switched off."""
-        self.waiting.delivered(parcel)
-        self.tally.delivered(len(parcel.request.messages))
+    def delivered(self, batch: ProducerBatch[A]) -> list[Ended[A]]:
+        """The batch is durable. Returns messages given up nevertheless: all others, if deduplication was switched off."""
+        self.waiting.delivered(batch)
+        self.tally.delivered(len(batch.request.messages))
         return self.waiting.stop(self.session.over) if self.session.over is not None else []
 
-    def failed(self, parcel: Parcel[A], error: PlainsongError) -> list[Ended[A]]:
-        """It was given up; what ends with it."""
-        ended = self.waiting.failed(parcel, error, explicit=self.explicit)
+    def failed(self, batch: ProducerBatch[A], error: PlainsongError) -> list[Ended[A]]:
+        """The batch failed. Returns the messages that end with it."""
+        ended = self.waiting.failed(batch, error, explicit=self.explicit)
         if self.session.over is not None:
             ended += self.waiting.stop(self.session.over)
         return ended
@@ -722,7 +724,7 @@ class Producing(Generic[A]):
     # --- lightweight transactions --------------------------------------------------------------
 
     def begin(self, routing_key: str, timeout_s: float | None, now_s: float) -> Lightweight:
-        """Open one. Raises TransactionInProgress: there is one, InvalidParameter, and as ``check_usable``."""
+        """Opens a transaction. Raises TransactionInProgress, InvalidParameter, and as ``check_usable``."""
         self.check_usable()
         self.expire(now_s)
         if self._open is not None and self._open.state in ("open", "committing"):
@@ -737,14 +739,14 @@ class Producing(Generic[A]):
         return self._open
 
     def expire(self, now_s: float) -> None:
-        """Forget a transaction that has ended, or whose time is over."""
+        """Forgets a transaction that has ended or timed out."""
         if self._open is not None:
             self._open.expire(now_s)
             if self._open.state not in ("open", "committing"):
                 self._open = None
 
     def abort_open(self) -> None:
-        """The producer ends: what was not committed is forgotten."""
+        """Aborts the open transaction: the producer ends."""
         if self._open is not None and self._open.state == "open":
             self._open.abort()
 
@@ -757,7 +759,7 @@ def whole_request(
     attributes: Mapping[str, str] | None = None,
     routing_key: str | None = None,
 ) -> tuple[PublishRequest, list[int | None]]:
-    """Messages of one request, and the sequence ids that came with them. Raises NoMessages, NotEncodable, InvalidParameter."""
+    """Encodes messages as one request, and returns the sequence ids they carry. Raises NoMessages, NotEncodable, InvalidParameter."""
     many = messages if isinstance(messages, (list, tuple)) else [messages]
     if not many:
         raise NoMessages("the list is empty")
@@ -769,7 +771,7 @@ def whole_request(
 def atomic_request(
     routing_key: str, messages: Any, serializer: Serializer, *, ttl_s: int | None = None
 ) -> tuple[PublishRequest, list[int | None]]:
-    """Messages that go in all together or not at all. Raises as ``whole_request``; MaxTransactionSizeExceeded."""
+    """Encodes an atomic request. Raises as ``whole_request``; MaxTransactionSizeExceeded."""
     request, ids = whole_request(messages, serializer, ttl_s=ttl_s)
     request.atomic = True
     request.routing_key = check_routing_key(routing_key)
@@ -787,7 +789,7 @@ def unnumbered_atomic_request(
     ttl_s: int | None,
     attributes: Mapping[str, str] | None,
 ) -> PublishRequest:
-    """The same of no producer. Raises InvalidParameter: a message has a sequence id."""
+    """Encodes an atomic request without a producer. Raises InvalidParameter: a message has a sequence id."""
     request, ids = atomic_request(routing_key, all_with_attributes(messages, attributes, None), serializer, ttl_s=ttl_s)
     if any(each is not None for each in ids):
         raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")

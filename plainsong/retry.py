@@ -1,7 +1,7 @@
-"""When a call is repeated, where it goes, and what its failures mean; decided here, without a clock or a socket.
+"""The rules of retries: when to repeat a call, at which URL, and what its failures mean. Pure, but for the clock of ``Places``.
 
-Repeated is only what may be: reading, always; a change, when the failed attempt has certainly not taken, or when making
-it twice is the same as once.
+A read is always repeated. A change is repeated if the failed attempt certainly had no effect, or if a second effect
+equals the first.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Backoff:
     count: int = 0
 
     def next_s(self, error: PlainsongError) -> float:
-        """The pause after ``error``: at least what it asked for."""
+        """The pause after ``error``: at least its ``retry_after_s``."""
         pause: float = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.count, 16)) * (1 - self.random() / 2)
         self.count += 1
         return max(pause, error.retry_after_s or 0)
 
 
 def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any, PlainsongError | None]:
-    """What an answer says, or what went wrong. A body that does not decode is an error like a broken connection."""
+    """The decoded answer, or the error. A body that does not decode is UnexpectedAnswer, with the outcome ``applied``."""
     error = error_of(answer, url)
     if error is not None or isinstance(answer, Failure):
         return None, error
@@ -55,15 +55,15 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
             f"{url}: the answer cannot be read: {broken!r}", hint="is the daemon of another version?"
         )
         lost.__cause__ = broken
-        # What was asked for did happen: the status said so.
+        # The status was a success, so the request did happen.
         lost.outcome = "applied"
         return None, lost
 
 
-def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False) -> bool:
-    """Whether an attempt that failed so may be followed by another."""
-    if isinstance(error, TransactionsUnavailable) and not outlasts:
-        return False  # plain work goes on; this one needs somebody's attention
+def may_repeat(repeat: Repeat, error: PlainsongError, *, waits_for_service: bool = False) -> bool:
+    """Whether another attempt may follow one that failed with ``error``."""
+    if isinstance(error, TransactionsUnavailable) and not waits_for_service:
+        return False  # other work goes on without the service; the caller should know that this does not
     if isinstance(error, (ConnectionLost, DeadlineExceeded, UnexpectedAnswer)):
         passing = not isinstance(error, UnexpectedAnswer) or (repeat == "reading" and error.outcome != "applied")
         return passing and (repeat != "twice" or error.outcome == "not-applied")
@@ -72,13 +72,13 @@ def may_repeat(repeat: Repeat, error: PlainsongError, *, outlasts: bool = False)
     return False
 
 
-def first_round(tries: int, places: Places, error: PlainsongError) -> bool:
-    """Whether there is a place that has not been tried, and may do better."""
+def has_untried_url(tries: int, places: Places, error: PlainsongError) -> bool:
+    """Whether a URL is left that has not been tried and may succeed."""
     return tries < len(places.urls) and is_elsewhere(error)
 
 
-def covering(error: PlainsongError, in_doubt: bool) -> PlainsongError:
-    """What the last attempt met, made to speak for all of them."""
+def cover_attempts(error: PlainsongError, in_doubt: bool) -> PlainsongError:
+    """The last attempt's error, with an outcome that covers all attempts."""
     if in_doubt and error.outcome == "not-applied":
         error.outcome = "unknown"
         error.hint = (
@@ -87,34 +87,34 @@ def covering(error: PlainsongError, in_doubt: bool) -> PlainsongError:
     return error
 
 
-def late(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
-    """What is raised when the time is over before another attempt."""
+def deadline_passed(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
+    """The error when the deadline passes before another attempt."""
     times = "1 attempt" if tries == 1 else f"{tries} attempts"
-    late = DeadlineExceeded(
+    passed = DeadlineExceeded(
         f"{times} within {limit_s:g} s; the last: {error.detail}",
         outcome="unknown" if in_doubt else "not-applied",
         hint=error.hint,
     )
-    late.__cause__ = error
-    return late
+    passed.__cause__ = error
+    return passed
 
 
-# --- what an answer means ------------------------------------------------------------------------
+# --- errors of answers ---------------------------------------------------------------------------
 
 
 _MAX_RETRY_AFTER_S = 3600
 
 
 def error_of(answer: Answer | Failure, url: str) -> PlainsongError | None:
-    """What went wrong, or None. Its ``outcome`` is that of this one attempt."""
+    """The error of an answer, or None. Its ``outcome`` covers this attempt only."""
     if isinstance(answer, Failure):
         return _failed(answer, url)
     if 200 <= answer.status < 300:
         return None
-    error = _told(answer)
+    error = _problem_of(answer)
     if error is None:
-        said = answer.body[:80].decode("utf-8", "replace")
-        error = UnexpectedAnswer(f"{url} answered {answer.status}: {said!r}", hint="is this a plainsong daemon?")
+        text = answer.body[:80].decode("utf-8", "replace")
+        error = UnexpectedAnswer(f"{url} answered {answer.status}: {text!r}", hint="is this a plainsong daemon?")
         if 400 <= answer.status < 500:
             error.outcome = "not-applied"
     retry_after = answer.headers.get("retry-after", "")
@@ -128,7 +128,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     error: PlainsongError
     if failure.kind == "connect":
         error = ConnectFailed(detail, hint="is the daemon running there? plainsong serve starts one")
-        error.retry_after_s = 0  # there was nobody to ask for a pause
+        error.retry_after_s = 0  # no daemon answered, so none asked for a pause
     elif failure.kind == "timeout":
         error = DeadlineExceeded(detail, outcome="unknown", hint="request_timeout_s is its limit")
     else:
@@ -137,8 +137,8 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     return error
 
 
-def _told(answer: Answer) -> PlainsongError | None:
-    """The error of a problem+json body; None when it is none."""
+def _problem_of(answer: Answer) -> PlainsongError | None:
+    """The error in a problem+json body; None if the body is something else."""
     if not answer.headers.get("content-type", "").startswith("application/problem+json"):
         return None
     try:
@@ -148,39 +148,39 @@ def _told(answer: Answer) -> PlainsongError | None:
         return None
 
 
-# --- where requests go ---------------------------------------------------------------------------
+# --- URLs and owners -----------------------------------------------------------------------------
 
 
 OWNER_HEADER = "plainsong-owner"
 
 
-#: Owners that are remembered; with one more all are forgotten: they are told again.
+#: Owners remembered at most. One more clears the table: answers name them again.
 MAX_OWNERS = 4096
 
 
-#: An owner is close, or out of reach as behind a load balancer: that is to cost little.
+#: An owner is close, or unreachable behind a load balancer; the latter must cost little.
 OWNER_CONNECT_S = 1.0
 
 
-#: For how long one that did not answer is not gone to, at first and at last; it doubles.
-FIRST_AWAY_S = 30.0
+#: How long to avoid an owner that did not answer: the first pause and the longest; it doubles.
+FIRST_AVOID_S = 30.0
 
 
-MAX_AWAY_S = 960.0
+MAX_AVOID_S = 960.0
 
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
 
 class Places:
-    """The daemons of one client, shared by its threads.
+    """The URLs and known owners of one client, shared by its threads.
 
     Args:
-      follow: whether to go where a daemon says that an owner is.
-      clock: seconds that only go forward.
+      follow: whether to send requests to the owners that answers name.
+      clock: monotonic seconds.
     """
 
-    __slots__ = ("_at", "_away", "_clock", "_follow", "_owners", "urls")
+    __slots__ = ("_at", "_avoided", "_clock", "_follow", "_owners", "urls")
 
     def __init__(
         self, urls: tuple[str, ...], *, follow: bool = True, clock: Callable[[], float] = time.monotonic
@@ -189,71 +189,71 @@ class Places:
         self._at = 0
         self._follow = follow
         self._clock = clock
-        #: What a path is about → where its owner answers.
+        #: ``owned_part`` of a path → URL of its owner.
         self._owners: dict[str, str] = {}
-        #: Owners that did not answer → until when they are left alone, and for how long that was.
-        self._away: dict[str, tuple[float, float]] = {}
+        #: Owners that did not answer → the end of the pause, and its length.
+        self._avoided: dict[str, tuple[float, float]] = {}
 
     @property
     def current(self) -> str:
-        """The given URL where the last request went well, or the next one to try."""
+        """The given URL that last succeeded, or the next one to try."""
         return self.urls[self._at % len(self.urls)]
 
     def leave(self, url: str) -> None:
-        """Go to the next of the given URLs, unless somebody has already."""
+        """Switches to the next given URL, unless another thread already has."""
         if self.current == url:
             self._at = (self._at + 1) % len(self.urls)
 
     def where(self, part: str) -> str:
-        """Where a request about this goes (``owned_part`` of its path)."""
+        """The URL for requests with this ``owned_part``."""
         owner = self._owners.get(part)
-        if owner is None or self._away.get(owner, (0.0, 0.0))[0] > self._clock():
+        if owner is None or self._avoided.get(owner, (0.0, 0.0))[0] > self._clock():
             return self.current
         return owner
 
     def connect_s(self, url: str, timeout_s: float) -> float:
-        """How long a connection to ``url`` may take, of ``timeout_s`` for the given ones."""
+        """The connect timeout for ``url``: ``timeout_s``, but less for an owner."""
         return timeout_s if url in self.urls else min(timeout_s, OWNER_CONNECT_S)
 
-    def heard(self, part: str, url: str, answer: Answer | Failure, error: PlainsongError | None) -> bool:
-        """What came of a request: learns from it where the next ones go.
+    def note_answer(self, part: str, url: str, answer: Answer | Failure, error: PlainsongError | None) -> bool:
+        """Learns from the result of a request where to send the next ones.
 
         Returns:
-          Whether to send it again at once: nothing happened, and it had gone to an owner that was not there.
+          Whether to resend at once: nothing happened, because a remembered owner did not answer or no longer owns the topic.
         """
         if error is not None and is_elsewhere(error, followed=self._owners.get(part) == url):
             was_owner = self._owners.pop(part, None) == url
             if was_owner and not isinstance(answer, Failure) and error.code == "no_owner":
                 return error.outcome == "not-applied"
             if was_owner:
-                self._leave_alone(url)
+                self._avoid(url)
                 return error.outcome == "not-applied"
             self.leave(url)
         elif not isinstance(answer, Failure):
-            self.told(part, url, answer.headers)
+            self.remember_owner(part, url, answer.headers)
         return False
 
-    def told(self, part: str, url: str, headers: Mapping[str, str]) -> None:
-        """A daemon answered with these headers; the owner, if they name one, is remembered."""
+    def remember_owner(self, part: str, url: str, headers: Mapping[str, str]) -> None:
+        """Remembers the owner that an answer's headers name, if any."""
         address = headers.get(OWNER_HEADER)
         if address is None or not (self._follow and part and _ADDRESS.match(address)):
             return
         scheme, _, prefix, *_ = urlsplit(url)
         if prefix not in ("", "/"):
-            return  # the URL is a proxy's: what is behind it is not to be gone to
+            return  # a URL with a path is a proxy's: do not bypass it
         if len(self._owners) >= MAX_OWNERS:
-            self._owners, self._away = {}, {}
+            self._owners, self._avoided = {}, {}
         self._owners[part] = f"{scheme}://{address}"
 
-    def _leave_alone(self, owner: str) -> None:
-        _, before_s = self._away.get(owner, (0.0, 0.0))
-        pause_s = min(2 * before_s or FIRST_AWAY_S, MAX_AWAY_S)
-        self._away[owner] = self._clock() + pause_s, pause_s
+    def _avoid(self, owner: str) -> None:
+        _, before_s = self._avoided.get(owner, (0.0, 0.0))
+        pause_s = min(2 * before_s or FIRST_AVOID_S, MAX_AVOID_S)
+        self._avoided[owner] = self._clock() + pause_s, pause_s
 
 
 @lru_cache(maxsize=4096)
 def owned_part(path: str) -> str:
-    """What of a path has an owner: a topic, or the transactions; empty where nothing has."""
+    """The part of a path that has an owner: a topic, or ``transactions``; empty if there is none."""
     parts = path.partition("?")[0].split("/")
     if len(parts) > 5 and parts[4] == "topics":
         return "/".join(parts[3:6])
@@ -261,7 +261,7 @@ def owned_part(path: str) -> str:
 
 
 def is_elsewhere(error: PlainsongError, *, followed: bool = False) -> bool:
-    """Whether another daemon may do better; than one that was ``followed`` also when it is no daemon at all."""
+    """Whether another daemon may succeed. For a ``followed`` owner, also if the answer is not a daemon's."""
     if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):
         return True
     return error.code in ("shutting_down", "no_owner") or (followed and isinstance(error, UnexpectedAnswer))

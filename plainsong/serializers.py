@@ -1,4 +1,4 @@
-"""Serializers: from values to payloads and back, one pair of functions each."""
+"""Serializers: pairs of functions that encode values as payloads and decode them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Serializer:
-    """A pair of functions. ``encode`` makes bytes of a value, ``decode`` a value of bytes; both may raise anything."""
+    """``encode`` turns a value into bytes, ``decode`` bytes into a value. Both may raise anything."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -24,13 +24,13 @@ class Serializer:
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """What stands in ``message.value`` when the serializer failed: the bytes and why, so that a loop can go on."""
+    """``message.value`` if the serializer failed: the bytes and the error, so that a loop can go on."""
 
     payload: bytes
     error: Exception
 
 
-#: What may be given as ``serializer``: a Serializer, a pair of functions, ``bytes``, ``str``, a dataclass, or None.
+#: The forms of the ``serializer`` argument: a Serializer, a pair of functions, ``bytes``, ``str``, a dataclass, or None.
 SerializerLike: TypeAlias = "Serializer | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | type | None"
 
 
@@ -50,11 +50,11 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-#: Payloads as they are; anything but bytes is refused.
+#: Payloads unchanged; refuses anything but bytes.
 BYTES = Serializer(_bytes, bytes)
 #: ``str`` as UTF-8.
 TEXT = Serializer(_text, bytes.decode)
-#: Anything that JSON can say, without NaN and infinities.
+#: Any JSON value; no NaN, no infinities.
 JSON = Serializer(_json, json.loads)
 
 

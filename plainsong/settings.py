@@ -1,4 +1,4 @@
-"""How a client is set up: where the daemon is, and how long things may take."""
+"""The settings of a client: URLs, namespace and time limits."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from typing import Self
 
 DEFAULT_URL = "http://127.0.0.1:7420"
-#: A year: sockets refuse to wait for very much longer.
+#: A year. Sockets refuse timeouts much longer than that.
 MAX_S = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a client needs to know; ``Client`` and ``AsyncClient`` take the same as arguments."""
+    """The settings that ``Client`` and ``AsyncClient`` take as arguments."""
 
     urls: tuple[str, ...]
-    """Where daemons answer; the next one is tried when one cannot be reached or is leaving."""
+    """The daemons' URLs. The client fails over to the next if a daemon is unreachable or shutting down."""
     namespace: str
     token: str | None
     connect_timeout_s: float
-    """For one connection to come about."""
+    """For opening one connection."""
     request_timeout_s: float
-    """For one request and its whole answer, without the time a poll was asked to wait."""
+    """For one request and its complete answer, without a poll's ``wait_ms``."""
     deadline_s: float
-    """For one call, retries and pauses included, without the time a poll was asked to wait."""
+    """For one call with retries and pauses, without a poll's ``wait_ms``."""
     retry: bool
     """Whether a call may take more than one attempt (at each URL)."""
     max_connections: int
     follow_owners: bool = True
-    """Whether a request goes to the instance that owns its topic, once one was told."""
+    """Whether to send requests to the instance that owns the topic, once an answer has named it."""
 
     @classmethod
     def checked(
@@ -54,10 +54,10 @@ class Settings:
         max_connections: int,
         follow_owners: bool = True,
     ) -> Self:
-        """Settings whose values make sense.
+        """Checks the arguments.
 
         Raises:
-          InvalidName: of the namespace. InvalidParameter: anything else; the detail names it.
+          InvalidName: the namespace. InvalidParameter: another argument, named by the detail.
         """
         urls = [part for text in ([url] if isinstance(url, str) else url) for part in text.split(",")]
         if not urls:
@@ -85,7 +85,7 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str | bool]:
-    """``url``, ``namespace`` and ``follow_owners`` as ``PLAINSONG_URL`` (several: with commas) and so on name them."""
+    """``url``, ``namespace`` and ``follow_owners`` from ``PLAINSONG_URL`` (several with commas) and so on."""
     return {
         "url": environ.get("PLAINSONG_URL") or DEFAULT_URL,
         "namespace": environ.get("PLAINSONG_NAMESPACE") or "default",
@@ -94,7 +94,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str |
 
 
 def follows_owners(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``PLAINSONG_FOLLOW_OWNERS`` lets clients go to the owners they are told of; only ``false`` does not."""
+    """Whether ``PLAINSONG_FOLLOW_OWNERS`` lets clients connect to owners: unless it is ``false``, ``0`` or ``no``."""
     return environ.get("PLAINSONG_FOLLOW_OWNERS", "").strip().lower() not in ("false", "0", "no")
 
 

@@ -1,7 +1,7 @@
-"""What a stream of publishes holds: requests that have not left, then those without an answer, in one order.
+"""The requests of a publish stream: those sent without an answer, then those not sent yet, in one order.
 
-Nothing here waits, knows the time, or locks. A stream calls it under its lock: its sender takes messages from it, and
-its receiver brings answers. ``T`` is what stands for a request's fate.
+Nothing here waits, reads a clock, or locks. A stream calls it under its lock: its sender takes messages to send, and its
+receiver hands in the answers. ``T`` is the type of the tickets.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from plainsong.protocol.requests import PublishResponse
 if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishRequest
 
-#: What a request costs besides its bytes: its fate, and its places in queues. Measured, rounded up.
+#: Memory of a request besides its bytes: its ticket, and its places in queues. Measured, rounded up.
 REQUEST_BYTES = 300
-#: A message of several requests is no larger; one that is goes alone.
+#: The size limit of a WebSocket message that carries several requests; a larger request is sent alone.
 MESSAGE_BYTES = 1 << 17
 DEFAULT_PENDING_BYTES = 8 << 20
 _SHUTTING_DOWN, _TOO_BIG = 1001, 1009
 
 
-class Fate(Protocol):
-    """What stands for a request: it is told what became of it, once."""
+class PendingRequest(Protocol):
+    """A ticket: ``answered`` or ``failed`` is called once."""
 
     number: int
     size: int
     messages: int
 
-    def told(self, status: int, fields: dict[str, Any]) -> None:
-        """There is an answer."""
+    def answered(self, status: int, fields: dict[str, Any]) -> None:
+        """The daemon answered."""
         ...
 
     def failed(self, error: PlainsongError) -> None:
-        """There will be none."""
+        """The request will get no answer."""
         ...
 
 
-T = TypeVar("T", bound=Fate)
+T = TypeVar("T", bound=PendingRequest)
 
 
 class Streaming(Generic[T]):
@@ -51,86 +51,86 @@ class Streaming(Generic[T]):
     def __init__(self, max_pending_bytes: int = DEFAULT_PENDING_BYTES) -> None:
         self.max_pending_bytes = max_pending_bytes
         self.pending_bytes = 0
-        """Of all requests without an answer."""
+        """Memory of all requests without an answer."""
         self.ended: PlainsongError | None = None
-        """Why no more is taken."""
+        """The error that ended the stream."""
         self.answered = 0
-        """Requests that have been answered."""
+        """How many requests were answered."""
         self.halted = False
-        """Whether nothing more leaves."""
+        """Whether sending has stopped."""
         self.flushing = False
-        """Makes no difference: nothing lingers here."""
+        """Required by the sender; has no effect, since nothing lingers here."""
         self._number = 0
         self._unsent: deque[bytes] = deque()
         self.unsent_bytes = 0
-        """Of those that have not left."""
-        #: All without an answer, those that have not left last.
-        self._fates: deque[T] = deque()
+        """Bytes of the requests not sent yet."""
+        #: The tickets of all requests without an answer, the unsent ones last.
+        self._unanswered: deque[T] = deque()
 
     def __len__(self) -> int:
         """Requests without an answer."""
-        return len(self._fates)
+        return len(self._unanswered)
 
     @property
     def sent(self) -> int:
-        """Those among them that have left."""
-        return len(self._fates) - len(self._unsent)
+        """Requests sent and not answered."""
+        return len(self._unanswered) - len(self._unsent)
 
     @property
     def pending(self) -> int:
         """Requests without an answer."""
-        return len(self._fates)
+        return len(self._unanswered)
 
     @property
     def unsent(self) -> int:
-        """Those among them that have not left."""
+        """Requests not sent yet."""
         return len(self._unsent)
 
     # --- in ------------------------------------------------------------------------------------
 
-    def put_single(self, payload: bytes, fate: T) -> bool:
-        """Take a request of one message and nothing else; false when there is no room now."""
-        return self._put(encode_single(self._number, payload), fate)
+    def put_single(self, payload: bytes, ticket: T) -> bool:
+        """Takes a request of one plain message; False when there is no room now."""
+        return self._put(encode_single(self._number, payload), ticket)
 
-    def put(self, request: PublishRequest, fate: T) -> bool:
-        """Take any request; false when there is no room now."""
-        return self._put(encode_request(self._number, request), fate)
+    def put(self, request: PublishRequest, ticket: T) -> bool:
+        """Takes any request; False when there is no room now."""
+        return self._put(encode_request(self._number, request), ticket)
 
-    def _put(self, packed: bytes, fate: T) -> bool:
+    def _put(self, packed: bytes, ticket: T) -> bool:
         size = len(packed) + REQUEST_BYTES
         if self.ended is not None:
             raise Closed("the stream has ended", hint=f"open another; this one: {self.ended.detail}")
-        # One that is larger than the bound goes alone: what publish takes, a stream takes.
-        if self._fates and self.pending_bytes + size > self.max_pending_bytes:
+        # A request larger than the bound is taken alone, so that a stream takes whatever publish takes.
+        if self._unanswered and self.pending_bytes + size > self.max_pending_bytes:
             return False
-        fate.number, fate.size = self._number, size
+        ticket.number, ticket.size = self._number, size
         self._number += 1
         self.pending_bytes += size
         self._unsent.append(packed)
         self.unsent_bytes += len(packed)
-        self._fates.append(fate)
+        self._unanswered.append(ticket)
         return True
 
     # --- out -----------------------------------------------------------------------------------
 
     def work(self, now_s: float) -> tuple[bytes | None, list[T]]:
-        """The next message to send; nothing is ever overdue here."""
+        """The next message to send. Nothing here becomes overdue."""
         return (None if self.halted else self.take()), []
 
     def next_s(self) -> float | None:
-        """Nothing comes by itself."""
+        """No work appears without a call."""
         return None
 
     def wants_another(self, now_s: float) -> bool:
-        """One message leaves at a time."""
+        """One message is sent at a time."""
         return False
 
     def clear(self) -> list[T]:
-        """What is here ends with the connection (``end``)."""
+        """Nothing: requests end with the connection (``end``)."""
         return []
 
     def take(self) -> bytes | None:
-        """The next message to send; None when there is nothing."""
+        """The next message to send; None if nothing waits."""
         unsent = self._unsent
         if not unsent:
             return None
@@ -148,46 +148,46 @@ class Streaming(Generic[T]):
         return message
 
     def take_answers(self, message: bytes) -> list[T]:
-        """Tell those who are answered. Those that were refused, or failed.
+        """Settles the answered tickets, and returns those whose request was refused or failed.
 
         Raises:
-          MalformedBody: this is no message of answers to what was asked; the stream is of no use any more.
+          MalformedBody: the message does not match the open requests; the stream must end.
         """
         answers = decode_answers(message)
-        fates, wrong = self._fates, []
+        unanswered, wrong = self._unanswered, []
         if len(answers) > self.sent:
             raise MalformedBody("there are more answers than requests")
         for number, status, fields in answers:
-            fate = fates[0]
-            if number != fate.number or type(fields) is not dict:
-                raise MalformedBody(f"an answer to request {number} where one to {fate.number} is due")
-            fates.popleft()
-            fate.told(status, fields)
-            self.pending_bytes -= fate.size
+            ticket = unanswered[0]
+            if number != ticket.number or type(fields) is not dict:
+                raise MalformedBody(f"an answer to request {number} where one to {ticket.number} is due")
+            unanswered.popleft()
+            ticket.answered(status, fields)
+            self.pending_bytes -= ticket.size
             if status != 200:
-                wrong.append(fate)
+                wrong.append(ticket)
         self.answered += len(answers)
         return wrong
 
-    def end(self, error: PlainsongError, *, said: bool) -> list[T]:
-        """There will be no more answers: tell everybody. Those who were told.
+    def end(self, error: PlainsongError, *, orderly: bool) -> list[T]:
+        """Fails all tickets, since no more answers come, and returns them.
 
         Args:
-          said: the daemon closed, and so has answered all that it took; else what has left may have been taken.
+          orderly: the daemon closed after it answered all that it executed; otherwise it may have executed what was sent.
         """
         if self.ended is None:
             self.ended = error
-        sent, fates = self.sent, list(self._fates)
-        for index, fate in enumerate(fates):
-            fate.failed(_not_taken(error) if said or index >= sent else _unknown(error))
-        self._fates.clear()
+        sent, unanswered = self.sent, list(self._unanswered)
+        for index, ticket in enumerate(unanswered):
+            ticket.failed(_not_taken(error) if orderly or index >= sent else _unknown(error))
+        self._unanswered.clear()
         self._unsent.clear()
         self.pending_bytes = self.unsent_bytes = 0
-        return fates
+        return unanswered
 
 
-def closed_by(code: int, reason: str) -> PlainsongError:
-    """What a close frame of the daemon means for what it has not answered: it did not happen."""
+def close_error(code: int, reason: str) -> PlainsongError:
+    """The error of a daemon's close frame: it did not execute the requests it left unanswered."""
     detail = f"the daemon closed the stream: {reason or code}"
     error: PlainsongError = ConnectionLost(detail)
     if code == _SHUTTING_DOWN:
@@ -209,7 +209,7 @@ def _unknown(error: PlainsongError) -> PlainsongError:
 def _again(
     kind: type[PlainsongError], error: PlainsongError, outcome: Literal["not-applied", "unknown"]
 ) -> PlainsongError:
-    """An error of its own for each request: whoever raises one adds a traceback to it."""
+    """A copy of the error for each request, since raising one adds a traceback to it."""
     made = kind(error.detail, hint=error.hint)
     made.outcome = outcome
     made.__cause__ = error.__cause__
@@ -217,7 +217,7 @@ def _again(
 
 
 def receipt_of(status: int, fields: dict[str, Any], messages: int) -> Receipt | PublishResponse | PlainsongError:
-    """What an answer says."""
+    """Decodes an answer: a receipt, a response under a write pointer, or an error."""
     if status != 200:
         error = problem_error(fields, status)
         retry_after = fields.get("retryAfter")

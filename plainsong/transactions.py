@@ -1,4 +1,4 @@
-"""Transactions as a client knows them: values, the calls of the service, failures, and the block that code runs in."""
+"""Transactions of a client: values, calls of the transaction service, failures, and the current block."""
 
 from __future__ import annotations
 
@@ -46,59 +46,59 @@ if TYPE_CHECKING:
 TransactionKind = Literal["short", "long"]
 
 
-#: ``unknown``: never issued by this service, or so long ago that the outcome is not kept any more.
+#: ``unknown``: never issued by this service, or so long ago that it no longer keeps the outcome.
 TransactionState = Literal["in_progress", "committed", "aborted", "invalid", "unknown"]
 
 
-#: Reading inside a transaction ends when this part of its time is used up, so that the rest is left for the commit.
+#: Reading inside a transaction ends after this part of its time, to leave the rest for the commit.
 READING_PART = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One transaction as it stands: its names, its snapshot, and the time it has.
+    """One transaction: its id, write pointers, snapshot and time limit.
 
-    For one of a service elsewhere, ``id``, ``write_pointer`` and ``snapshot`` are enough.
+    A transaction of another service needs only ``id``, ``write_pointer`` and ``snapshot``.
     """
 
     id: int
-    """Its name for life: what the service is asked about."""
+    """Identifies it at the service for its whole life."""
     write_pointer: int
-    """What messages are stamped with now: the id, until a checkpoint."""
+    """The pointer of messages published now: the id, until a checkpoint."""
     snapshot: bytes = b""
-    """What its polls see, as Tephra's codec writes it."""
+    """The snapshot of its polls, in Tephra's encoding."""
     read_pointer: int = 0
     expires_ms: int | None = None
     """When it times out, by the daemon's clock, in milliseconds since 1970."""
     timeout_s: float = float("inf")
     """How long it may take in all."""
     begun_s: float = 0.0
-    """When it was asked for, by ``clock``: never later than the service began it."""
+    """When the request was sent, by ``clock``: never later than the service's own start."""
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     pointers: tuple[int, ...] = ()
     """Every write pointer it has had, oldest first; empty: the id alone."""
     service: str = ""
-    """What tells the service that began it from others, which may have used the same id; empty: unknown."""
+    """Identifies the service, since another one may issue the same id; empty: unknown."""
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was asked for."""
+        """Seconds since ``begun_s``."""
         return self.clock() - self.begun_s
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until it times out, by this computer's clock; 0 when it has. Infinite when that is not known."""
+        """Seconds until it times out, by this computer's clock; 0 afterwards; infinite if unknown."""
         return max(0.0, self.timeout_s - self.age_s)
 
     @property
     def reading_s(self) -> float:
-        """Seconds for which reading inside it goes on: until 90 % of its time are over."""
+        """Seconds left for reading inside it: until 90 % of its time are over."""
         return max(0.0, READING_PART * self.timeout_s - self.age_s)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionStatus:
-    """What the service knows of a transaction."""
+    """The service's record of a transaction."""
 
     id: int
     write_pointer: int
@@ -108,15 +108,15 @@ class TransactionStatus:
     started_ms: int | None = None
     expires_ms: int | None = None
     decided_ms: int | None = None
-    """When it was committed, aborted or made invalid, by the daemon's clock; None: it is open, or nobody knows."""
+    """When it was committed, aborted or made invalid, by the daemon's clock; None: it is open, or the time is unknown."""
     topics: tuple[str, ...] = ()
-    """Those with undecided messages of it, as ``namespace:topic``."""
+    """The topics with undecided messages of it, as ``namespace:topic``."""
     hidden_messages: int | None = None
-    """How many messages wait behind it, for readers of committed ones."""
+    """How many messages committed readers cannot see because of it."""
     kept_until_ms: int | None = None
-    """Until when the service will remember this outcome."""
+    """Until when the service keeps this outcome."""
     service: str = ""
-    """Whose word this is, as in ``Transaction``."""
+    """The answering service, as in ``Transaction``."""
 
     @property
     def issued_ms(self) -> int:
@@ -126,7 +126,7 @@ class TransactionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What one needs to know to prune the list of invalid transactions by hand."""
+    """The figures for pruning the list of invalid transactions by hand."""
 
     invalid: int
     """How many are on it."""
@@ -142,17 +142,17 @@ class Pruning:
     topics: int
     """How many topics have one; ``oldest_by_topic`` may show fewer."""
     kept_because: str | None
-    """Why nothing is pruned by itself; None: it is."""
+    """Why the daemon does not prune by itself; None: it does."""
     figures: Mapping[str, Any]
-    """All of it as the daemon says it."""
+    """The daemon's whole answer."""
 
 
-#: What ``publish`` takes: none, one of its own, one that somebody began (or its write pointer alone).
+#: The ``transaction`` of ``publish``: none, one of its own, or one that the caller began (or its write pointer).
 Under: TypeAlias = Transaction | int | Literal["own"] | None
 
 
 def snapshot_of(transaction: Transaction | None) -> bytes | None:
-    """What polls of it see. Raises InvalidParameter: it has none."""
+    """The snapshot for its polls. Raises InvalidParameter: it has none."""
     if transaction is None:
         return None
     if not isinstance(transaction, Transaction) or not transaction.snapshot:
@@ -166,7 +166,7 @@ DEFAULT_BUFFER_MESSAGES = 50_000
 
 @dataclass(slots=True)
 class BufferBounds:
-    """How much of its messages a transaction keeps here. Raises InvalidParameter."""
+    """How many messages a transaction buffers in the client. Raises InvalidParameter."""
 
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     buffer_messages: int = DEFAULT_BUFFER_MESSAGES
@@ -196,28 +196,28 @@ _NS_PER_S = 1_000_000_000
 
 
 def checked_pointer(pointer: object) -> int:
-    """Raises InvalidParameter unless ``pointer`` can be a transaction's."""
+    """Raises InvalidParameter unless ``pointer`` can be a write pointer."""
     if isinstance(pointer, bool) or not isinstance(pointer, int) or not 0 < pointer <= _POINTER_MAX:
         raise InvalidParameter(f"{pointer!r} is no transaction", hint="use a Transaction, or its id")
     return pointer
 
 
 def id_of(transaction: Transaction | int) -> int:
-    """The name the service knows a transaction by. Raises InvalidParameter."""
+    """The id of a transaction. Raises InvalidParameter."""
     return checked_pointer(transaction.id if isinstance(transaction, Transaction) else transaction)
 
 
 def pointer_of(transaction: Transaction | int) -> int:
-    """What messages of a transaction are stamped with now. Raises InvalidParameter."""
+    """The current write pointer of a transaction. Raises InvalidParameter."""
     return checked_pointer(transaction.write_pointer if isinstance(transaction, Transaction) else transaction)
 
 
 def begin(
     kind: TransactionKind, timeout_s: int | None, client_id: str | None, clock: Callable[[], float]
 ) -> Call[Transaction]:
-    """``POST /v1/transactions``; ``begun_s`` is when the answer came, for the caller to better.
+    """``POST /v1/transactions``; ``begun_s`` is the time of the answer; the caller corrects it.
 
-    A short one may be begun twice for a lost answer: the first is empty, and ends by itself at its time-out.
+    A lost answer may begin a second short transaction: the first is empty and ends at its time-out.
     """
     if kind not in ("short", "long"):
         raise InvalidParameter(f"the type is {kind!r}", hint="use short or long")
@@ -232,38 +232,38 @@ def begin(
     return Call(Request("POST", _PATH, _JSON, body), read, "harmless" if kind == "short" else "twice")
 
 
-def _begun(told: Mapping[str, Any], timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
-    transaction_id, expires_ms = int(told["id"]), int(told["expires"])
+def _begun(fields: Mapping[str, Any], timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
+    transaction_id, expires_ms = int(fields["id"]), int(fields["expires"])
     if timeout_s is None:
-        # The pointer says when it was issued, by the same clock that says when it ends.
+        # The pointer encodes its time of issue, by the same clock as ``expires``.
         timeout_s = max(0.0, expires_ms / 1000 - transaction_id / _NS_PER_S)
-    write_pointer = int(told["writePointer"])
+    write_pointer = int(fields["writePointer"])
     return Transaction(
         transaction_id,
         write_pointer,
-        b64decode(told["snapshot"], validate=True),
-        int(told["readPointer"]),
+        b64decode(fields["snapshot"], validate=True),
+        int(fields["readPointer"]),
         expires_ms,
         timeout_s,
         clock(),
         clock,
         (write_pointer,),
-        str(told.get("service", "")),
+        str(fields.get("service", "")),
     )
 
 
 def checkpoint(transaction: Transaction) -> Call[Transaction]:
-    """``POST …/checkpoint``: the same transaction with another write pointer. Not repeated after a doubt."""
+    """``POST …/checkpoint``: the same transaction with another write pointer. Not repeated after an unknown outcome."""
 
     def read(answer: Answer) -> Transaction:
-        told = json_of(answer)
-        write_pointer = int(told["writePointer"])
+        fields = json_of(answer)
+        write_pointer = int(fields["writePointer"])
         return Transaction(
             transaction.id,
             write_pointer,
-            b64decode(told["snapshot"], validate=True),
-            int(told["readPointer"]),
-            int(told["expires"]),
+            b64decode(fields["snapshot"], validate=True),
+            int(fields["readPointer"]),
+            int(fields["expires"]),
             transaction.timeout_s,
             transaction.begun_s,
             transaction.clock,
@@ -271,24 +271,24 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
             transaction.service,
         )
 
-    # The service keeps no snapshots: what the transaction sees goes along, and comes back with one pointer more.
+    # The service keeps no snapshots: the request carries it, and the answer returns it with the new pointer.
     body = as_json({"snapshot": b64encode(transaction.snapshot).decode()}) if transaction.snapshot else b""
-    return Call(Request("POST", _of(transaction.id, "/checkpoint"), _JSON, body), read, "twice")
+    return Call(Request("POST", _path_of(transaction.id, "/checkpoint"), _JSON, body), read, "twice")
 
 
 def prepare(transaction_id: int, changes: Iterable[bytes]) -> Call[None]:
-    """``POST …/prepare``: does any transaction that was committed meanwhile change the same? Replaces an earlier set."""
+    """``POST …/prepare``: checks the changed keys against transactions committed meanwhile. Replaces an earlier set."""
     body = as_json({"changes": [b64encode(change).decode() for change in changes]})
-    return Call(Request("POST", _of(transaction_id, "/prepare"), _JSON, body), nothing, "harmless")
+    return Call(Request("POST", _path_of(transaction_id, "/prepare"), _JSON, body), nothing, "harmless")
 
 
 def commit(transaction_id: int) -> Call[TransactionState]:
-    """``POST …/commit``; the same made twice, for as long as the service keeps the outcome."""
+    """``POST …/commit``. Idempotent while the service keeps the outcome."""
     return _decision(transaction_id, "/commit")
 
 
 def abort(transaction_id: int) -> Call[TransactionState]:
-    """``POST …/abort``: ``aborted``, or ``invalid`` where not all its messages could be reached, or it is a long one."""
+    """``POST …/abort``: ``aborted``, or ``invalid`` if not all messages could be rolled back, or it is long."""
     return _decision(transaction_id, "/abort")
 
 
@@ -301,16 +301,16 @@ def _decision(transaction_id: int, rest: str) -> Call[TransactionState]:
     def read(answer: Answer) -> TransactionState:
         return _state(json_of(answer)["state"])
 
-    return Call(Request("POST", _of(transaction_id, rest), _JSON), read, "harmless")
+    return Call(Request("POST", _path_of(transaction_id, rest), _JSON), read, "harmless")
 
 
 def get(transaction_id: int) -> Call[TransactionStatus]:
-    """``GET /v1/transactions/{id}``; of one that is not known the state is ``unknown``."""
+    """``GET /v1/transactions/{id}``; an unknown id has the state ``unknown``."""
 
     def read(answer: Answer) -> TransactionStatus:
         return _status({"id": transaction_id, **json_of(answer)})
 
-    return Call(Request("GET", _of(transaction_id)), read)
+    return Call(Request("GET", _path_of(transaction_id)), read)
 
 
 def list_all(state: TransactionState | None, limit: int | None) -> Call[list[TransactionStatus]]:
@@ -324,7 +324,7 @@ def list_all(state: TransactionState | None, limit: int | None) -> Call[list[Tra
 
 
 def truncate(ids: Collection[int] | None, before_ms: int | None) -> Call[int]:
-    """``POST /v1/transactions/truncate``: how many were taken off the list of invalid ones."""
+    """``POST /v1/transactions/truncate``: how many it removed from the list of invalid ones."""
     if (ids is None) == (before_ms is None):
         raise InvalidParameter("truncate takes ids or before_ms", hint="give one of the two")
     body = {"beforeMs": before_ms} if ids is None else {"ids": [checked_pointer(each) for each in ids]}
@@ -339,51 +339,51 @@ def pruning() -> Call[Pruning]:
     """``GET /v1/transactions/pruning``."""
 
     def read(answer: Answer) -> Pruning:
-        told = json_of(answer)
+        fields = json_of(answer)
         return Pruning(
-            invalid=int(told["invalid"]),
-            oldest_invalid=_number(told, "oldestInvalid"),
-            safe_bound=_number(told, "safeBound"),
-            last_pass_ms=_number(told, "lastPassMs"),
-            max_lifetime_ms=int(told["maxLifetimeMs"]),
-            oldest_by_topic={each["topic"]: int(each["oldestPointer"]) for each in told["oldestByTopic"]},
-            topics=int(told["topics"]),
-            kept_because=told.get("keptBecause"),
-            figures=told,
+            invalid=int(fields["invalid"]),
+            oldest_invalid=_number(fields, "oldestInvalid"),
+            safe_bound=_number(fields, "safeBound"),
+            last_pass_ms=_number(fields, "lastPassMs"),
+            max_lifetime_ms=int(fields["maxLifetimeMs"]),
+            oldest_by_topic={each["topic"]: int(each["oldestPointer"]) for each in fields["oldestByTopic"]},
+            topics=int(fields["topics"]),
+            kept_because=fields.get("keptBecause"),
+            figures=fields,
         )
 
     return Call(Request("GET", _PATH + "/pruning"), read)
 
 
-def _of(transaction_id: int, rest: str = "") -> str:
+def _path_of(transaction_id: int, rest: str = "") -> str:
     return f"{_PATH}/{checked_pointer(transaction_id)}{rest}"
 
 
-def _state(told: Any) -> TransactionState:
-    if told not in _STATES:
-        raise MalformedBody(f"a transaction in the state {told!r}")
-    return told  # type: ignore[no-any-return] # checked
+def _state(state: Any) -> TransactionState:
+    if state not in _STATES:
+        raise MalformedBody(f"a transaction in the state {state!r}")
+    return state  # type: ignore[no-any-return] # checked
 
 
-def _number(told: Mapping[str, Any], name: str) -> int | None:
-    value = told.get(name)
+def _number(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(name)
     return None if value is None else int(value)
 
 
-def _status(told: Mapping[str, Any]) -> TransactionStatus:
+def _status(fields: Mapping[str, Any]) -> TransactionStatus:
     return TransactionStatus(
-        id=int(told["id"]),
-        write_pointer=_number(told, "writePointer") or int(told["id"]),
-        state=_state(told["state"]),
-        type=told.get("type"),
-        client_id=told.get("clientId"),
-        started_ms=_number(told, "startedMs"),
-        expires_ms=_number(told, "expiresMs"),
-        decided_ms=_number(told, "decidedMs"),
-        topics=tuple(told.get("topics") or ()),
-        hidden_messages=_number(told, "hiddenMessages"),
-        kept_until_ms=_number(told, "keptUntilMs"),
-        service=str(told.get("service", "")),
+        id=int(fields["id"]),
+        write_pointer=_number(fields, "writePointer") or int(fields["id"]),
+        state=_state(fields["state"]),
+        type=fields.get("type"),
+        client_id=fields.get("clientId"),
+        started_ms=_number(fields, "startedMs"),
+        expires_ms=_number(fields, "expiresMs"),
+        decided_ms=_number(fields, "decidedMs"),
+        topics=tuple(fields.get("topics") or ()),
+        hidden_messages=_number(fields, "hiddenMessages"),
+        kept_until_ms=_number(fields, "keptUntilMs"),
+        service=str(fields.get("service", "")),
     )
 
 
@@ -391,19 +391,19 @@ def _status(told: Mapping[str, Any]) -> TransactionStatus:
 
 
 def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[Receipt]:
-    """``POST /{t}/publish`` under a pointer: what was stored under it, then these messages."""
+    """``POST /{t}/publish`` under a pointer: publishes the messages stored under it, then these."""
     codec = AVRO if is_plain(request) else AVRO_2
     count = len(request.messages)
 
     def read(answer: Answer) -> Receipt:
         if not answer.body:
             raise MalformedBody("the response is missing")
-        told = codec.decode_publish_response(answer.body)
-        last_id = MessageId(pack_id(told.end_timestamp_ms, told.end_sequence_id))
-        # What was stored earlier stands before the messages of this request, in a row of its own.
+        fields = codec.decode_publish_response(answer.body)
+        last_id = MessageId(pack_id(fields.end_timestamp_ms, fields.end_sequence_id))
+        # Messages stored earlier precede those of this request, in a row of their own.
         return Receipt(earlier(last_id, count - 1), last_id, count, 0) if count else Receipt(None, None, 0, 0)
 
-    # Without messages it is the same made twice: what was stored is published once.
+    # Without messages it is idempotent: stored messages are published once.
     repeat = "twice" if count else "harmless"
     headers = (("Content-Type", codec.content_type),)
     path = topic_path(namespace, topic, "/publish")
@@ -411,7 +411,7 @@ def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[R
 
 
 def earlier(message_id: MessageId, positions: int) -> MessageId:
-    """The id so many positions before; positions of one request follow each other, over milliseconds too."""
+    """The id ``positions`` earlier in one request, whose positions are consecutive, across milliseconds too."""
     return MessageId((int.from_bytes(message_id[:10], "big") - positions).to_bytes(10, "big") + NO_PAYLOAD_PART)
 
 
@@ -424,13 +424,13 @@ def store(namespace: str, topic: str, request: PublishRequest) -> Call[None]:
 
 
 def rollback(namespace: str, topic: str, pointer: int) -> Call[None]:
-    """``POST /{t}/rollback`` of all that a pointer has in a topic, stored messages too."""
+    """``POST /{t}/rollback`` of all messages of a pointer in a topic, including stored ones."""
     body = as_json({"transactionWritePointer": pointer})
     return Call(Request("POST", topic_path(namespace, topic, "/rollback"), _JSON, body), nothing, "harmless")
 
 
 def default_client_id() -> str:
-    """Who we are, for those who look at what is under way: the machine and the process."""
+    """The default name of this client in lists of transactions: machine and process."""
     return f"{platform.node() or 'unknown'}:{os.getpid()}"
 
 
@@ -445,27 +445,27 @@ _ENDS = {
 
 @dataclass(slots=True)
 class Failures:
-    """What went wrong, in order."""
+    """The errors of one transaction, in order."""
 
     doing: str = ""
-    """What is being done, for the words of the next failure."""
+    """The current step, for the text of the next failure."""
     errors: list[Exception] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, doing: str, error: Exception) -> None:
-        """One more."""
+        """Adds an error and its note."""
         if not self.errors:
             self.doing = doing
         self.errors.append(error)
-        self.notes.append(_said(doing, error))
+        self.notes.append(_failure_text(doing, error))
 
     def without_first(self) -> Failures:
-        """All but the first error, which is raised itself."""
-        said = _said(self.doing, self.errors[0])
-        return Failures(self.doing, self.errors[1:], [note for note in self.notes if note != said])
+        """All but the first error, which the caller raises."""
+        text = _failure_text(self.doing, self.errors[0])
+        return Failures(self.doing, self.errors[1:], [note for note in self.notes if note != text])
 
-    def tell(self, error: BaseException, state: str | None) -> None:
-        """Say all of it in the notes of what is raised."""
+    def add_notes_to(self, error: BaseException, state: str | None) -> None:
+        """Adds the final state and all failures to the notes of the raised error."""
         error.add_note(_ENDS.get(state or "", f"the transaction is {state}"))
         for note in self.notes:
             error.add_note(note)
@@ -473,21 +473,21 @@ class Failures:
             error.others = tuple(self.errors)
 
     def after_commit(self, transaction: Transaction) -> CommittedWithErrors:
-        """What is raised when the transaction stands and something failed nevertheless."""
-        told = CommittedWithErrors(f"transaction {transaction.id} is committed; then {self.notes[0]}")
-        told.others = tuple(self.errors[1:])
-        told.__cause__ = self.errors[0]
+        """The error for failures after the commit."""
+        raised = CommittedWithErrors(f"transaction {transaction.id} is committed; then {self.notes[0]}")
+        raised.others = tuple(self.errors[1:])
+        raised.__cause__ = self.errors[0]
         for note in self.notes[1:]:
-            told.add_note(note)
-        return told
+            raised.add_note(note)
+        return raised
 
 
-def _said(doing: str, error: Exception) -> str:
+def _failure_text(doing: str, error: Exception) -> str:
     return f"{doing}: {type(error).__name__}: {error}"
 
 
 def failure_of(transaction: Transaction, doing: str, error: Exception) -> PlainsongError:
-    """What is raised for the first thing that went wrong; ``error`` itself, or with it as its cause."""
+    """The error to raise for the first failure: ``error`` itself, or one with it as its cause."""
     late = timed_out(transaction, error)
     if late is not None:
         return late
@@ -499,22 +499,22 @@ def failure_of(transaction: Transaction, doing: str, error: Exception) -> Plains
 
 
 def timed_out(transaction: Transaction, error: Exception) -> TransactionTimedOut | None:
-    """What to say of an error that came because the transaction has taken too long; None: it has another reason."""
+    """TransactionTimedOut if the transaction's age caused ``error``, else None."""
     refused = isinstance(error, (TransactionNotInProgress, RolledBack, TransactionExpired))
     late = isinstance(error, DeadlineExceeded) and error.outcome == "not-applied"
     if isinstance(error, TransactionTimedOut) or not (refused or late) or transaction.remaining_s > 0:
         return None
-    told = TransactionTimedOut(
+    raised = TransactionTimedOut(
         f"transaction {transaction.id} is {transaction.age_s:.1f} s old, and its limit is {transaction.timeout_s:g} s",
         hint="do less in it, give it a longer timeout_s (the daemon's transactions.timeout_s is the default, "
         'transactions.max_timeout_s the most), or type="long" (transactions.long_timeout_s)',
     )
-    told.__cause__ = error
-    return told
+    raised.__cause__ = error
+    return raised
 
 
 def in_doubt(transaction: Transaction, why: str) -> TransactionInDoubt:
-    """What is raised when nobody can tell what became of a commit."""
+    """The error for a commit with an unknown outcome."""
     return TransactionInDoubt(
         f"the commit of transaction {transaction.id} was sent, its answer got lost, and {why}",
         hint=f"ask later: client.transactions.get({transaction.id}), or plainsong tx show {transaction.id}",
@@ -527,7 +527,7 @@ DEFAULT_RETRIES = 20
 
 
 class Retries:
-    """The attempts of one function. Raises InvalidParameter."""
+    """Counts the attempts of ``run_in_transaction``. Raises InvalidParameter."""
 
     def __init__(self, retries: int, random: Callable[[], float]) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -552,7 +552,7 @@ class Retries:
         return self._backoff.next_s(conflict)
 
 
-# --- the block that code runs in -----------------------------------------------------------------
+# --- the current block ---------------------------------------------------------------------------
 
 
 class Block(Protocol):
@@ -560,12 +560,12 @@ class Block(Protocol):
 
     @property
     def client(self) -> Any:
-        """Whose it is."""
+        """Its client."""
         ...
 
     @property
     def _under_way(self) -> Transaction | None:
-        """None: it has ended."""
+        """The open transaction; None after its end."""
         ...
 
 
@@ -580,7 +580,7 @@ _blocks: ContextVar[tuple[Block, ...]] = ContextVar("plainsong_transactions", de
 
 
 def block_of(client: object, kind: type[B]) -> B | None:
-    """The block that the running code is in, of one client's transactions; also when that has ended."""
+    """The innermost block of ``client`` around the running code, even if its transaction has ended."""
     for block in reversed(_blocks.get()):
         if block.client is client and isinstance(block, kind):
             return block
@@ -588,7 +588,7 @@ def block_of(client: object, kind: type[B]) -> B | None:
 
 
 def check_free(block: Block) -> None:
-    """Raises TransactionInProgress inside of another block of the same client: there are no nested ones."""
+    """Raises TransactionInProgress inside another block of the same client: transactions do not nest."""
     for outer in _blocks.get():
         if outer.client is block.client and outer._under_way is not None:
             raise TransactionInProgress(
@@ -598,11 +598,11 @@ def check_free(block: Block) -> None:
 
 
 def enter(block: Block) -> Entered:
-    """The running code is inside from now on."""
+    """Makes ``block`` the current block of the running code."""
     return _blocks.set((*_blocks.get(), block))
 
 
 def leave(entered: Entered) -> None:
-    """It is outside again."""
-    with suppress(ValueError):  # left in another context than it was entered in, which has a list of its own
+    """Restores the block before ``enter``."""
+    with suppress(ValueError):  # the block was entered in another context, which has its own list
         _blocks.reset(entered)

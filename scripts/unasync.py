@@ -1,11 +1,11 @@
-"""Writes the client for threads from the client for event loops: ``plainsong/_sync`` from ``plainsong/_async``.
+"""Generates the synchronous client ``plainsong/_sync`` from the asynchronous ``plainsong/_async``.
 
-    python scripts/unasync.py            write it
-    python scripts/unasync.py --check    say what would change, and fail if anything would
+    python scripts/unasync.py            write the files
+    python scripts/unasync.py --check    list the files that would change, and fail if there are any
 
-Words of the language lose their ``async`` and ``await``, names their ``Async``, and sentences that speak of tasks and
-event loops say what is true of threads (``SENTENCES``). A statement whose first line ends in ``# async only`` is left
-out. Modules that both sides write by hand (``BY_HAND``) stay as they are. The formatter of the project has the last word.
+The script removes ``async`` and ``await``, strips ``Async`` from names, and replaces sentences about tasks and event
+loops by sentences about threads (``SENTENCES``). It omits a statement whose first line ends in ``# async only``, and
+leaves modules alone that both sides write by hand (``BY_HAND``). The project's formatter formats the result.
 """
 
 from __future__ import annotations
@@ -33,81 +33,80 @@ WORDS = {
     "AnyParticipant": "TransactionAware",
     "_async": "_sync",
 }
-#: What is said of tasks, and what is said of threads instead.
+#: Sentences about tasks, and their replacements about threads.
 SENTENCES = (
     (
         """Talks to a daemon: topics, publishing, polling, reading, on asyncio and trio alike.
 
-    For one event loop; any number of its tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.
-    Connections are made when they are needed: making a client does not need a daemon. A task that is
-    cancelled in the middle of a call leaves it: what became of the request is then unknown, as after a
-    broken connection.
+    It belongs to one event loop; any number of tasks may share it. Use it in an ``async with`` block, or ``aclose`` it.
+    It connects on first use, so creating it needs no daemon. If a task is cancelled in the middle of a call, the outcome
+    of the request is unknown, as after a broken connection.
 """,
         """Talks to a daemon: topics, publishing, polling, reading.
 
-    Thread-safe: share one among all threads. After a fork the child gets connections of its own; parent and
-    child can both go on using the client. Connections are made when needed: making a client needs no daemon.
+    Thread-safe: all threads may share one. After a fork the child opens its own connections, and both processes can
+    use the client. It connects on first use, so creating it needs no daemon.
 """,
     ),
     (
-        """Close all connections; what is under way fails. Idempotent. Its publishers end with their own blocks.\"""",
-        """Close its publishers, with a limit of their ``exit_timeout_s``, then all connections. Idempotent.
+        """Closes all connections; requests under way fail. Idempotent. Its publishers end with their own blocks.\"""",
+        """Closes its publishers, each within its ``exit_timeout_s``, then all connections. Idempotent.
 
         Raises:
-          NotSent: what its publishers could not send; all is closed nevertheless.
+          NotSent: its publishers could not send everything; all is closed nevertheless.
         \"""",
     ),
     (
         """A buffer and the tasks that empty it; made by ``AsyncClient.publisher``, which explains the options.
 
-    Only within ``async with``: its tasks live in that block. The order of calls of ``send`` is the order in the
-    topic, for each topic, whatever is retried. A block that ends well, or by an error, is flushed (the latter
-    for no longer than ``exit_timeout_s``); one that is cancelled gives up what waits, and says so in the log.
+    Use it in an ``async with`` block, in which its tasks live. The order of ``send`` calls is the order in each topic,
+    also across retries. The end of the block flushes; after an exception, within ``exit_timeout_s``. A cancelled block
+    gives up the waiting messages, and logs it.
 """,
         """A buffer and the threads that empty it; made by ``Client.publisher``, which explains the options.
 
-    Thread-safe. The order of calls of ``send`` is the order in the topic, for each topic, whatever is retried
-    (calls from several threads are ordered as they get the lock). In a forked child it starts afresh: empty,
-    with threads and connections of its own; what was waiting belongs to the parent, and its futures say so.
-    When the interpreter exits, it is closed with a limit of ``exit_timeout_s``, and what was not sent is logged.
+    Thread-safe. The order of ``send`` calls is the order in each topic, also across retries; a lock orders calls of
+    several threads. In a forked child it starts afresh: empty, with its own threads and connections; the parent sends
+    the waiting messages, and their futures in the child say so. The exit of the interpreter closes it within
+    ``exit_timeout_s``, and logs unsent messages.
 """,
     ),
     (
-        'Hand over a message; what is returned may be awaited. Waits only for room, if ``overflow="wait"``.',
-        'Hand over a message, and get its future; waits only when the buffer is full and ``overflow="wait"``.',
+        'Takes a message and returns its awaitable future. Waits only for room, if ``overflow="wait"``.',
+        'Takes a message and returns its future. Waits only when the buffer is full and ``overflow="wait"``.',
     ),
-    ("flush and nobody awaited it.", "flush and nobody asked its future."),
-    ("            nobody awaited it. Nothing", "            nobody asked its future. Nothing"),
+    ("without its future being awaited", "without a caller retrieving it"),
     (
-        "A buffer for publishing without waiting; use it in an ``async with`` block.",
-        "A buffer for publishing without waiting; use it in a ``with`` block, or close it.",
+        "A buffered publisher, which does not wait for answers; use it in an ``async with`` block.",
+        "A buffered publisher, which does not wait for answers; use it in a ``with`` block, or close it.",
     ),
     (
         "called with a ``DroppedMessage``, on the event loop; it must not wait.",
         "called with a ``DroppedMessage``, in a thread of the publisher or in ``send``.",
     ),
     (
-        """    Only within ``async with``, which opens it: its task lives in that block. The order of calls is the order in the
+        """    Use it in an ``async with`` block, which opens it and in which its task lives. The order of calls is the order in the
     topic, and that of automatic sequence ids.
 """,
         """    Thread-safe: the order of calls is the order in the topic, and that of automatic sequence ids. Use it in a ``with``
-    block, or close it. In a forked child it is closed: the name belongs to the parent.
+    block, or close it. In a forked child it is closed: the parent keeps the name.
 """,
     ),
     (
-        "Hand over a message, and get what may be awaited for its ``MessageReceipt``. Not part of a transaction's block.",
-        "Hand over a message, and get the future of its ``MessageReceipt``. Not part of a transaction's block.",
+        "Takes a message and returns the awaitable future of its ``MessageReceipt``. Never part of a transaction's block.",
+        "Takes a message and returns the future of its ``MessageReceipt``. Never part of a transaction's block.",
     ),
     (
         """which explains the options. Use it in ``async with``.
 
-    The order of calls is the order in the topic. Ends with its connection: what was not answered then is unknown,
-    unless the daemon closed in good order, and nothing is sent again.
+    The order of calls is the order in the topic. The stream ends with its connection and sends nothing again: requests
+    without an answer are unknown, unless the daemon closed in good order.
 """,
         """which explains the options.
 
-    Thread-safe. The order of calls is the order in the topic. Ends with its connection: what was not answered then
-    is unknown, unless the daemon closed in good order, and nothing is sent again. A forked child must open its own.
+    Thread-safe. The order of calls is the order in the topic. The stream ends with its connection and sends nothing
+    again: requests without an answer are unknown, unless the daemon closed in good order. A forked child must open
+    its own.
 """,
     ),
     (
@@ -115,45 +114,44 @@ SENTENCES = (
         'raise Closed("the stream is closed")',
     ),
     (
-        "A connection on which publishes go ahead of their answers; use it in an ``async with`` block.",
-        "A connection on which publishes go ahead of their answers; use it in a ``with`` block, or close it.",
+        "A connection that pipelines publishes; use it in an ``async with`` block.",
+        "A connection that pipelines publishes; use it in a ``with`` block, or close it.",
     ),
     (
         "InvalidName: nothing happened. On entering the block: ConnectFailed, ShuttingDown: nothing happened.",
         "ConnectFailed, InvalidName, ShuttingDown: nothing happened.",
     ),
     (
-        """    ``publish`` may be called from several tasks; everything else belongs to one task at a time. A task that is cancelled
-    inside the block leaves the transaction undone; in the middle of the commit, the commit is brought to its end.
+        """    Several tasks may call ``publish``; everything else belongs to one task at a time. Cancelling a task inside the block
+    undoes the transaction; in the middle of the commit, the commit is completed first.
 """,
-        """    ``publish`` may be called from several threads; everything else belongs to one thread at a time.
+        """    Several threads may call ``publish``; everything else belongs to one thread at a time.
 """,
     ),
     (
-        """    Iterate over it once, in one task. With a position, the loop is done with a message when it asks for the next
-    one. Use it in an ``async with`` block: when that ends without an exception, the message at hand counts as
-    done, and the position is saved; after an exception, that message comes again. Without a block, a loop that
-    is left early saves nothing more: what came after the last save comes again.
+        """    Iterate over it once, in one task. With a position, a message is finished when the loop asks for the next one. Use
+    it in an ``async with`` block: its normal end finishes the message at hand and saves the position; after an
+    exception that message is delivered again. Without a block, a loop left early saves nothing more, and messages since
+    the last save are delivered again.
 """,
-        """    Iterate over it once. With a position, the loop is done with a message when it asks for the next one; when
-    the loop is left by ``break``, ``return`` or an exception, the message at hand does not count as done,
-    and comes again. In a ``with`` block that ends without an exception it does count: ``with`` says that the
-    work on it is finished. Not thread-safe: one thread at a time.
+        """    Iterate over it once. With a position, a message is finished when the loop asks for the next one. If ``break``,
+    ``return`` or an exception leaves the loop, the message at hand is not finished, and is delivered again; the normal
+    end of a ``with`` block does finish it. Not thread-safe: one thread at a time.
 """,
     ),
     ("asynchronous iterator", "iterator"),
-    ("A participant as the transaction calls it, asynchronous or not.", "A participant as the transaction calls it."),
     (
-        "    end, and what is being committed is waited for. For one task at a time.",
-        "    end, and what is being committed is waited for. For one thread at a time.",
+        "Wraps a participant, asynchronous or not, and checks its results.",
+        "Wraps a participant and checks its results.",
     ),
-    ("A lightweight transaction in the hands of a task", "A lightweight transaction in the hands of a thread"),
+    (
+        "    end, and a commit under way is completed. For one task at a time.",
+        "    end, and a commit under way is completed. For one thread at a time.",
+    ),
     ("How long a cancelled task may take to undo its transaction", "How long it may take to undo a transaction"),
-    ("an asynchronous", "a"),
-    ("In an ``async with``", "In a ``with``"),
+    ("An ``async with``", "A ``with``"),
     ("in an ``async with``", "in a ``with``"),
     ("``async with``", "``with``"),
-    ("An iterator over messages", "An iterator over messages"),
     ("Callable[[], Awaitable[T]]", "Callable[[], T]"),
     ("Callable[[], Awaitable[None]]", "Callable[[], None]"),
     ("Awaitable[None]", "None"),
@@ -162,7 +160,7 @@ SENTENCES = (
 
 
 def generated(source: str, name: str) -> str:
-    """The module for threads, not formatted yet."""
+    """The synchronous module, unformatted."""
     source = _without_async_only(source)
     for task, thread in SENTENCES:
         source = source.replace(task, thread)
@@ -213,7 +211,7 @@ def _without_async_only(source: str) -> str:
 
 
 def formatted(text: str, name: str) -> str:
-    """As the project's formatter and import sorter write it."""
+    """Sorts the imports and formats with the project's tools."""
     ruff = Path(sys.executable).with_name("ruff")
     path = str(TARGET / name)
     for command in (["check", "--select", "I,F401", "--fix-only", "--quiet"], ["format", "--quiet"]):

@@ -1,6 +1,6 @@
-"""What the asynchronous client stands on: time, locks, tasks, connections. ``plainsong/_sync/_backend.py`` is its twin.
+"""The asynchronous client's platform: time, locks, tasks, connections. ``plainsong/_sync/_backend.py`` is its twin.
 
-Both are written by hand and have the same names; everything above them is written once. Runs on asyncio and trio.
+Both are written by hand and define the same names; the script generates everything above them. Runs on asyncio and trio.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Says what is missing where something is used outside of its block.
+#: The hint of Closed for use outside an ``async with`` block.
 BLOCK_HINT = "use it within its async with block"
 
 now = anyio.current_time
 sleep = anyio.sleep
-#: Positions that may wait for the daemon at once: in threads of their own, so that the program's other work in threads
-#: does not wait behind readers that follow a daemon which is away.
+#: Positions that may wait for the daemon at the same time. Their threads are not those of anyio's default limiter: readers
+#: that follow an absent daemon must not hold up the program's other work in threads.
 MAX_BLOCKING = 1_000
 _blocking: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("plainsong_blocking")
 
 
 async def run_blocking(work: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function that may wait, in a thread."""
+    """Calls a blocking function, in a worker thread."""
     limiter = _blocking.get(None)
     if limiter is None:
         limiter = anyio.CapacityLimiter(MAX_BLOCKING)
@@ -52,11 +52,10 @@ async def run_blocking(work: Callable[..., T], *arguments: Any) -> T:
     return await anyio.to_thread.run_sync(work, *arguments, limiter=limiter)
 
 
-"""Calls a function that may wait, in a worker thread."""
 run_from_worker = anyio.from_thread.run
 """Runs a coroutine function on the event loop, for a function that ``run_blocking`` called."""
 let_others_run = anyio.lowlevel.checkpoint
-Lock = threading.Lock  # never waited for: nobody holds it over an await, but in a condition, which releases it
+Lock = threading.Lock  # never blocks: no task holds it over an await, and Condition releases it before waiting
 
 
 class Condition:
@@ -67,7 +66,7 @@ class Condition:
         self._waiters: deque[anyio.Event] = deque()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it was notified in time. With the lock, which is free meanwhile."""
+        """Whether it was notified in time. The caller holds the lock, which is released while waiting."""
         event = anyio.Event()
         self._waiters.append(event)
         self._lock.release()
@@ -81,25 +80,25 @@ class Condition:
         return event.is_set()
 
     async def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Whether the predicate came true in time. With the lock, which is free meanwhile."""
+        """Whether the predicate became true in time. The caller holds the lock, which is released while waiting."""
         with anyio.move_on_after(timeout_s):
             while not predicate():
                 await self.wait()
         return predicate()
 
     def notify(self) -> None:
-        """Wake the one that has waited longest. With the lock."""
+        """Wakes the longest waiting task. The caller holds the lock."""
         if self._waiters:
             self._waiters.popleft().set()
 
     def notify_all(self) -> None:
-        """Wake all. With the lock."""
+        """Wakes all tasks. The caller holds the lock."""
         while self._waiters:
             self._waiters.popleft().set()
 
 
 class TaskLock:
-    """A lock held over awaits; whoever holds it may take it again, in the same task."""
+    """A reentrant lock that a task may hold over awaits."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
@@ -121,20 +120,20 @@ class TaskLock:
 
 
 class SendLock:
-    """Whoever holds it sends; it is waited for within a limit, or not at all."""
+    """Serializes the sends of one connection. A caller waits for it within a limit, or not at all."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
 
     async def acquire(self, timeout_s: float | None = None) -> bool:
-        """Whether it is held now; None: wait for ever."""
+        """Whether it was acquired within ``timeout_s``; None: no limit."""
         with anyio.move_on_after(timeout_s):
             await self._lock.acquire()
             return True
         return False
 
     def acquire_nowait(self) -> bool:
-        """Whether it is held now."""
+        """Whether it was free."""
         try:
             self._lock.acquire_nowait()
         except anyio.WouldBlock:
@@ -142,29 +141,29 @@ class SendLock:
         return True
 
     def release(self) -> None:
-        """Let the next one send."""
+        """Lets the next caller send."""
         self._lock.release()
 
 
 @contextmanager
 def shielded(seconds: float | None = None) -> Iterator[anyio.CancelScope]:
-    """A block that is brought to its end also in a cancelled task, within ``seconds``."""
+    """Shields a block from cancellation for up to ``seconds``."""
     with anyio.move_on_after(seconds, shield=True) as scope:
         yield scope
 
 
-async def told(method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a participant's method returns; awaited, where it is asynchronous."""
+async def call_participant(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a participant's method, and awaits the result if it is awaitable."""
     result = method(*arguments)
     return await result if isawaitable(result) else result
 
 
-#: Whether a stream whose block an error leaves waits for no more answers.
+#: Whether a stream gives up its open requests when an exception leaves its block.
 ERRORS_END_STREAMS = True
 
 
 def gives_up_after(kind: type[BaseException]) -> bool:
-    """Whether a block that was left by this sends nothing more: its task is cancelled."""
+    """Whether a block left by this exception sends nothing more: its task is cancelled."""
     return not issubclass(kind, Exception)
 
 
@@ -179,24 +178,24 @@ class Workers:
         self._tasks: TaskGroup | None = None
 
     async def open(self) -> None:
-        """The block begins."""
+        """Enters the task group."""
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One more."""
+        """Starts a task."""
         if self._tasks is not None:
             self._tasks.start_soon(work, name=self._name)
 
     async def join(self, timeout_s: float | None = None) -> None:
-        """Nothing to wait for: they end with the block."""
+        """Nothing to do: the tasks end with the block."""
 
     async def aclose(self, abandon: Callable[[], int]) -> int:
-        """The block ends: whatever still waits is abandoned. How many messages were under way."""
+        """Abandons waiting messages and ends the tasks. Returns how many messages were under way."""
         under_way = abandon()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
-            # The error that left the block, if any, is its own business: the tasks are gone, and it goes on.
+            # The block's own exception propagates by itself; the task group must not see it.
             await self._tasks.__aexit__(None, None, None)
         return under_way
 
@@ -205,18 +204,18 @@ class Owned:
     """Publishers, producers and streams of a client: each is opened and closed by its own block."""
 
     def add(self, each: T) -> T:
-        """One more."""
+        """Nothing to do: its block opens it."""
         return each
 
     async def aclose(self) -> None:
-        """The client is closed."""
+        """Nothing to do: each block closes its own."""
 
 
 # --- loops over messages -------------------------------------------------------------------------
 
 
 class Pages(Protocol):
-    """A reading, as a loop over its messages sees it."""
+    """A reading, for the loop over its messages."""
 
     closed: bool
     at_hand: Message | None
@@ -224,26 +223,26 @@ class Pages(Protocol):
     is_inside: bool
 
     def is_time_up(self) -> bool:
-        """Whether its transaction leaves no time to go on."""
+        """Whether its transaction has no time left for reading."""
         ...
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
-        """The loop asks for the next; whether it is time to save."""
+        """Marks the message at hand as finished; whether it is time to save."""
         ...
 
     async def next_page(self) -> Sequence[Message] | None:
-        """None: the end."""
+        """The next messages; None at the end."""
         ...
 
     async def save(self, *, patiently: bool = False) -> None:
-        """Keep what the loop is done with."""
+        """Saves the position of the finished messages."""
         ...
 
 
 class Messages:
     """The messages of a reading, one by one.
 
-    No asynchronous generator: one that is left early complains, and cannot be ended where it is forgotten.
+    Not an asynchronous generator: one left early warns, and cannot be closed by garbage collection.
     """
 
     def __init__(self, reading: Pages) -> None:
@@ -271,19 +270,19 @@ class Messages:
             self._page = iter(page)
 
     async def aclose(self) -> None:
-        """The reader is closed: what is at hand is not done, and nothing more comes."""
+        """Ends the loop; the message at hand stays unfinished."""
         self._reading.at_hand = None
         self._page = iter(())
 
 
 # --- connections ---------------------------------------------------------------------------------
 
-#: Beyond the limits of each step, so that those, which know whether anything was sent, come first.
+#: Added to the total limit, so that httpcore's limits, which know whether anything was sent, expire first.
 _GRACE_S = 0.05
 
 
 class Pool:
-    """Kept connections to all daemons of a client, for one event loop."""
+    """Keep-alive connections to all daemons of a client, for one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._token = settings.token
@@ -292,7 +291,7 @@ class Pool:
         self._closed = False
 
     async def carry(self, send: Send) -> Answer | Failure:
-        """One request and its answer. Raises Closed."""
+        """Sends a request and returns its answer. Raises Closed."""
         if self._closed:
             raise Closed("the client is closed")
         if self._pool is None:
@@ -320,7 +319,7 @@ class Pool:
 
 
 RECEIVE_BYTES = 1 << 16
-#: What a broken connection raises, and one that does not come about.
+#: Errors of a connection that breaks or cannot be opened.
 BROKEN_STREAM = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
@@ -331,21 +330,21 @@ class Connection:
         self._stream = stream
 
     async def send(self, data: bytes, timeout_s: float) -> None:
-        """Raises BROKEN_STREAM, TimeoutError among them: then nothing more may be sent."""
+        """Raises BROKEN_STREAM, which includes TimeoutError: the connection cannot be used after it."""
         with anyio.fail_after(timeout_s):
             await self._stream.send(data)
 
     async def receive(self, timeout_s: float) -> bytes:
-        """What comes next; nothing when the time is over. Raises BROKEN_STREAM, also at its end."""
+        """The next bytes; empty after ``timeout_s``. Raises BROKEN_STREAM, also at the end of the connection."""
         with anyio.move_on_after(timeout_s):
             return await self._stream.receive(RECEIVE_BYTES)
         return b""
 
     def forget(self) -> None:
-        """In a forked child."""
+        """For forked children of the synchronous client."""
 
     async def aclose(self) -> None:
-        """At once, also in a cancelled task. Idempotent."""
+        """Closes at once, also in a cancelled task. Idempotent."""
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 

@@ -1,4 +1,4 @@
-"""What becomes of one message, for tasks that may await it. ``plainsong/_sync/_futures.py`` is its twin for threads."""
+"""Awaitable futures of messages and requests. ``plainsong/_sync/_futures.py`` is the twin for threads."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ T = TypeVar("T")
 
 
 class Settling:
-    """What the futures of one publisher share: nothing, since each wakes its own tasks."""
+    """Shared state of a publisher's futures: none here, since each wakes its own tasks."""
 
     def renew(self) -> None:
-        """In a forked child."""
+        """For forked children of the synchronous client."""
 
-    def tell_all(self) -> None:
-        """Something was settled."""
+    def wake_all(self) -> None:
+        """Nothing to do: each future wakes its own tasks."""
 
 
 class AsyncSettled(Generic[T]):
-    """What those that stand for messages have in common; what awaiting them gives, each of them says."""
+    """The base of the futures of messages; subclasses define the result."""
 
-    __slots__ = ("_error", "_event", "_index", "_receipt", "asked")
+    __slots__ = ("_error", "_event", "_index", "_receipt", "retrieved")
 
     def __init__(self, settling: Settling) -> None:
         self._receipt: Any = None
         self._error: PlainsongError | None = None
         self._index = 0
         self._event: anyio.Event | None = None
-        #: Whether anybody has asked what became of it.
-        self.asked = False
+        #: Whether the caller has retrieved the outcome.
+        self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'finished' if self.done() else 'pending'}>"
@@ -54,73 +54,73 @@ class AsyncSettled(Generic[T]):
         return self._outcome().__await__()
 
     async def _outcome(self) -> T:
-        """What became of it, once it is settled."""
-        self.asked = True
+        """The result, once settled."""
+        self.retrieved = True
         if not self.done():
             if self._event is None:
                 self._event = anyio.Event()
             await self._event.wait()
         if self._error is not None:
             raise self._error
-        return self._told(self._receipt, self._index)
+        return self._result_at(self._receipt, self._index)
 
-    def _told(self, receipt: Any, index: int) -> T:
-        """The result, in what was said of the whole request."""
+    def _result_at(self, receipt: Any, index: int) -> T:
+        """The result of message ``index``, from the result of its request."""
         raise NotImplementedError
 
 
 class AsyncSent(AsyncSettled["MessageId | None"]):
-    """Await it for the id of the message, once it is durable (None when the daemon does not say it).
+    """The future of a message: its id, once durable (None if the daemon does not answer it).
 
-    It raises what went wrong, whose ``outcome`` says whether the message is in the topic. May be awaited by
-    several tasks, several times, or not at all.
+    Awaiting it raises the error of a failure, whose ``outcome`` says whether the message is in the topic. Several tasks
+    may await it, several times, or not at all.
     """
 
     __slots__ = ()
 
-    def _told(self, receipt: Receipt, index: int) -> MessageId | None:
+    def _result_at(self, receipt: Receipt, index: int) -> MessageId | None:
         return id_in(receipt, index)
 
 
 class AsyncProduced(AsyncSettled["MessageReceipt"]):
-    """What becomes of a message of a producer: as ``AsyncSent``, but awaiting it gives a ``MessageReceipt``."""
+    """The future of a producer's message: as ``AsyncSent``, but its result is a ``MessageReceipt``."""
 
     __slots__ = ()
 
-    def _told(self, receipt: Delivered, index: int) -> MessageReceipt:
+    def _result_at(self, receipt: Delivered, index: int) -> MessageReceipt:
         return receipt.of(index)
 
 
 class AsyncProducedWhole(AsyncSettled["Receipt"]):
-    """What becomes of messages that a producer sends together."""
+    """The future of messages that a producer publishes in one request."""
 
     __slots__ = ()
 
-    def _told(self, receipt: Delivered, index: int) -> Receipt:
+    def _result_at(self, receipt: Delivered, index: int) -> Receipt:
         return receipt.whole()
 
 
 def settle(
-    settling: Settling, sents: Iterable[AsyncSettled[Any]], outcome: Receipt | Delivered | PlainsongError
+    settling: Settling, futures: Iterable[AsyncSettled[Any]], outcome: Receipt | Delivered | PlainsongError
 ) -> None:
-    """Settle what stands for the messages of one batch, in order, and wake whoever waits."""
-    for index, sent in enumerate(sents):
+    """Settles the futures of one batch, in order, and wakes the waiting tasks."""
+    for index, future in enumerate(futures):
         if isinstance(outcome, BaseException):
-            sent._error = outcome
+            future._error = outcome
         else:
-            sent._receipt, sent._index = outcome, index
-        if sent._event is not None:
-            sent._event.set()
+            future._receipt, future._index = outcome, index
+        if future._event is not None:
+            future._event.set()
 
 
 class AsyncTicket:
-    """What becomes of one request of a stream; await it for its receipt, once it is durable.
+    """The future of a stream's request: its receipt, once durable.
 
-    It raises what went wrong, whose ``outcome`` says whether the request happened. May be awaited by several tasks,
-    several times, or not at all.
+    Awaiting it raises the error of a failure, whose ``outcome`` says whether the request happened. Several tasks may
+    await it, several times, or not at all.
     """
 
-    __slots__ = ("_answer", "_event", "asked", "messages", "number", "size")
+    __slots__ = ("_answer", "_event", "messages", "number", "retrieved", "size")
 
     number: int
     size: int
@@ -129,24 +129,24 @@ class AsyncTicket:
         self._answer: Any = None
         self._event: anyio.Event | None = None
         self.messages = messages
-        #: Whether anybody has asked what became of it.
-        self.asked = False
+        #: Whether the caller has retrieved the outcome.
+        self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<AsyncTicket {'answered' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether its fate is known."""
+        """Whether its outcome is known."""
         return self._answer is not None
 
-    def told(self, status: int, fields: dict[str, Any]) -> None:
-        """There is an answer; whoever reads it takes it apart."""
+    def answered(self, status: int, fields: dict[str, Any]) -> None:
+        """The daemon answered. The answer is decoded on retrieval."""
         self._answer = status, fields
         if self._event is not None:
             self._event.set()
 
     def failed(self, error: PlainsongError) -> None:
-        """There will be none."""
+        """The request will get no answer."""
         self._answer = error
         if self._event is not None:
             self._event.set()
@@ -155,7 +155,7 @@ class AsyncTicket:
         return self._wait().__await__()
 
     async def _wait(self) -> Receipt | PublishResponse:
-        self.asked = True
+        self.retrieved = True
         if self._answer is None:
             if self._event is None:
                 self._event = anyio.Event()

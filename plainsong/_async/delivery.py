@@ -1,9 +1,9 @@
-"""One request of a producer, brought to its end: stored once, or certainly not, or nobody can know and it is said.
+"""Delivers one request of a producer: it is stored once, or certainly not, or the client reports an unknown outcome.
 
-A request whose outcome is in doubt is never simply sent again. First the producer's session is opened anew, so that
-what is still on its way can take no more; then it is asked whether it took, and only what cannot have been there
-before is believed. Otherwise exactly the same is sent under the new epoch, and the daemon judges it. Before that the
-topic is asked who holds the name now: a session that somebody else has opened since is not taken back from him.
+A request with an unknown outcome is never just sent again. The delivery first queries the producer's state: if another
+client has opened the name since, it gives up rather than fence that client off. If the state proves that the request was
+stored, it is done. Otherwise it opens the session anew, so that the old request can no longer take effect, and checks
+the state again; if that proves nothing, it sends the same request under the new epoch, and the daemon deduplicates it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from plainsong.producing import Delivered
     from plainsong.protocol.requests import PublishRequest
 
-#: Seconds for finding out what became of a request, also when its own time is over.
+#: Seconds for finding out the outcome of a request, even after its own deadline.
 FIND_OUT_S = 5.0
 
 
@@ -50,12 +50,12 @@ async def begin(
     retention_s: int | None,
     deadline_s: float | None,
 ) -> Session:
-    """A session, and whatever older one there was of that name is over.
+    """Opens a session, which ends any older one of that name.
 
     Raises:
       InvalidParameter, InvalidSequenceIds: nothing was sent.
       DeduplicationDisabled: it is switched off there, and not ``optional``. TopicNotFound, TooManyProducers, and
-      whatever the daemon answers: nothing happened that another opening would not mend.
+      other errors of the daemon: opening again is harmless.
     """
     if name is not None:
         check_name(name)
@@ -82,9 +82,9 @@ async def opened(
     retention_s: int | None = None,
     generation: int | None = None,
 ) -> tuple[Known, int]:
-    """What the daemon knows of it, and how many sessions this may have opened.
+    """Opens a session, and returns the producer's state and how many sessions this may have opened.
 
-    An opening whose answer is lost is made again: one session more that nobody uses.
+    It repeats an opening whose answer was lost, which may leave one more unused session behind.
     """
     call = calls.open_session(channel.namespace, topic, name, retention_s=retention_s, generation=generation)
     begun_s = channel.now()
@@ -108,11 +108,11 @@ async def opened(
 
 
 class AsyncDelivery:
-    """One request, until it is known what became of it.
+    """Delivers one request and finds out its outcome.
 
     Args:
-      request: with its messages and ``sequence_ids``; the session's part is added here.
-      until_s: no attempt begins after it.
+      request: with its messages and ``sequence_ids``; the delivery adds the session's fields.
+      until_s: no attempt begins later.
     """
 
     def __init__(self, channel: AsyncChannel, session: Session, request: PublishRequest, until_s: float) -> None:
@@ -127,16 +127,16 @@ class AsyncDelivery:
         self._backoff = Backoff(channel.random)
 
     async def run(self) -> Delivered:
-        """What became of it.
+        """Returns when the request is durable.
 
         Raises:
-          OutcomeUnknown: nobody can know (TransactionOutcomeUnknown of an atomic one).
-          DeadlineExceeded, and what the daemon refuses it with: nothing happened.
+          OutcomeUnknown: the outcome cannot be found out (TransactionOutcomeUnknown of an atomic request).
+          DeadlineExceeded, and refusals of the daemon: nothing happened.
           ProducerFenced, ProducerExpired, GenerationChanged: nothing happened, and the session is over.
         """
         if self._session.over is not None:
             raise refusal(self._session.over)
-        self._session.doubted = max(self._doubted, self._ids[-1])  # also when whoever waits for it goes away
+        self._session.doubted = max(self._doubted, self._ids[-1])  # before sending: an interruption leaves it in doubt
         try:
             delivered = await self._attempts()
         except PlainsongError as error:
@@ -191,21 +191,21 @@ class AsyncDelivery:
             raise late
         await self._channel.sleep(pause_s)
 
-    # --- what became of it -----------------------------------------------------------------------
+    # --- finding the outcome ----------------------------------------------------------------------
 
     async def _find_out(self, doubt: PlainsongError) -> Delivered | None:
-        """Where it is, if it took; None: it did not, or that is for the daemon to judge. It cannot take any more."""
+        """The delivered request, if it was stored; None: send it again. The old attempt can no longer take effect."""
         session = self._session
         if session.epoch is None:
-            self._unknown("there is no session to ask, since deduplication is switched off", doubt)
+            self._raise_unknown("there is no session to ask, since deduplication is switched off", doubt)
         try:
-            known = await self._asked()
+            known = await self._query()
         except (ProducerNotFound, Gone):
-            self._forgotten(doubt)
+            self._raise_expired(doubt)
         except PlainsongError as error:
-            self._unknown(f"it cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"it cannot be found out: {error.detail}", doubt)
         self._check_holder(known, 0, doubt)
-        if self._took(known):
+        if self._was_stored(known):
             return as_found(known, self._ids, self._before)
         try:
             left_s = self._left_s()
@@ -213,21 +213,21 @@ class AsyncDelivery:
                 self._channel, session.topic, session.name, limit_s=left_s, generation=session.generation
             )
         except (GenerationChanged, TopicNotFound) as gone:
-            return await self._of_one_that_is_gone(gone, doubt)
+            return await self._find_out_in_deleted_topic(gone, doubt)
         except PlainsongError as error:
-            self._unknown(f"it cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"it cannot be found out: {error.detail}", doubt)
         self._check_holder(known, openings, doubt)
         session.epoch = known.epoch
         session.passed(known.last_sequence_id)
-        return as_found(known, self._ids, self._before) if self._took(known) else None
+        return as_found(known, self._ids, self._before) if self._was_stored(known) else None
 
-    def _took(self, known: Known) -> bool:
-        """Whether it is there for certain; what may be an earlier request's, perhaps undone, is left in doubt."""
+    def _was_stored(self, known: Known) -> bool:
+        """Whether it certainly was stored. Sets ``_in_doubt`` if an earlier request may have used its ids."""
         ids, pointer = self._ids, self._request.write_pointer
         self._in_doubt = False
         if known.last_sequence_id < ids[-1]:
             return False
-        alone = self._doubted < ids[0]  # no request of unknown outcome can have used these ids
+        alone = self._doubted < ids[0]  # no earlier request of unknown outcome can have used these ids
         new = bisect_right(ids, self._before) if alone else 0
         low = ids[new if new < len(ids) else 0]
         for each in known.recent:
@@ -239,57 +239,59 @@ class AsyncDelivery:
         self._in_doubt = came_since
         return False
 
-    async def _asked(self) -> Known:
+    async def _query(self) -> Known:
         session, channel = self._session, self._channel
         call = calls.ask_producer(channel.namespace, session.topic, session.name, session.generation)
         left_s = self._left_s()
         return await channel.call(call, left_s)
 
-    async def _of_one_that_is_gone(self, gone: GenerationChanged | TopicNotFound, doubt: PlainsongError) -> Delivered:
-        """The topic was deleted, perhaps made anew. Nothing can take in the old one, which tells as long as it can.
+    async def _find_out_in_deleted_topic(
+        self, gone: GenerationChanged | TopicNotFound, doubt: PlainsongError
+    ) -> Delivered:
+        """The topic was deleted, and perhaps created again. The old generation accepts nothing more, but may still be queried.
 
         Raises:
-          GenerationChanged, TopicNotFound: it did not take. OutcomeUnknown: the old one tells no more.
+          GenerationChanged, TopicNotFound: it was not stored. OutcomeUnknown: the old generation is gone.
         """
         if isinstance(gone, GenerationChanged):
             self._session.over = gone
         try:
-            known = await self._asked()
+            known = await self._query()
         except PlainsongError as error:
-            self._unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
-        if not self._took(known):
+            self._raise_unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
+        if not self._was_stored(known):
             self._check_certain("the topic was deleted", doubt)
             gone.outcome = "not-applied"
             raise gone
         return as_found(known, self._ids, self._before)
 
     def _check_holder(self, known: Known, openings: int, doubt: PlainsongError) -> None:
-        """Raises ProducerFenced when somebody else has opened the name since, OutcomeUnknown when it began anew."""
+        """Raises ProducerFenced if another client has opened the name since, OutcomeUnknown if the topic forgot the name."""
         epoch = self._session.epoch
         assert epoch is not None
         if known.epoch < epoch + bool(openings):
-            self._forgotten(doubt)
+            self._raise_expired(doubt)
         if known.epoch > epoch + openings:
             fenced = ProducerFenced(
                 f"somebody else has opened producer {self._session.name!r}", hint="one name, one producer at a time"
             )
             if known.last_sequence_id >= self._ids[0]:
                 self._session.over = fenced
-                self._unknown("somebody else has opened the producer, and came as far as this or further", doubt)
+                self._raise_unknown("somebody else has opened the producer, and came as far as this or further", doubt)
             raise fenced from doubt
 
     def _check_certain(self, why: str, doubt: PlainsongError) -> None:
-        """Raises OutcomeUnknown when its ids are taken, and whether by itself is not known."""
+        """Raises OutcomeUnknown if its ids are used, perhaps by an earlier request."""
         if self._in_doubt:
-            self._unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
+            self._raise_unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
 
-    def _forgotten(self, doubt: PlainsongError) -> NoReturn:
+    def _raise_expired(self, doubt: PlainsongError) -> NoReturn:
         self._session.over = ProducerExpired(
             f"producer {self._session.name!r} was forgotten by the topic", hint="open it anew, if you know where it was"
         )
-        self._unknown("the topic remembers the producer no more", doubt)
+        self._raise_unknown("the topic remembers the producer no more", doubt)
 
-    def _unknown(self, why: str, doubt: PlainsongError) -> NoReturn:
+    def _raise_unknown(self, why: str, doubt: PlainsongError) -> NoReturn:
         kind = TransactionOutcomeUnknown if self._request.atomic else OutcomeUnknown
         raise kind(
             f"{doubt.detail}; {why}", hint="look into the topic before you send it again: it was not sent again here"

@@ -12,7 +12,7 @@ from plainsong._async.publisher import AsyncSender
 from plainsong._async.transaction import AsyncTransactionContext
 from plainsong._async.transaction_messages import left_s
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import BREATH, bug_of
+from plainsong.gathering import MESSAGES_PER_YIELD, client_bug
 from plainsong.producing import Producing, atomic_request, prepared, whole_request
 from plainsong.protocol.errors import PlainsongError
 from plainsong.serializers import serializer_for
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from plainsong.gathering import Bounds, Overflow
     from plainsong.lightweight import Lightweight, LightweightState
     from plainsong.messages import Counts, Receipt
-    from plainsong.producing import Ended, Parcel
+    from plainsong.producing import Ended, ProducerBatch
     from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
 
 log = logging.getLogger("plainsong.producer")
 
-#: One delivers, the other looks at the time of what waits behind it.
+#: One delivers, the other watches the deadlines of the messages behind it.
 WORKERS = 2
 
 
 class AsyncProducer:
     """Sends messages under a name, each stored once; made by ``AsyncClient.producer``, which explains the options.
 
-    Only within ``async with``, which opens it: its task lives in that block. The order of calls is the order in the
+    Use it in an ``async with`` block, which opens it and in which its task lives. The order of calls is the order in the
     topic, and that of automatic sequence ids.
     """
 
@@ -64,7 +64,7 @@ class AsyncProducer:
     ) -> None:
         self._client = client
         self._channel = channel
-        self._asked_for = (topic, name)
+        self._topic_and_name = (topic, name)
         self._session_options = (initial_sequence_id, optional, retention_s, deadline_s)
         self._bounds = bounds
         self._serializer = serializer
@@ -79,7 +79,7 @@ class AsyncProducer:
         if self._is_taken:
             raise Closed("the producer was opened before", hint="ask the client for another one")
         self._is_taken = True
-        topic, name = self._asked_for
+        topic, name = self._topic_and_name
         initial_sequence_id, optional, retention_s, deadline_s = self._session_options
         session = await begin(
             self._channel,
@@ -97,14 +97,14 @@ class AsyncProducer:
         await self._sender.open()
 
     def _make_sender(self, producing: Producing[AsyncSettled[Any]]) -> None:
-        self._sender: AsyncSender[Parcel[AsyncSettled[Any]], Ended[AsyncSettled[Any]]] = AsyncSender(
+        self._sender: AsyncSender[ProducerBatch[AsyncSettled[Any]], Ended[AsyncSettled[Any]]] = AsyncSender(
             f"plainsong-producer-{producing.session.name}", producing, self._deliver, self._give_up, WORKERS
         )
         self._lock = self._sender.lock
 
     @property
     def _producing(self) -> Producing[AsyncSettled[Any]]:
-        """Raises Closed: the block has not been entered."""
+        """Raises Closed before ``_open``."""
         if self._begun is None:
             raise Closed("the producer is not open", hint=BLOCK_HINT)
         return self._begun
@@ -124,16 +124,16 @@ class AsyncProducer:
     def __repr__(self) -> str:
         return f"<AsyncProducer {self.name!r} of {self.topic}>" if self._begun else "<AsyncProducer, not opened>"
 
-    # --- what is known of it ---------------------------------------------------------------------
+    # --- its state ------------------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
-        """Where its messages go."""
+        """The topic of its messages."""
         return self._producing.session.topic
 
     @property
     def name(self) -> str:
-        """Its name, given or made by the daemon."""
+        """Its name, given or chosen by the daemon."""
         return self._producing.session.name
 
     @property
@@ -143,12 +143,12 @@ class AsyncProducer:
 
     @property
     def generation(self) -> int:
-        """Which life of the topic's name it writes to; 0 where deduplication is switched off."""
+        """The topic's generation; 0 where deduplication is switched off."""
         return self._producing.session.generation
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that is durable, as far as is known here; -1: none."""
+        """The highest sequence id known to be durable; -1: none."""
         return self._producing.session.last_sequence_id
 
     @property
@@ -171,26 +171,26 @@ class AsyncProducer:
         attributes: Mapping[str, str] | None = None,
         routing_key: str | None = None,
     ) -> AsyncProduced:
-        """Hand over a message, and get what may be awaited for its ``MessageReceipt``. Not part of a transaction's block.
+        """Takes a message and returns the awaitable future of its ``MessageReceipt``. Never part of a transaction's block.
 
         Args:
-          message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
-          sequence_id: its number; with every message of a producer, or with none.
+          message: an input of the serializer (bytes, without one), or an ``Outgoing``.
+          sequence_id: its number; for every message of a producer, or for none.
         Raises:
           SequenceIdsMixed (a ValueError), InvalidSequenceIds, NotEncodable, BufferFull, Closed: nothing happened.
-          ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: what the producer stopped for earlier;
-            nothing happened to this message.
+          ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: an earlier error ended the
+            producer; nothing happened to this message.
         """
         producing = self._begun or self._producing
         made = prepared(message, producing.serializer, sequence_id, attributes, routing_key)
-        sent = AsyncProduced(self._settling)
+        future = AsyncProduced(self._settling)
         with self._lock:
             await self._wait_for_room(producing, len(made.payload), 1)
-            if producing.take(made, sent, now()):
-                self._sender.call()
-        if not producing.waiting.pending % BREATH:  # async only
-            await let_others_run()  # a loop that never waits would never send
-        return sent
+            if producing.take(made, future, now()):
+                self._sender.wake_worker()
+        if not producing.waiting.pending % MESSAGES_PER_YIELD:  # async only
+            await let_others_run()  # else a caller's loop that never waits would starve the sender
+        return future
 
     async def publish(
         self,
@@ -205,19 +205,20 @@ class AsyncProducer:
         transaction: Transaction | int | None = None,
         direct: bool = False,
     ) -> Receipt:
-        """Send one message, or a list in one request, after what waits already; returns when it is durable.
+        """Publishes one message, or a list in one request, behind the waiting ones; returns when it is durable.
 
-        In a block of ``client.transaction()``, or with a ``transaction``: now, under its write pointer; so call it last.
+        In a block of ``client.transaction()``, or with a ``transaction``, it publishes now, under its write pointer; so
+        call it last.
 
         Args:
           sequence_ids: one for each message, increasing.
           deadline_s: instead of ``delivery_timeout_s``.
-          direct: not as part of the transaction whose block this is in.
+          direct: outside the transaction of the surrounding block.
         Returns:
-          the receipt of all; of messages that were there before it says ``duplicate``, or which (``dropped``).
+          the receipt of the request; ``duplicate`` or ``dropped`` name messages stored by earlier attempts.
         Raises:
-          as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: nobody can know, and
-            it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
+          as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: it cannot be
+            found out, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
         """
         using = self._producing.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
@@ -226,7 +227,7 @@ class AsyncProducer:
         if block is None:
             request.write_pointer = None if transaction is None else pointer_of(transaction)
             return await self._sent(request, given, deadline_s)
-        under_way = block._needed("publishing")
+        under_way = block._require("publishing")
         request.write_pointer = pointer_of(under_way)
         block._messages.touch(self.topic)
         try:
@@ -249,43 +250,43 @@ class AsyncProducer:
         """A lightweight transaction in one call: all messages in one piece, or none. Never part of a block.
 
         Raises:
-          MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some of it
-            was there before. TransactionOutcomeUnknown; and as ``publish``.
+          MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
+            messages were stored before. TransactionOutcomeUnknown; and as ``publish``.
         """
         using = self._producing.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
         return await self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
 
     def begin(self, routing_key: str, *, timeout_s: float | None = None) -> AsyncLightweightTransaction:
-        """Open a lightweight transaction; see there. Nothing is asked of the daemon.
+        """Opens a lightweight transaction; sends no request.
 
         Args:
-          timeout_s: seconds after which it is aborted unless it was committed; None: the producer's.
+          timeout_s: seconds after which it is aborted unless committed; None: the producer's.
         Raises:
-          TransactionInProgress: one is open. Closed, and what the producer stopped for.
+          TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
         with self._lock:
             opened = self._producing.begin(routing_key, timeout_s, now())
-            self._sender.call()  # who also looks at the time
+            self._sender.wake_worker()  # a worker also watches its time-out
         return AsyncLightweightTransaction(self, opened)
 
     async def _sent(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> Receipt:
-        sent = await self._hand_over(request, ids, limit_s)
-        return await sent._outcome()
+        future = await self._hand_over(request, ids, limit_s)
+        return await future._outcome()
 
     async def _hand_over(
         self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None
     ) -> AsyncProducedWhole:
-        sent = AsyncProducedWhole(self._settling)
+        future = AsyncProducedWhole(self._settling)
         producing = self._producing
         with self._lock:
             await self._wait_for_room(producing, sum(map(len, request.messages)), len(request.messages))
-            producing.take_whole(request, ids, sent, now(), limit_s)
-            self._sender.call()
-        return sent
+            producing.take_whole(request, ids, future, now(), limit_s)
+            self._sender.wake_worker()
+        return future
 
     async def _wait_for_room(self, producing: Producing[AsyncSettled[Any]], size: int, messages: int) -> None:
-        """With the lock. Raises BufferFull, and why nothing is taken any more."""
+        """The caller holds the lock. Raises BufferFull, and as ``check_usable``."""
         producing.check_usable()
         while not producing.waiting.has_room(size, messages):
             if self._overflow != "wait":
@@ -296,19 +297,19 @@ class AsyncProducer:
     # --- the end -------------------------------------------------------------------------------
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is durable, without lingering.
+        """Waits until everything is durable, without lingering.
 
         Raises:
-          NotSent: something still waits after ``timeout_s`` (None: no limit), or failed since the last flush and
-            nobody awaited it. Nothing is given up by it.
+          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last flush
+            without its future being awaited. The flush gives up nothing.
         """
         tally = self._producing.tally
-        tally.raise_if_unheard(await self._sender.flush(timeout_s))
+        tally.raise_if_unretrieved(await self._sender.flush(timeout_s))
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Abort an open transaction, flush, and give up what is left after ``timeout_s``. Idempotent.
+        """Aborts an open transaction, flushes, and gives up messages left after ``timeout_s``. Idempotent.
 
-        The name stays known to the topic, so that the next producer of it goes on.
+        The topic remembers the name, so that its next producer continues.
 
         Raises:
           NotSent: as ``flush`` does.
@@ -318,58 +319,56 @@ class AsyncProducer:
             producing.close()
         under_way = await self._sender.aclose(timeout_s)
         if under_way is not None:
-            producing.tally.raise_if_unheard(0, under_way)
+            producing.tally.raise_if_unretrieved(0, under_way)
 
     # --- delivering ----------------------------------------------------------------------------
 
-    async def _deliver(self, parcel: Parcel[AsyncSettled[Any]]) -> None:
+    async def _deliver(self, batch: ProducerBatch[AsyncSettled[Any]]) -> None:
         producing = self._producing
         delivered, error = None, None
         try:
-            delivery = AsyncDelivery(
-                self._channel, producing.session, parcel.request, producing.waiting.until_s(parcel)
-            )
+            delivery = AsyncDelivery(self._channel, producing.session, batch.request, producing.waiting.until_s(batch))
             delivered = await delivery.run()
         except PlainsongError as failed:
             error = failed
-        except Exception as bug:  # would leave what waits waiting for ever
+        except Exception as bug:  # an escaped exception would leave the futures pending forever
             log.exception("a request could not be made")
-            error = bug_of(bug)
+            error = client_bug(bug)
             error.outcome = "unknown"
         except BaseException:
             given_up = MessageDropped("the producer was cancelled under way", outcome="unknown")
             with self._lock:
-                ended = producing.failed(parcel, given_up)
+                ended = producing.failed(batch, given_up)
             self._give_up(ended)
             raise
         with self._lock:
-            ended = producing.delivered(parcel) if error is None else producing.failed(parcel, error)
+            ended = producing.delivered(batch) if error is None else producing.failed(batch, error)
             ended += self._sender.settled()
         if delivered is not None:
-            settle(self._settling, parcel.sents, delivered)
+            settle(self._settling, batch.futures, delivered)
         self._give_up(ended)
 
     def _give_up(self, ended: list[Ended[AsyncSettled[Any]]]) -> None:
-        """Tell those who wait, and the tally; without the lock."""
+        """Settles the futures and counts; without the lock."""
         for each in ended:
-            settle(self._settling, each.sents, each.error)
-            self._producing.tally.failed(list(each.sents), each.error)
+            settle(self._settling, each.futures, each.error)
+            self._producing.tally.failed(list(each.futures), each.error)
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     async def _after_fork(self) -> None:
-        """In a child: the session is the parent's, and so is what waits."""
+        """Closes it in a child: the parent keeps the session and the waiting messages."""
         producing = self._producing
-        waiting = list(producing.waiting.sents())
+        waiting = list(producing.waiting.futures())
         self._settling.renew()
         producing.close()
         self._make_sender(producing)
         self._sender.stop()
-        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, told)
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
 
     async def _at_exit(self) -> None:
-        """The interpreter leaves: send what can be sent in time, and say what cannot."""
+        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
         try:
             await self.aclose(self.exit_timeout_s)
         except NotSent as error:
@@ -377,15 +376,15 @@ class AsyncProducer:
 
 
 class AsyncLightweightTransaction:
-    """Messages of one routing key that go in together or not at all; made by ``AsyncProducer.begin``.
+    """Messages of one routing key, published atomically; made by ``AsyncProducer.begin``.
 
-    They stay here until ``commit``, which is one publish. In an ``async with`` block what was not committed is aborted at its
-    end, and what is being committed is waited for. For one task at a time.
+    The client keeps them until ``commit``, which is one publish. An ``async with`` block aborts an open transaction at its
+    end, and a commit under way is completed. For one task at a time.
     """
 
-    def __init__(self, producer: AsyncProducer, held: Lightweight) -> None:
+    def __init__(self, producer: AsyncProducer, transaction: Lightweight) -> None:
         self._producer = producer
-        self._held = held
+        self._transaction = transaction
         self._sent: AsyncProducedWhole | None = None
 
     def __repr__(self) -> str:
@@ -393,50 +392,50 @@ class AsyncLightweightTransaction:
 
     @property
     def routing_key(self) -> str:
-        """What its messages belong to."""
-        return self._held.routing_key
+        """The routing key of its messages."""
+        return self._transaction.routing_key
 
     @property
     def state(self) -> LightweightState:
-        """``open``, ``committing``, ``committed``, ``aborted``; ``unknown`` when nobody can know whether it took."""
-        self._held.expire(now())
-        return self._held.state
+        """``open``, ``committing``, ``committed``, ``aborted``; ``unknown`` if the outcome of the commit is unknown."""
+        self._transaction.expire(now())
+        return self._transaction.state
 
     @property
     def size(self) -> int:
         """Serialized bytes written so far."""
-        return self._held.size
+        return self._transaction.size
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._transaction)
 
     def write(self, message: Any, *, sequence_id: int | None = None, ttl_s: int | None = None) -> None:
-        """Add a message; nothing is sent.
+        """Adds a message; sends nothing.
 
         Raises:
-          MaxTransactionSizeExceeded: it would have more than 16 MiB of serialized bytes. NotEncodable,
-            InvalidParameter. The message is not part of it, and the transaction is still open.
+          MaxTransactionSizeExceeded: more than 16 MiB of serialized bytes. NotEncodable, InvalidParameter. The
+            transaction stays open without the message.
           NoTransaction, TransactionTimedOut: it has ended.
         """
-        self._held.write(message, sequence_id=sequence_id, ttl_s=ttl_s, now_s=now())
+        self._transaction.write(message, sequence_id=sequence_id, ttl_s=ttl_s, now_s=now())
 
     async def commit(self) -> Receipt:
-        """Make all of it durable, in one piece; from then on everybody can read it. Again: the same receipt.
+        """Publishes all messages atomically and durably. Idempotent: returns the same receipt again.
 
         Raises:
           NoMessages: it is empty. NoTransaction, TransactionTimedOut: it has ended before.
-          TransactionOutcomeUnknown: nobody can know whether it took. Every other error: it did not; it is open again.
+          TransactionOutcomeUnknown: it may have been stored. Every other error: it was not; it is open again.
         """
-        held = self._held
-        if held.state == "committed":
-            assert held.receipt is not None
-            return held.receipt
-        if held.state != "committing":
-            request = held.committing(now())
+        transaction = self._transaction
+        if transaction.state == "committed":
+            assert transaction.receipt is not None
+            return transaction.receipt
+        if transaction.state != "committing":
+            request = transaction.committing(now())
             try:
-                self._sent = await self._producer._hand_over(request, held.sequence_ids, None)
+                self._sent = await self._producer._hand_over(request, transaction.sequence_ids, None)
             except BaseException:
-                held.state = "open"  # nothing was handed over
+                transaction.state = "open"  # nothing was handed over
                 raise
         return await self._settle()
 
@@ -445,25 +444,25 @@ class AsyncLightweightTransaction:
         try:
             receipt = await self._sent._outcome()
         except PlainsongError as error:
-            self._held.failed(error, now())
+            self._transaction.failed(error, now())
             raise
-        self._held.committed(receipt)
+        self._transaction.committed(receipt)
         return receipt
 
     def abort(self) -> None:
-        """Forget it; nothing was sent, and no sequence id is used up. Again: nothing. Raises NoTransaction: it is committed."""
-        self._held.abort()
+        """Drops it without sending; uses up no sequence id. Idempotent. Raises NoTransaction: it is committed."""
+        self._transaction.abort()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._held.state == "committing":
+        if self._transaction.state == "committing":
             try:
                 with shielded():
                     await self._settle()
             except PlainsongError:
                 if kind is None:
                     raise
-        if self._held.state == "open":
-            self._held.abort()
+        if self._transaction.state == "open":
+            self._transaction.abort()

@@ -12,7 +12,7 @@ from plainsong import calls
 from plainsong._async._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, let_others_run, now
 from plainsong._async._futures import AsyncSent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import BREATH, Batch, Gathering, Lost, Tally, bug_of, tell_of_drops
+from plainsong.gathering import MESSAGES_PER_YIELD, Batch, Gathering, Lost, Tally, client_bug, report_drops
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -31,44 +31,44 @@ W = TypeVar("W")
 P = TypeVar("P", covariant=True)
 G = TypeVar("G")
 
-#: A worker without work leaves after this; the next message starts another.
+#: An idle worker ends after this; the next message starts another.
 IDLE_S = 10.0
 
 
 class Queue(Protocol[P, G]):
-    """What a sender empties; called with its lock. ``P`` is a piece of work, ``G`` what was given up."""
+    """What a sender empties; called with its lock. ``P`` is a piece of work, ``G`` given-up messages."""
 
     flushing: bool
 
     @property
     def pending(self) -> int:
-        """What is not settled yet, and what is under way."""
+        """The number of messages not settled yet, including those under way."""
         ...
 
     def work(self, now_s: float) -> tuple[P | None, list[G]]:
-        """The next piece of work, and what has waited too long."""
+        """The next piece of work, and overdue messages."""
         ...
 
     def next_s(self) -> float | None:
-        """When there will be some by itself."""
+        """When ``work`` next returns something without another message; None: never."""
         ...
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether there is something to look after while a piece of work is being delivered."""
+        """Whether to wake a second worker while the first delivers."""
         ...
 
     def clear(self) -> list[G]:
-        """Give up everything that is not under way."""
+        """Gives up all messages that are not under way."""
         ...
 
 
 class AsyncSender(Generic[W, G]):
-    """Takes work from a queue, delivers it, and waits for more, with as many workers as there is work for.
+    """Delivers the work of a queue, with as many workers as it has work for.
 
     Args:
-      deliver: brings one piece of work to its end, and raises nothing.
-      give_up: tells of what was given up; called without the lock.
-      workers: so many at most.
+      deliver: delivers and settles one piece of work; raises nothing.
+      give_up: settles given-up messages; called without the lock.
+      workers: the maximum.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AsyncSender(Generic[W, G]):
         workers: int,
     ) -> None:
         self.lock = Lock()
-        #: Notified when something is settled, and at the end: of those who wait for room, or for the queue to be empty.
+        #: Notified when work is settled and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
         self.workers = Workers(name)
@@ -94,12 +94,12 @@ class AsyncSender(Generic[W, G]):
         self._stopping = False
 
     async def open(self) -> None:
-        """From now on there are workers."""
+        """Opens the worker group."""
         await self.workers.open()
         self.closed = False
 
-    def call(self) -> None:
-        """Wake a worker, or start one. With the lock."""
+    def wake_worker(self) -> None:
+        """Wakes an idle worker, or starts one. The caller holds the lock."""
         if self._idle:
             self._work.notify()
         elif self._count < self._most:
@@ -118,7 +118,7 @@ class AsyncSender(Generic[W, G]):
                 return
 
     async def _next(self) -> tuple[W | None, list[G]]:
-        """The next piece of work and what is overdue; neither: it is time to leave. With the lock."""
+        """Waits for work or overdue messages; neither: the worker must end. The caller holds the lock."""
         queue = self._queue
         while True:
             now_s = now()
@@ -127,7 +127,7 @@ class AsyncSender(Generic[W, G]):
                 self.room.notify_all()
             if work is not None or given_up:
                 if queue.wants_another(now_s):
-                    self.call()
+                    self.wake_worker()
                 return work, given_up
             until_s = queue.next_s()
             called = False
@@ -142,12 +142,12 @@ class AsyncSender(Generic[W, G]):
                 return None, []
 
     def settled(self) -> list[G]:
-        """A piece of work has come to its end. What is given up now, when it is too late for more. With the lock."""
+        """A piece of work was settled. Returns messages given up because the sender stops. The caller holds the lock."""
         self.room.notify_all()
         return self._queue.clear() if self._stopping else []
 
     async def flush(self, timeout_s: float | None) -> int:
-        """Wait until the queue is empty, without lingering. How much is left."""
+        """Waits until the queue is empty, without lingering. Returns the number of messages left."""
         with self.lock:
             await self._drain(timeout_s)
             return self._queue.pending
@@ -156,14 +156,14 @@ class AsyncSender(Generic[W, G]):
         queue = self._queue
         queue.flushing = True
         if queue.pending:
-            self.call()
+            self.wake_worker()
         try:
             await self.room.wait_for(lambda: not queue.pending, timeout_s)
         finally:
             queue.flushing = self.closed
 
     async def aclose(self, timeout_s: float | None) -> int | None:
-        """Flush, then give up what is left after ``timeout_s``. How much is under way even so; None: closed before."""
+        """Flushes, then gives up messages left after ``timeout_s``. Returns how many are still under way; None: closed before."""
         with self.lock:
             if self._stopping:
                 return None
@@ -180,11 +180,11 @@ class AsyncSender(Generic[W, G]):
         return under_way
 
     def stop(self) -> None:
-        """Take nothing more, and start no worker."""
+        """Takes no more messages and starts no worker."""
         self.closed = self._stopping = True
 
     def abandon(self) -> int:
-        """Give up what waits, at once. How much is under way."""
+        """Gives up waiting messages at once. Returns how many are under way."""
         with self.lock:
             self.stop()
             given_up = self._queue.clear()
@@ -199,7 +199,7 @@ class AsyncSender(Generic[W, G]):
         exit_timeout_s: float,
         warn: Callable[[str], object],
     ) -> None:
-        """The block ends. Raises NotSent, unless an error left it: then that is told to ``warn``."""
+        """Ends the block. Raises NotSent; after an exception in the block, calls ``warn`` instead."""
         unsent: NotSent | None = None
         under_way = 0
         try:
@@ -220,9 +220,9 @@ class AsyncSender(Generic[W, G]):
 class AsyncPublisher:
     """A buffer and the tasks that empty it; made by ``AsyncClient.publisher``, which explains the options.
 
-    Only within ``async with``: its tasks live in that block. The order of calls of ``send`` is the order in the
-    topic, for each topic, whatever is retried. A block that ends well, or by an error, is flushed (the latter
-    for no longer than ``exit_timeout_s``); one that is cancelled gives up what waits, and says so in the log.
+    Use it in an ``async with`` block, in which its tasks live. The order of ``send`` calls is the order in each topic,
+    also across retries. The end of the block flushes; after an exception, within ``exit_timeout_s``. A cancelled block
+    gives up the waiting messages, and logs it.
     """
 
     def __init__(
@@ -275,11 +275,11 @@ class AsyncPublisher:
     # --- sending -------------------------------------------------------------------------------
 
     async def send(self, message: Any, *, topic: str | None = None) -> AsyncSent:
-        """Hand over a message; what is returned may be awaited. Waits only for room, if ``overflow="wait"``.
+        """Takes a message and returns its awaitable future. Waits only for room, if ``overflow="wait"``.
 
         Args:
-          message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
-          topic: where it goes; may be left out when the publisher was made for one.
+          message: an input of the serializer (bytes, without one), or an ``Outgoing``.
+          topic: optional if the publisher has a topic.
         Raises:
           NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
         """
@@ -290,24 +290,24 @@ class AsyncPublisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
-        sent = AsyncSent(self._settling)
+        future = AsyncSent(self._settling)
         queue = self._queue
         with self._lock:
             if self._sender.closed:
                 raise Closed("the publisher is closed", hint=BLOCK_HINT)
-            lane = queue.put(name, payload, ttl_s, sent, now(), attributes)
+            lane = queue.put(name, payload, ttl_s, future, now(), attributes)
             if lane is None and self._overflow == "wait":
-                lane = await self._put_when_there_is_room(name, payload, ttl_s, attributes, sent)
+                lane = await self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
             if lane is not None and queue.wants_sender(lane):
-                self._sender.call()
+                self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, sent)
-        if not queue.pending % BREATH:  # async only
-            await let_others_run()  # a loop that never waits would never send
-        return sent
+            self._without_room(name, payload, future)
+        if not queue.pending % MESSAGES_PER_YIELD:  # async only
+            await let_others_run()  # else a caller's loop that never waits would starve the sender
+        return future
 
     def send_nowait(self, message: Any, *, topic: str | None = None) -> AsyncSent:  # async only
-        """As ``send``, but a full buffer raises BufferFull, unless messages are to be dropped."""
+        """As ``send``, but a full buffer raises BufferFull, unless ``overflow="drop"``."""
         ttl_s = attributes = None
         if type(message) is Outgoing:
             message, ttl_s, attributes = parts_of(message)
@@ -315,53 +315,53 @@ class AsyncPublisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
-        sent = AsyncSent(self._settling)
+        future = AsyncSent(self._settling)
         if self._sender.closed:
             raise Closed("the publisher is closed", hint=BLOCK_HINT)
-        lane = self._queue.put(name, payload, ttl_s, sent, now(), attributes)
+        lane = self._queue.put(name, payload, ttl_s, future, now(), attributes)
         if lane is None:
-            self._without_room(name, payload, sent)
+            self._without_room(name, payload, future)
         elif self._queue.wants_sender(lane):
-            self._sender.call()
-        return sent
+            self._sender.wake_worker()
+        return future
 
     async def _put_when_there_is_room(
-        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, sent: AsyncSent
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: AsyncSent
     ) -> Lane[AsyncSent] | None:
-        """None: there will never be. With the lock."""
+        """None: the message is larger than the buffer. The caller holds the lock."""
         while self._queue.fits(payload):
             await self._sender.room.wait()
             if self._sender.closed:
                 raise Closed("the publisher was closed while this message waited for room")
-            lane = self._queue.put(topic, payload, ttl_s, sent, now(), attributes)
+            lane = self._queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is not None:
                 return lane
         return None
 
-    def _without_room(self, topic: str, payload: bytes, sent: AsyncSent) -> None:
+    def _without_room(self, topic: str, payload: bytes, future: AsyncSent) -> None:
         full = self._queue.full(payload)
         if self._overflow != "drop":
             raise full
         dropped = MessageDropped(full.detail, hint=full.hint)
-        settle(self._settling, [sent], dropped)
+        settle(self._settling, [future], dropped)
         self._tally.dropped(1)
-        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
+        report_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
 
     # --- the end -------------------------------------------------------------------------------
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until the buffer is empty, without lingering.
+        """Waits until the buffer is empty, without lingering.
 
         Raises:
-          NotSent: something is still waiting after ``timeout_s`` (None: no limit), or failed since the last
-            flush and nobody awaited it. Nothing is given up by it. Never in best effort.
+          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last
+            flush without its future being awaited. The flush gives up nothing. Never in best effort.
         """
         left = await self._sender.flush(timeout_s)
         if self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(left)
+            self._tally.raise_if_unretrieved(left)
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Flush, then give up what is left after ``timeout_s``. Idempotent.
+        """Flushes, then gives up messages left after ``timeout_s``. Idempotent.
 
         Args:
           timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
@@ -373,7 +373,7 @@ class AsyncPublisher:
             timeout_s = self.exit_timeout_s
         under_way = await self._sender.aclose(timeout_s)
         if under_way is not None and self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(0, under_way)
+            self._tally.raise_if_unretrieved(0, under_way)
 
     @property
     def counts(self) -> Counts:
@@ -401,7 +401,7 @@ class AsyncPublisher:
             left += self._sender.settled()
         if receipt is not None:
             self._tally.delivered(len(batch.items))
-            settle(self._settling, [item.sent for item in batch.items], receipt)
+            settle(self._settling, [item.future for item in batch.items], receipt)
         self._give_up(left)
 
     async def _attempt(self, batch: Batch[AsyncSent]) -> tuple[Receipt | None, PlainsongError | None]:
@@ -410,34 +410,34 @@ class AsyncPublisher:
             return await self._channel.attempt(call, self._queue.left_s(batch, now()))
         except PlainsongError as error:
             return None, error
-        except Exception as bug:  # would leave what waits waiting for ever
+        except Exception as bug:  # an escaped exception would leave the futures pending forever
             log.exception("a request could not be made")
-            return None, bug_of(bug)
+            return None, client_bug(bug)
 
     def _give_up(self, given_up: list[Lost[AsyncSent]]) -> None:
-        """Tell those who wait, the tally and ``on_drop``; without the lock."""
+        """Settles the futures, counts, and calls ``on_drop``; without the lock."""
         for lost in given_up:
-            sents = [item.sent for item in lost.items]
-            settle(self._settling, sents, lost.error)
+            futures = [item.future for item in lost.items]
+            settle(self._settling, futures, lost.error)
             if self._bounds.mode == "reliable":
-                self._tally.failed(sents, lost.error)
+                self._tally.failed(futures, lost.error)
                 continue
             self._tally.dropped(len(lost.items))
-            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
+            report_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     async def _after_fork(self) -> None:
-        """In a child: begin anew, and tell those who wait whose the messages are."""
-        waiting = list(self._queue.sents())
+        """Starts afresh in a child, and fails the futures of the parent's messages."""
+        waiting = list(self._queue.futures())
         self._settling.renew()
         self._start_afresh()
         await self._open()
-        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, told)
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
 
     async def _at_exit(self) -> None:
-        """The interpreter leaves: send what can be sent in time, and say what cannot."""
+        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
         try:
             await self.aclose(self.exit_timeout_s)
         except NotSent as error:

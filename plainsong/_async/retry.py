@@ -1,4 +1,4 @@
-"""One call as a series of attempts: when to try again, where, after what pause, and what to say at the end."""
+"""Sends calls and retries them: when, where, after what pause, and the error at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from plainsong.messages import MessageId
 from plainsong.positions import NEWEST, as_bound, parse_start
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
-from plainsong.retry import Backoff, Places, covering, first_round, late, may_repeat, owned_part, read_answer
+from plainsong.retry import (
+    Backoff,
+    Places,
+    cover_attempts,
+    deadline_passed,
+    has_untried_url,
+    may_repeat,
+    owned_part,
+    read_answer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +45,7 @@ class AsyncChannel:
     Args:
       random: a number from 0 to 1.
       wall_ms: this computer's time of day, in milliseconds since 1970.
-      clock: seconds that only go forward, by which transactions count their time.
+      clock: monotonic seconds, which time transactions.
       endless: no call has a deadline.
     """
 
@@ -59,12 +68,12 @@ class AsyncChannel:
         self.random = random
         self.wall_ms = wall_ms
         self.clock = clock
-        #: The world's, unless a test has its own.
+        #: The platform's; tests replace them.
         self.now = _backend.now
         self.sleep = _backend.sleep
 
     def without_end(self) -> AsyncChannel:
-        """The same, except that every call is tried until it works or fails for good."""
+        """A copy without deadlines: every call is retried until it succeeds or fails for good."""
         endless = AsyncChannel(
             self.settings,
             self.pool,
@@ -82,8 +91,7 @@ class AsyncChannel:
     ) -> T:
         """The answer to ``call``, after as many attempts as are allowed.
 
-        What the caller is told covers all attempts: if one of them may have taken, the outcome is unknown, whatever
-        the last one was answered.
+        If any attempt may have succeeded, the outcome of a failure is unknown, whatever the last answer was.
 
         Args:
           deadline_s: instead of the settings' own.
@@ -106,31 +114,33 @@ class AsyncChannel:
                 Send(url, call.request, places.connect_s(url, min(settings.connect_timeout_s, timeout_s)), timeout_s)
             )
             result, error = read_answer(call, answer, url)
-            goes_back = places.heard(part, url, answer, error)
+            owner_failed = places.note_answer(part, url, answer, error)
             if error is None:
                 return result  # type: ignore[no-any-return] # the call says what it is
             now_s = self.now()
-            if goes_back and now_s < over_s:
+            if owner_failed and now_s < over_s:
                 continue
             tries += 1
-            at_once = first_round(tries, places, error)
-            again = may_repeat(call.repeat, error, outlasts=call.outlasts) and (settings.retry or endless or at_once)
+            at_once = has_untried_url(tries, places, error)
+            again = may_repeat(call.repeat, error, waits_for_service=call.waits_for_service) and (
+                settings.retry or endless or at_once
+            )
             if call.repeat == "reading":
                 error.outcome = "not-applied"
             in_doubt |= error.outcome == "unknown"
             if not again:
-                raise covering(error, in_doubt)
+                raise cover_attempts(error, in_doubt)
             pause_s = 0.0 if at_once else backoff.next_s(error)
             if now_s + pause_s >= over_s:
-                raise late(error, tries, limit_s, in_doubt)
+                raise deadline_passed(error, tries, limit_s, in_doubt)
             if pause_s:
                 await self.sleep(pause_s)
                 now_s = self.now()
-                if now_s >= over_s:  # a busy machine wakes whoever sleeps later
-                    raise late(error, tries, limit_s, in_doubt)
+                if now_s >= over_s:  # a busy machine may oversleep
+                    raise deadline_passed(error, tries, limit_s, in_doubt)
 
     async def attempt(self, call: Call[T], left_s: float) -> tuple[T | None, PlainsongError | None]:
-        """One attempt, for no longer than ``left_s``: the answer, or what went wrong. The next one may go elsewhere."""
+        """Makes one attempt within ``left_s``; returns the answer or the error. The next one may use another URL."""
         settings, places = self.settings, self.places
         part = owned_part(call.request.path)
         timeout_s = min(settings.request_timeout_s, left_s)
@@ -138,19 +148,19 @@ class AsyncChannel:
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
         answer = await self.pool.carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)
-        places.heard(part, url, answer, error)
+        places.note_answer(part, url, answer, error)
         return result, error
 
     # --- where to start --------------------------------------------------------------------------
 
     async def resolve(self, topic: str, start: Start, deadline_s: float | None = None) -> bytes | int | None:
-        """A start as an id, a time or None for the oldest; ``newest`` is asked of the daemon."""
+        """A start as an id, a time or None for the oldest; queries the daemon for ``newest``."""
         if start != NEWEST:
             return parse_start(start, self.wall_ms())
         stats = await self.call(calls.topic_stats(self.namespace, topic), deadline_s)
         newest, end = stats.get("newestId"), stats.get("end")
         if newest is None and end is not None and int(end, 16):
-            # Nothing of the last that was published can be read any more: what comes stands behind it.
+            # The newest messages have expired: continue before the topic's end.
             return ids.before(bytes.fromhex(end))
         return None if newest is None else bytes(MessageId(newest))
 
@@ -162,7 +172,7 @@ class AsyncChannel:
         return ids.after(position) if until == NEWEST and isinstance(position, bytes) else as_bound(position)
 
     async def position_of_last(self, topic: str, count: int) -> MessageId | None:
-        """The id after which the last ``count`` messages stand; None: there are no more than that."""
+        """The id before the last ``count`` messages; None: the topic has no more than that."""
         if count < 0:
             raise InvalidParameter(f"count is {count}", hint="use 0 or more")
         all_of_it = await self.call(calls.topic_offsets(self.namespace, topic, {}))

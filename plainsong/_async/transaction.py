@@ -1,14 +1,14 @@
-"""A transaction of the client: who takes part, in which order it goes, and what is done when something fails.
+"""The client's transaction coordinator: its participants, the order of their steps, and the handling of failures.
 
     begin → start_tx on each │ … the work … │ tx_changes → prepare → commit_tx on each → commit → post_tx_commit
 
-A failure before the decision undoes: ``rollback_tx`` on every member, then the service is told ``abort`` when all
-said True, else ``invalidate``; what failed first is raised, what failed after it is told in its notes. A failure
-after the decision changes nothing of it. The one step that decides is asked about until somebody knows; only when
-nobody does is the transaction in doubt, and then nothing is undone.
+A failure before the decision undoes the transaction: ``rollback_tx`` on every member, then ``abort`` at the service if all
+returned True, else ``invalidate``. The coordinator raises the first failure, with the later ones in its notes. A failure
+after the decision does not change it. If the answer to the commit is lost, the coordinator queries the service; only if
+that fails too is the transaction in doubt, and then nothing is undone.
 
-The order and the rules are Apache Tephra's; that messages come last, and that a lost answer to a commit is
-asked for, are ours.
+The order and the rules are Apache Tephra's, except that messages come last, and that a lost answer to a commit is
+queried.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from plainsong import transactions as service
-from plainsong._async._backend import TaskLock, shielded, told
+from plainsong._async._backend import TaskLock, call_participant, shielded
 from plainsong._async.transaction_messages import UNDO_S, AsyncTransactionMessages, left_s
-from plainsong.calls import outlasting
+from plainsong.calls import waiting_for_service
 from plainsong.errors import Closed, NoTransaction, TransactionFailed, TransactionInProgress
 from plainsong.messages import PENDING, Receipt, as_list, outgoing_request
 from plainsong.participants import METHODS
@@ -63,27 +63,27 @@ T = TypeVar("T")
 
 log = logging.getLogger("plainsong.transaction")
 
-#: How long a cancelled task may take to undo its transaction, or to hear what became of it.
+#: How long a cancelled task may take to undo its transaction, or to find out its outcome.
 INTERRUPTED_S = 30.0
-#: How often somebody is asked what became of a commit: a commit and a fence may cross once, not for ever.
+#: How often to query the outcome of a commit: a commit may cross an invalidation once, not repeatedly.
 MAX_QUESTIONS = 3
 
 
 class Enlisted(Protocol):
-    """A reader inside the transaction, as far as its end is concerned."""
+    """A reader inside the transaction, whose position the transaction saves."""
 
     @property
     def transactional(self) -> bool:
-        """Whether its position is written into what the participants commit."""
+        """Whether the participants commit its position."""
         ...
 
     async def settle(self) -> None:
-        """Keep the position of what the loop was done with."""
+        """Saves the position of the finished messages."""
         ...
 
 
 class AsyncMember:
-    """A participant as the transaction calls it, asynchronous or not."""
+    """Wraps a participant, asynchronous or not, and checks its results."""
 
     def __init__(self, participant: AnyParticipant) -> None:
         for method in METHODS:
@@ -99,52 +99,52 @@ class AsyncMember:
         """Its own name, or its type's."""
         try:
             return str(self.participant.name)
-        except Exception:  # noqa: BLE001 - the name is only for errors, and must not be one
+        except Exception:  # noqa: BLE001 - the name is only for error texts
             return type(self.participant).__name__
 
     async def start_tx(self, transaction: Transaction) -> None:
         """``participant.start_tx``."""
-        await told(self.participant.start_tx, transaction)
+        await call_participant(self.participant.start_tx, transaction)
 
     async def update_tx(self, transaction: Transaction) -> None:
         """``participant.update_tx``."""
-        await told(self.participant.update_tx, transaction)
+        await call_participant(self.participant.update_tx, transaction)
 
     async def tx_changes(self) -> Collection[bytes]:
-        """``participant.tx_changes``; raises TypeError when that is no collection of bytes."""
-        changes: Any = await told(self.participant.tx_changes)
+        """``participant.tx_changes``; raises TypeError unless it returns a collection of bytes."""
+        changes: Any = await call_participant(self.participant.tx_changes)
         if isinstance(changes, (bytes, bytearray, str)) or not all(isinstance(each, bytes) for each in changes):
             raise TypeError("tx_changes has to return a collection of bytes")
         return list(changes)
 
     async def commit_tx(self) -> bool:
         """``participant.commit_tx``; anything but True is a failure."""
-        return bool((await told(self.participant.commit_tx)) is True)
+        return bool((await call_participant(self.participant.commit_tx)) is True)
 
     async def post_tx_commit(self) -> None:
         """``participant.post_tx_commit``."""
-        await told(self.participant.post_tx_commit)
+        await call_participant(self.participant.post_tx_commit)
 
     async def rollback_tx(self) -> bool:
         """``participant.rollback_tx``; anything but True is a failure."""
-        return bool((await told(self.participant.rollback_tx)) is True)
+        return bool((await call_participant(self.participant.rollback_tx)) is True)
 
     async def abandon_tx(self) -> None:
         """``participant.abandon_tx``, if it has one."""
         abandon = getattr(self.participant, "abandon_tx", None)
         if abandon is not None:
-            await told(abandon)
+            await call_participant(abandon)
 
 
 class AsyncTransactionContext:
-    """Transactions one after the other, with the same participants; made by ``AsyncClient.transaction``, which explains the options.
+    """Runs transactions one after the other with the same participants; made by ``AsyncClient.transaction``, which explains the options.
 
-    In an ``async with`` block the transaction begins with the block and is committed at its end; an exception undoes it
-    and goes on. Inside, ``client.publish``, ``poll`` and ``read`` take part by themselves. Without a block, ``start``
-    and ``finish`` (or ``abort``) do the same by hand; then only the methods of this object take part.
+    An ``async with`` block begins the transaction and commits it at its end; an exception undoes it and propagates.
+    Inside, ``client.publish``, ``poll`` and ``read`` take part automatically. Without a block, ``start`` and ``finish``
+    (or ``abort``) do the same by hand; then only the methods of this object take part.
 
-    ``publish`` may be called from several tasks; everything else belongs to one task at a time. A task that is cancelled
-    inside the block leaves the transaction undone; in the middle of the commit, the commit is brought to its end.
+    Several tasks may call ``publish``; everything else belongs to one task at a time. Cancelling a task inside the block
+    undoes the transaction; in the middle of the commit, the commit is completed first.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class AsyncTransactionContext:
         self._options = (type, timeout_s, client_id)
         self._messages = AsyncTransactionMessages(self._channel, BufferBounds(buffer_bytes, buffer_messages))
         once = {id(each): AsyncMember(each) for each in participants}
-        self._others = list(once.values())
+        self._participants = list(once.values())
         self._readers: list[Enlisted] = []
         self._under_way: Transaction | None = None
-        #: Whether the commit has been asked for: whoever is interrupted then may not undo.
+        #: Whether the commit has been sent: an interruption must not undo from then on.
         self._deciding = False
         #: How the last one ended; None before the first, and while one is under way.
         self._state: TransactionState | None = None
@@ -178,12 +178,12 @@ class AsyncTransactionContext:
         name = f"{transaction.id}, in progress" if transaction else self._state or "not begun"
         return f"<AsyncTransactionContext {name}>"
 
-    # --- what is known of it ---------------------------------------------------------------------
+    # --- its state ------------------------------------------------------------------------------
 
     @property
     def transaction(self) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
-        return self._needed("this")
+        return self._require("this")
 
     @property
     def state(self) -> TransactionState | None:
@@ -197,76 +197,76 @@ class AsyncTransactionContext:
 
     @property
     def receipts(self) -> dict[str, list[Receipt]]:
-        """What was published, by topic: one for each flush of its messages (the commit, and checkpoints before it)."""
+        """Receipts by topic: one for the commit, and one for each checkpoint before it."""
         return self._messages.receipts
 
-    # --- who takes part --------------------------------------------------------------------------
+    # --- participants ---------------------------------------------------------------------------
 
     async def add(self, participant: AnyParticipant) -> None:
-        """One more, after the others and before the messages; under way, its ``start_tx`` is called.
+        """Adds a participant after the others and before the messages; inside a transaction, calls its ``start_tx``.
 
         Raises:
-          InvalidParameter: it has not all methods. What its ``start_tx`` raises; it takes part nevertheless.
+          InvalidParameter: it lacks a method. Any error of its ``start_tx``; it takes part nevertheless.
         """
-        if any(each.participant is participant for each in self._others):
+        if any(each.participant is participant for each in self._participants):
             return
         member = AsyncMember(participant)
-        self._others.append(member)
+        self._participants.append(member)
         if self._under_way is not None:
             await member.start_tx(self._under_way)
 
     def remove(self, participant: AnyParticipant) -> bool:
-        """Whether it was one of them. Raises TransactionInProgress while one is under way."""
+        """Removes a participant; whether it was one. Raises TransactionInProgress while one is under way."""
         if self._under_way is not None:
             raise TransactionInProgress("participants cannot leave a transaction under way")
-        before = len(self._others)
-        self._others = [each for each in self._others if each.participant is not participant]
-        return len(self._others) < before
+        before = len(self._participants)
+        self._participants = [each for each in self._participants if each.participant is not participant]
+        return len(self._participants) < before
 
-    # --- the course ------------------------------------------------------------------------------
+    # --- the steps ------------------------------------------------------------------------------
 
     async def start(self) -> Transaction:
-        """Begin one.
+        """Begins a transaction.
 
         Raises:
-          TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and whatever the service
-            answers. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
+          TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and other errors of the
+            service. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
         """
-        return await self._whole(self._start)
+        return await self._run_step(self._start)
 
     async def finish(self) -> None:
-        """Commit it; see ``docs/client.md`` for everything that can happen.
+        """Commits; ``docs/client.md`` lists everything that can happen.
 
         Raises:
           TransactionConflict, TransactionTooLarge, TransactionTimedOut, TransactionFailed, and every other error
             whose outcome is ``not-applied``: it was undone.
-          CommittedWithErrors: it is committed. TransactionInDoubt: nobody knows. NoTransaction: there is none.
+          CommittedWithErrors: it is committed. TransactionInDoubt: unknown. NoTransaction: there is none.
         """
-        await self._whole(self._finish)
+        await self._run_step(self._finish)
 
     async def checkpoint(self) -> Transaction:
-        """Persist what there is, messages too, and go on under a new write pointer; readers still see nothing.
+        """Persists the work so far, including messages, and continues under a new write pointer; readers see nothing yet.
 
         Raises:
           as ``finish`` does; the transaction was undone.
         """
-        return await self._whole(self._checkpoint)
+        return await self._run_step(self._checkpoint)
 
     async def abort(self, cause: BaseException | None = None) -> TransactionState | None:
-        """Undo it; nothing happens when none is under way.
+        """Undoes the transaction, if one is under way.
 
         Args:
-          cause: why; what fails meanwhile is told in its notes.
+          cause: the reason; failures of the undoing are added to its notes.
         Returns:
-          ``aborted``, or ``invalid`` when not everything could be undone; None: there was nothing to abort.
+          ``aborted``, or ``invalid`` if not everything could be undone; None: there was nothing to abort.
         Raises:
-          without a ``cause``, what failed first: TransactionFailed, or an error of the service's.
+          without a ``cause``, the first failure: TransactionFailed, or an error of the service's.
         """
         async with self._lock:
             return await self._abort(cause)
 
-    async def _whole(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do what must not stay half done: whatever interrupts it, a way out is taken first."""
+    async def _run_step(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Runs a step that must not stay half done: an interruption first undoes the transaction, or completes its commit."""
         async with self._lock:
             try:
                 return await step()
@@ -283,23 +283,23 @@ class AsyncTransactionContext:
     async def publish(
         self, topic: str, messages: Any, *, ttl_s: int | None = None, serializer: SerializerLike = None
     ) -> Receipt:
-        """Publish with the commit, in the order of the calls; the arguments are those of ``AsyncClient.publish``.
+        """Publishes with the commit, in the order of the calls; the arguments are those of ``AsyncClient.publish``.
 
         Returns:
-          a receipt without ids: nothing has been published yet (see ``receipts`` after the commit).
+          a receipt without ids, which ``receipts`` has after the commit.
         Raises:
-          NoTransaction, NotEncodable: nothing happened. When much has come together it is stored with the daemon,
-            and what that raises means that the transaction can only be undone.
+          NoTransaction, NotEncodable: nothing happened. A full buffer is stored with the daemon; after
+            an error of that the transaction can only be undone.
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         async with self._lock:
-            transaction = self._needed("publish")
+            transaction = self._require("publish")
             if self._messages.take(topic, request):
                 await self._spill(transaction)
         return Receipt(None, None, len(request.messages), PENDING)
 
     async def _spill(self, transaction: Transaction) -> None:
-        """Store what is too much to be kept here. Raises what storing it is answered."""
+        """Stores buffered messages with the daemon. Raises as ``AsyncClient.store``."""
         try:
             await self._messages.spill()
         except PlainsongError as error:
@@ -309,12 +309,12 @@ class AsyncTransactionContext:
             raise late from error
 
     async def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
-        """``AsyncClient.poll`` with the transaction's snapshot: what was committed before it began, and what is its own."""
+        """``AsyncClient.poll`` with the transaction's snapshot."""
         page: Page = await self.client.poll(topic, start, transaction=self.transaction, **options)
         return page
 
     def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> AsyncReader:
-        """``AsyncClient.read`` with the transaction's snapshot and, with a ``position``, as a part of it."""
+        """``AsyncClient.read`` with the transaction's snapshot ; a ``position`` becomes part of the transaction."""
         entered = enter(self)
         try:
             reader: AsyncReader = self.client.read(topics, start, **options)
@@ -345,7 +345,7 @@ class AsyncTransactionContext:
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _needed(self, what: str) -> Transaction:
+    def _require(self, what: str) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
         if self._under_way is None:
             ended = "none was begun" if self._state is None else f"the last one is {self._state.replace('_', ' ')}"
@@ -354,14 +354,14 @@ class AsyncTransactionContext:
 
     @property
     def _members(self) -> list[AsyncMember | AsyncTransactionMessages]:
-        return [*self._others, self._messages]
+        return [*self._participants, self._messages]
 
     def _enlist(self, reader: Enlisted) -> None:
-        """A reader inside the transaction: its position is part of it."""
+        """Adds a reader, whose position becomes part of the transaction."""
         self._readers.append(reader)
 
     async def _start(self) -> Transaction:
-        """Begin, and tell each member."""
+        """Begins at the service, then starts each member."""
         if self._under_way is not None:
             raise TransactionInProgress(f"transaction {self._under_way.id} is under way", hint="finish it, or abort it")
         transaction = await begun(self._channel, *self._options)
@@ -379,7 +379,7 @@ class AsyncTransactionContext:
     async def _not_started(
         self, transaction: Transaction, started: list[AsyncMember], name: str, error: Exception
     ) -> NoReturn:
-        """Nothing has been done, so nothing is rolled back. An abort that fails is what is raised."""
+        """Aborts without rolling back, since nothing was done. Raises the failed start, or the abort's own error."""
         self._under_way, self._state = None, "aborted"
         raised = failure_of(transaction, f"starting {name}", error)
         for member in started:
@@ -397,14 +397,14 @@ class AsyncTransactionContext:
     # --- finish ------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        transaction = self._needed("finish")
+        transaction = self._require("finish")
         failures = Failures("saving positions")
         try:
             await self._save_positions(transactional=True)
             changes = await self._changes(failures)
             if changes:
                 failures.doing = "detecting conflicts"
-                call = outlasting(service.prepare(transaction.id, changes))
+                call = waiting_for_service(service.prepare(transaction.id, changes))
                 await self._channel.call(call, left_s(self._channel, transaction))
             await self._persist(failures)
         except Exception as error:  # noqa: BLE001 - raised after the undoing
@@ -438,16 +438,16 @@ class AsyncTransactionContext:
         self._under_way, self._deciding, self._state = None, False, "committed"
 
     async def _committed(self, transaction: Transaction) -> None:
-        """Commit, and come back when it is certain.
+        """Commits, and returns when that is certain.
 
         Raises:
-          PlainsongError: with the outcome ``not-applied``: it is certainly not committed, and never will be by this
-            request. TransactionInDoubt: nobody knows.
+          PlainsongError: with the outcome ``not-applied``: it is certainly not committed, and this request can no longer
+            commit it. TransactionInDoubt: unknown.
         """
         try:
-            await self._channel.call(outlasting(service.commit(transaction.id)))
+            await self._channel.call(waiting_for_service(service.commit(transaction.id)))
         except (TransactionNotInProgress, TransactionConflict) as error:
-            # A commit that took is answered like the first time: so no earlier attempt took either.
+            # A repeated commit gets the first one's answer, so no earlier attempt committed either.
             error.outcome = "not-applied"
             raise
         except Exception as error:
@@ -457,15 +457,15 @@ class AsyncTransactionContext:
             await self._find_out(transaction, error)
 
     async def _find_out(self, transaction: Transaction, error: Exception) -> None:
-        """Nobody answered the commit: ask what became of it."""
+        """Finds out the outcome of a commit without an answer."""
         channel = self._channel
         state: TransactionState = "unknown"
         for _ in range(MAX_QUESTIONS):
             try:
-                state = (await channel.call(outlasting(service.get(transaction.id)))).state
+                state = (await channel.call(waiting_for_service(service.get(transaction.id)))).state
                 if state == "in_progress":
-                    # The commit may still be on its way: shut the door before saying that it did not take.
-                    state = await channel.call(outlasting(service.invalidate(transaction.id)))
+                    # The commit may still arrive: invalidate, so that it cannot take effect.
+                    state = await channel.call(waiting_for_service(service.invalidate(transaction.id)))
                 break
             except TransactionNotInProgress:
                 continue  # it was decided between the two
@@ -480,7 +480,7 @@ class AsyncTransactionContext:
         raise in_doubt(transaction, f"the service calls it {state.replace('_', ' ')}") from error
 
     async def _after_commit(self, transaction: Transaction) -> None:
-        """Everybody is told, whoever fails."""
+        """Calls every member and saves positions, even if some of them fail."""
         failures = Failures("following the commit")
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             (f"following the commit: {member.name}", member.post_tx_commit) for member in self._members
@@ -489,7 +489,7 @@ class AsyncTransactionContext:
         for doing, step in steps:
             try:
                 await step()
-            except Exception as error:  # noqa: BLE001 - told at the end
+            except Exception as error:  # noqa: BLE001 - raised at the end
                 failures.add(doing, error)
         self._readers = []
         if failures.errors:
@@ -503,12 +503,12 @@ class AsyncTransactionContext:
     # --- checkpoint, and the way back ---------------------------------------------------------------
 
     async def _checkpoint(self) -> Transaction:
-        transaction = self._needed("checkpoint")
+        transaction = self._require("checkpoint")
         failures = Failures()
         try:
             await self._persist(failures)
             failures.doing = "making a checkpoint"
-            call = outlasting(service.checkpoint(transaction))
+            call = waiting_for_service(service.checkpoint(transaction))
             transaction = await self._channel.call(call, left_s(self._channel, transaction))
             self._under_way = transaction
             for member in self._members:
@@ -519,7 +519,7 @@ class AsyncTransactionContext:
         return transaction
 
     async def _interrupted(self) -> None:
-        """Something ended a step in the middle: undo, unless the commit may have been taken and stands. Raises nothing."""
+        """Ends an interrupted step: undoes, or completes a commit that was sent. Logs errors instead of raising."""
         transaction = self._under_way
         if transaction is None:
             return
@@ -546,22 +546,22 @@ class AsyncTransactionContext:
         transaction = self._under_way
         await self._undo(transaction, failures)
         if cause is not None:
-            failures.tell(cause, self._state)
+            failures.add_notes_to(cause, self._state)
         elif failures.errors:
-            told = failure_of(transaction, failures.doing, failures.errors[0])
-            failures.without_first().tell(told, self._state)
-            raise told
+            raised = failure_of(transaction, failures.doing, failures.errors[0])
+            failures.without_first().add_notes_to(raised, self._state)
+            raise raised
         return self._state
 
     async def _fail(self, failures: Failures, error: Exception) -> NoReturn:
-        """Undo, and raise what went wrong first."""
+        """Undoes the transaction and raises the first failure."""
         transaction = self._under_way
         assert transaction is not None
-        told = failure_of(transaction, failures.doing, error)
+        raised = failure_of(transaction, failures.doing, error)
         later = Failures("aborting")
         await self._undo(transaction, later)
-        later.tell(told, self._state)
-        raise told
+        later.add_notes_to(raised, self._state)
+        raise raised
 
     async def _undo(self, transaction: Transaction, failures: Failures) -> None:
         """``rollback_tx`` on every member, then the service's decision; failures are collected, not raised."""
@@ -571,14 +571,14 @@ class AsyncTransactionContext:
                 if not (await member.rollback_tx()):
                     clean = False
                     failures.notes.append(f"{member.name} did not roll back: rollback_tx did not return True")
-            except Exception as error:  # noqa: BLE001 - the others have to be rolled back all the same
+            except Exception as error:  # noqa: BLE001 - the other members must be rolled back too
                 clean = False
                 failures.add(f"rolling back {member.name}", error)
         self._under_way, self._deciding, self._readers = None, False, []
         self._state = "aborted" if clean else "invalid"
         call = service.abort(transaction.id) if clean else service.invalidate(transaction.id)
         try:
-            self._state = await self._channel.call(outlasting(call), self._undo_s)
+            self._state = await self._channel.call(waiting_for_service(call), self._undo_s)
         except PlainsongError as error:
             gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
             failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)
@@ -589,7 +589,7 @@ class AsyncTransactionContext:
 
 
 def check_undone(scope: Any) -> None:
-    """Says in the log that the time was not enough."""
+    """Logs a warning if the time for undoing was over."""
     if scope is not None and scope.cancelled_caught:
         log.warning("a transaction could not be undone within %g s; it ends at its time-out", INTERRUPTED_S)
 
@@ -597,7 +597,7 @@ def check_undone(scope: Any) -> None:
 async def begun(
     channel: AsyncChannel, kind: TransactionKind, timeout_s: int | None, client_id: str | None
 ) -> Transaction:
-    """A transaction, whose time counts from when it was asked for: never later than the service's own clock."""
+    """Begins a transaction; its time counts from the sending of the request, never later than at the service."""
     clock = channel.clock
     sent_s = clock()
 
@@ -613,7 +613,7 @@ async def begun(
 async def publish_in_one(
     client: Any, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
 ) -> Receipt:
-    """Publish in a transaction of its own, and say where it went. Raises as the end of a transaction does."""
+    """Publishes in a transaction of its own. Raises as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")
     context = AsyncTransactionContext(client)

@@ -1,6 +1,6 @@
-"""What the client for threads stands on: time, locks, threads, connections. ``plainsong/_async/_backend.py`` is its twin.
+"""The synchronous client's platform: time, locks, threads, connections. ``plainsong/_async/_backend.py`` is its twin.
 
-Both are written by hand and have the same names; everything above them is written once. No event loop is imported here.
+Both are written by hand and define the same names; the script generates everything above them. No event loop is imported here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Nothing is missing: whatever a client opens can be used at once.
+#: No hint: objects are open from the start.
 BLOCK_HINT = ""
 
 now = monotonic
@@ -43,26 +43,26 @@ TaskLock = threading.RLock
 
 
 class SendLock:
-    """Whoever holds it sends; it is waited for within a limit, or not at all."""
+    """Serializes the sends of one connection. A caller waits for it within a limit, or not at all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def acquire(self, timeout_s: float | None = None) -> bool:
-        """Whether it is held now; None: wait for ever."""
+        """Whether it was acquired within ``timeout_s``; None: no limit."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
     def acquire_nowait(self) -> bool:
-        """Whether it is held now."""
+        """Whether it was free."""
         return self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Let the next one send."""
+        """Lets the next caller send."""
         self._lock.release()
 
 
 def run_blocking(work: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function that may wait."""
+    """Calls a blocking function."""
     return work(*arguments)
 
 
@@ -70,7 +70,7 @@ run_from_worker = run_blocking
 
 
 def let_others_run() -> None:
-    """Threads do that by themselves."""
+    """Nothing to do: threads are preemptive."""
 
 
 @contextmanager
@@ -79,8 +79,8 @@ def shielded(seconds: float | None = None) -> Iterator[None]:
     yield
 
 
-def told(method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a participant's method returns. Raises TypeError where it is asynchronous."""
+def call_participant(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a participant's method. Raises TypeError if it is asynchronous."""
     result = method(*arguments)
     if iscoroutine(result):
         result.close()
@@ -88,12 +88,12 @@ def told(method: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-#: Whether a stream whose block an error leaves waits for no more answers.
+#: Whether a stream gives up its open requests when an exception leaves its block.
 ERRORS_END_STREAMS = False
 
 
 def gives_up_after(kind: type[BaseException]) -> bool:
-    """Whether a block that was left by this sends nothing more: never."""
+    """Whether a block left by this exception sends nothing more: never."""
     return False
 
 
@@ -101,7 +101,7 @@ def gives_up_after(kind: type[BaseException]) -> bool:
 
 
 class Workers:
-    """The threads of a publisher, a producer or a stream. They are daemons: an exit need not wait for them."""
+    """The threads of a publisher, a producer or a stream. They are daemon threads: an exit does not wait for them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -111,20 +111,20 @@ class Workers:
         """Nothing to do: threads need no block."""
 
     def start(self, work: Callable[[], None]) -> None:
-        """One more. With the lock."""
+        """Starts a thread. The caller holds the sender's lock."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=work, name=f"{self._name}-{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of all, but the one that asks."""
+        """Waits for all threads except the current one."""
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
 
     def close(self, abandon: Callable[[], int]) -> int:
-        """Nothing to do: threads leave by themselves."""
+        """Nothing to do: threads end by themselves."""
         return 0
 
 
@@ -140,7 +140,7 @@ class Opened(Protocol):
     def _at_exit(self) -> None: ...
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, for so long at most."""
+        """Flushes within ``timeout_s``, then closes."""
         ...
 
 
@@ -154,14 +154,14 @@ class Owned:
         self._each: WeakSet[Opened] = WeakSet()
 
     def add(self, each: E) -> E:
-        """One more. Raises what opening it raises."""
+        """Opens and registers it. Raises the errors of opening."""
         each._open()
         self._each.add(each)
         watch(each)
         return each
 
     def close(self) -> None:
-        """Close each with a limit of its ``exit_timeout_s``. Raises NotSent for all together, when all are closed."""
+        """Closes each within its ``exit_timeout_s``. Raises one NotSent for all, after all are closed."""
         left: list[NotSent] = []
         for each in list(self._each):
             try:
@@ -176,7 +176,7 @@ class Owned:
 
 
 class Pages(Protocol):
-    """A reading, as a loop over its messages sees it."""
+    """A reading, for the loop over its messages."""
 
     closed: bool
     at_hand: Message | None
@@ -184,27 +184,27 @@ class Pages(Protocol):
     is_inside: bool
 
     def is_time_up(self) -> bool:
-        """Whether its transaction leaves no time to go on."""
+        """Whether its transaction has no time left for reading."""
         ...
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
-        """The loop asks for the next; whether it is time to save."""
+        """Marks the message at hand as finished; whether it is time to save."""
         ...
 
     def next_page(self) -> Sequence[Message] | None:
-        """None: the end."""
+        """The next messages; None at the end."""
         ...
 
     def save(self, *, patiently: bool = False) -> None:
-        """Keep what the loop is done with."""
+        """Saves the position of the finished messages."""
         ...
 
-    def save_what_was_left(self) -> None:
-        """The loop was left: keep what it was done with before, and raise nothing."""
+    def save_or_log(self) -> None:
+        """Saves after the loop was left; logs errors instead of raising."""
         ...
 
 
-# The generators know nothing of the reader, so that a loop that is left frees, and thereby ends, its generator.
+# The generators hold no reference to the reader, so leaving a loop frees, and thereby closes, its generator.
 
 
 def Messages(reading: Pages) -> Generator[Message, None, None]:  # noqa: N802 - as its twin is called
@@ -225,7 +225,7 @@ def _all(reading: Pages) -> Generator[Message, None, None]:
         reading.save()
     except BaseException:
         if not reading.closed:
-            reading.save_what_was_left()
+            reading.save_or_log()
         raise
 
 
@@ -236,7 +236,7 @@ def _all_without_position(reading: Pages) -> Generator[Message, None, None]:
 
 
 def _all_inside(reading: Pages) -> Generator[Message, None, None]:
-    """Part of a transaction, which saves; no message is handed out for which there is no time left."""
+    """Yields inside a transaction, which saves the position; stops when its time for reading is over."""
     while (page := reading.next_page()) is not None:
         for message in page:
             if reading.is_time_up():
@@ -250,9 +250,9 @@ def _all_inside(reading: Pages) -> Generator[Message, None, None]:
 
 
 class Pool:
-    """Kept connections to all daemons of a client, shared by its threads.
+    """Keep-alive connections to all daemons of a client, shared by its threads.
 
-    A forked child gets connections of its own; those of its parent are left alone, never closed from there.
+    A forked child opens its own connections, and never closes those of its parent.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -262,11 +262,11 @@ class Pool:
         self._pool: httpcore2.ConnectionPool | None = None
         self._lock = Lock()
         self._closed = False
-        #: Pools of the processes we were forked from: kept, so that nobody tidies them up from here.
+        #: Pools of parent processes, kept alive so that garbage collection does not close the parent's connections.
         self._of_parents: list[httpcore2.ConnectionPool] = []
 
     def carry(self, send: Send) -> Answer | Failure:
-        """One request and its answer. Raises Closed."""
+        """Sends a request and returns its answer. Raises Closed."""
         pool = self._pool if self._pid == os.getpid() else None
         if pool is None:
             pool = self._opened()
@@ -286,7 +286,7 @@ class Pool:
         return answer_of(response, b"".join(chunks))
 
     def close(self) -> None:
-        """Close all connections; what is under way on them fails. Idempotent."""
+        """Closes all connections; requests under way fail. Idempotent."""
         self._closed = True
         pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
@@ -310,9 +310,9 @@ class Pool:
 
 
 RECEIVE_BYTES = 1 << 16
-#: What a broken connection raises, and one that does not come about.
+#: Errors of a connection that breaks or cannot be opened.
 BROKEN_STREAM = (EOFError, OSError)
-#: The least a socket can be given: 0 would be no waiting at all, and another error.
+#: The least time-out of a socket; 0 would make it non-blocking.
 MIN_TIMEOUT_S = 0.001
 
 
@@ -324,13 +324,13 @@ class Connection:
         self._tls = tls
 
     def send(self, data: bytes, timeout_s: float) -> None:
-        """Raises BROKEN_STREAM, TimeoutError among them: then nothing more may be sent."""
-        # The thread that receives does not care: it looks whether anything has come before it reads.
+        """Raises BROKEN_STREAM, which includes TimeoutError: the connection cannot be used after it."""
+        # The receiving thread is not affected: it polls before it reads.
         self._raw.settimeout(max(timeout_s, MIN_TIMEOUT_S))
         self._raw.sendall(data if self._tls is None else self._tls.encrypted(data))
 
     def receive(self, timeout_s: float) -> bytes:
-        """What comes next; nothing when the time is over. Raises BROKEN_STREAM, also at its end."""
+        """The next bytes; empty after ``timeout_s``. Raises BROKEN_STREAM, also at the end of the connection."""
         if self._tls is not None and (plain := self._tls.decrypted(b"")):
             return plain
         if not self._has_come(timeout_s):
@@ -349,11 +349,11 @@ class Connection:
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's, and goes on there."""
+        """For a forked child: closes its copy only; the parent's connection goes on."""
         self._raw.close()
 
     def close(self) -> None:
-        """At once: whoever sends or receives is told. Idempotent."""
+        """Closes at once: threads that send or receive get an error. Idempotent."""
         with suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
         self._raw.close()
@@ -363,7 +363,7 @@ class Tls:
     """One side of a TLS connection, in memory: a TLS object must not be used by two threads at once."""
 
     def __init__(self, raw: socket.socket, host: str) -> None:
-        import ssl  # here, since most programs talk to a daemon without it
+        import ssl  # imported here, since most programs connect without TLS
 
         self._lock = Lock()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -384,13 +384,13 @@ class Tls:
                 return
 
     def encrypted(self, data: bytes) -> bytes:
-        """What to send for ``data``."""
+        """Encrypts ``data``."""
         with self._lock:
             self._object.write(data)
             return self._outgoing.read()
 
     def decrypted(self, data: bytes) -> bytes:
-        """What can be read, now that ``data`` has come. Raises EOFError at the end, OSError for what is no TLS."""
+        """Decrypts received ``data``, as far as complete. Raises EOFError at the end, OSError if it is not TLS."""
         with self._lock:
             self._incoming.write(data)
             try:

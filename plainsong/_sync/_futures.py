@@ -1,7 +1,7 @@
 """The future of one message, for threads: a ``concurrent.futures.Future`` at a tenth of the price.
 
-An ordinary one makes a lock and a condition of its own, which is most of what sending a small message costs.
-These share one condition among all messages of a publisher, and are settled a batch at a time. The twin for tasks is
+A standard future creates a lock and a condition, which is most of the cost of sending a small message. These futures
+share one condition for all messages of a publisher, and are settled a batch at a time. The twin for tasks is
 ``plainsong/_async/_futures.py``.
 """
 
@@ -26,23 +26,23 @@ T = TypeVar("T")
 
 
 class Settling(Condition):
-    """The condition that the futures of one publisher share: notified whenever some of them are settled."""
+    """The condition shared by the futures of one publisher, notified when any of them is settled."""
 
     def __init__(self) -> None:
         super().__init__(RLock())
 
     def renew(self) -> None:
-        """In a forked child: a thread of the parent may hold the lock."""
+        """For a forked child: a thread of the parent may hold the lock."""
         super().__init__(RLock())
 
-    def tell_all(self) -> None:
-        """Something was settled."""
+    def wake_all(self) -> None:
+        """Wakes all threads that wait for one of the futures."""
         with self:
             self.notify_all()
 
 
 class _ListOnDemand:
-    """A list that is made when somebody first looks for it."""
+    """A list attribute created on first access: few futures need theirs."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -54,15 +54,15 @@ class _ListOnDemand:
 
 
 class Settled(Future[T]):
-    """What all of these futures have in common; what a result is, each of them says."""
+    """The base of the futures of messages; subclasses define the result."""
 
     _state: str = PENDING
     _result: Any = None
     _exception: BaseException | None = None
     _waiters = _ListOnDemand()
     _done_callbacks = _ListOnDemand()
-    #: Whether anybody has asked what became of it.
-    asked = False
+    #: Whether the caller has retrieved the outcome.
+    retrieved = False
 
     def __init__(self, condition: Settling) -> None:
         self._condition = condition
@@ -71,7 +71,7 @@ class Settled(Future[T]):
         return f"<{type(self).__name__} {self._state.lower()}>"
 
     def cancel(self) -> bool:
-        """Always False: what was sent may be on its way."""
+        """Always False: the message may already be under way."""
         return False
 
     def done(self) -> bool:
@@ -79,32 +79,32 @@ class Settled(Future[T]):
         return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> T:
-        """What became of it, once it is settled."""
+        """The result, once settled."""
         self._wait(timeout)
         if self._exception is not None:
             raise self._exception
         receipt, index = self._result
-        return self._told(receipt, index)
+        return self._result_at(receipt, index)
 
     def _outcome(self) -> T:
         return self.result()
 
-    def _told(self, receipt: Any, index: int) -> T:
-        """The result, in what was said of the whole request."""
+    def _result_at(self, receipt: Any, index: int) -> T:
+        """The result of message ``index``, from the result of its request."""
         raise NotImplementedError
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What went wrong, once it is settled; None: nothing."""
+        """The error, once settled; None after a success."""
         self._wait(timeout)
         return self._exception
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn`` when it is settled, in a thread of the publisher; at once, when it is already."""
-        self.asked = True
+        """Calls ``fn`` when it is settled, in a thread of the publisher; at once if it already is."""
+        self.retrieved = True
         super().add_done_callback(fn)
 
     def _wait(self, timeout: float | None) -> None:
-        self.asked = True
+        self.retrieved = True
         if self._state == FINISHED:
             return
         with self._condition:
@@ -113,63 +113,62 @@ class Settled(Future[T]):
 
 
 class Sent(Settled[MessageId | None]):
-    """What becomes of a message.
+    """The future of a message.
 
-    ``result(timeout)`` is its id once it is durable; None when the daemon does not say it. It raises what went
-    wrong, whose ``outcome`` says whether the message is in the topic; ``TimeoutError`` when it is not settled
-    in time. Works with ``concurrent.futures.wait`` and ``asyncio.wrap_future``. Cannot be cancelled.
+    ``result(timeout)`` is its id once durable; None if the daemon does not answer it. It raises the error of a failure,
+    whose ``outcome`` says whether the message is in the topic; ``TimeoutError`` if it is not settled in time. Works with ``concurrent.futures.wait`` and ``asyncio.wrap_future``. Cannot be cancelled.
     """
 
-    def _told(self, receipt: Receipt, index: int) -> MessageId | None:
+    def _result_at(self, receipt: Receipt, index: int) -> MessageId | None:
         return id_in(receipt, index)
 
 
 class Produced(Settled[MessageReceipt]):
-    """What becomes of a message of a producer: as ``Sent``, but the result is a ``MessageReceipt``."""
+    """The future of a producer's message: as ``Sent``, but its result is a ``MessageReceipt``."""
 
-    def _told(self, receipt: Delivered, index: int) -> MessageReceipt:
+    def _result_at(self, receipt: Delivered, index: int) -> MessageReceipt:
         return receipt.of(index)
 
 
 class ProducedWhole(Settled[Receipt]):
-    """What becomes of messages that a producer sends together."""
+    """The future of messages that a producer publishes in one request."""
 
-    def _told(self, receipt: Delivered, index: int) -> Receipt:
+    def _result_at(self, receipt: Delivered, index: int) -> Receipt:
         return receipt.whole()
 
 
-def settle(condition: Settling, sents: Iterable[Settled[Any]], outcome: Receipt | Delivered | PlainsongError) -> None:
-    """Settle the futures of one batch, in order, and tell whoever waits."""
+def settle(condition: Settling, futures: Iterable[Settled[Any]], outcome: Receipt | Delivered | PlainsongError) -> None:
+    """Settles the futures of one batch, in order, and wakes the waiting threads."""
     listened = []
     is_error = isinstance(outcome, BaseException)
     with condition:
-        for index, sent in enumerate(sents):
+        for index, future in enumerate(futures):
             if is_error:
-                sent._exception = outcome  # type: ignore[assignment]
+                future._exception = outcome  # type: ignore[assignment]
             else:
-                sent._result = (outcome, index)
-            sent._state = FINISHED
-            if len(vars(sent)) > 3:
-                listened.append(sent)
+                future._result = (outcome, index)
+            future._state = FINISHED
+            if len(vars(future)) > 3:
+                listened.append(future)
         condition.notify_all()
-    for sent in listened:
-        for waiter in vars(sent).get("_waiters", ()):
+    for future in listened:
+        for waiter in vars(future).get("_waiters", ()):
             if is_error:
-                waiter.add_exception(sent)
+                waiter.add_exception(future)
             else:
-                waiter.add_result(sent)
-        if "_done_callbacks" in vars(sent):
-            sent._invoke_callbacks()  # type: ignore[attr-defined]
+                waiter.add_result(future)
+        if "_done_callbacks" in vars(future):
+            future._invoke_callbacks()  # type: ignore[attr-defined]
 
 
 class Ticket:
-    """What becomes of one request of a stream.
+    """The future of a stream's request.
 
     ``result(timeout)`` is its receipt, once it is durable (its ``PublishResponse``, under a write pointer). It raises
-    what went wrong, whose ``outcome`` says whether the request happened; ``TimeoutError`` when there is no answer yet.
+    the error of a failure, whose ``outcome`` says whether the request happened; ``TimeoutError`` without an answer in time.
     """
 
-    __slots__ = ("_answer", "_condition", "asked", "messages", "number", "size")
+    __slots__ = ("_answer", "_condition", "messages", "number", "retrieved", "size")
 
     number: int
     size: int
@@ -178,14 +177,14 @@ class Ticket:
         self._condition = condition
         self._answer: Any = None
         self.messages = messages
-        #: Whether anybody has asked what became of it.
-        self.asked = False
+        #: Whether the caller has retrieved the outcome.
+        self.retrieved = False
 
     def __repr__(self) -> str:
         return f"<Ticket {'answered' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether its fate is known."""
+        """Whether its outcome is known."""
         return self._answer is not None
 
     def result(self, timeout: float | None = None) -> Receipt | PublishResponse:
@@ -196,20 +195,20 @@ class Ticket:
         return outcome
 
     def exception(self, timeout: float | None = None) -> PlainsongError | None:
-        """What went wrong, once its fate is known; None: nothing."""
+        """The error, once the outcome is known; None after a success."""
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, PlainsongError) else None
 
-    def told(self, status: int, fields: dict[str, Any]) -> None:
-        """There is an answer; whoever reads it takes it apart."""
+    def answered(self, status: int, fields: dict[str, Any]) -> None:
+        """The daemon answered. The answer is decoded on retrieval."""
         self._answer = status, fields
 
     def failed(self, error: PlainsongError) -> None:
-        """There will be none."""
+        """The request will get no answer."""
         self._answer = error
 
     def _outcome(self, timeout: float | None) -> Receipt | PublishResponse | PlainsongError:
-        self.asked = True
+        self.retrieved = True
         if self._answer is None:
             with self._condition:
                 if not self._condition.wait_for(self.done, timeout):

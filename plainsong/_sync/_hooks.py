@@ -1,4 +1,4 @@
-"""What happens to publishers, producers and streams when the process forks or the interpreter exits."""
+"""Fork and exit hooks of publishers, producers and streams."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from weakref import WeakSet
 
 
 class Hooked(Protocol):
-    """Has to do something about it."""
+    """An object with fork and exit hooks."""
 
     def _after_fork(self) -> None:
-        """Called in the child, before anything else runs there."""
+        """Runs in the child, before any other code there."""
         ...
 
     def _at_exit(self) -> None:
-        """Called once when the interpreter exits, while threads still run."""
+        """Runs once when the interpreter exits, while threads still run."""
         ...
 
 
@@ -24,7 +24,7 @@ _hooked: WeakSet[Hooked] = WeakSet()
 
 
 def watch(each: Hooked) -> None:
-    """Call its hooks, as long as it lives."""
+    """Registers the hooks of ``each`` for its lifetime."""
     _hooked.add(each)
 
 

@@ -60,28 +60,27 @@ log = logging.getLogger("plainsong.client")
 class Client:
     """Talks to a daemon: topics, publishing, polling, reading.
 
-    Thread-safe: share one among all threads. After a fork the child gets connections of its own; parent and
-    child can both go on using the client. Connections are made when needed: making a client needs no daemon.
+    Thread-safe: all threads may share one. After a fork the child opens its own connections, and both processes can
+    use the client. It connects on first use, so creating it needs no daemon.
 
-    Every method raises ``PlainsongError`` and nothing else on account of the daemon or the network; the error's
-    ``outcome`` says whether the request happened. Calls are tried again, with pauses, as long as that is safe
-    and ``deadline_s`` is not over.
+    Every failure of the daemon or the network is a ``PlainsongError``, whose ``outcome`` says whether the request
+    happened. The client retries a call, with pauses, while that is safe and within ``deadline_s``.
 
     Args:
-      url: of the daemon, or several (a list, or one string with commas): the next is tried when one cannot be
-        reached or is leaving.
+      url: of the daemon, or several (a list, or one string with commas): the client fails over to the next if one is
+        unreachable or shutting down.
       namespace: of all topics.
       token_file: a file whose one line is sent as a bearer token; read once.
-      connect_timeout_s: for a connection to come about.
-      request_timeout_s: for one request and its whole answer.
-      deadline_s: for a call with all its retries; methods take one of their own. The time that a poll is
-        asked to wait is added to both.
+      connect_timeout_s: for opening a connection.
+      request_timeout_s: for one request and its complete answer.
+      deadline_s: for a call with all its retries; methods take their own. A poll's ``wait_ms`` extends
+        both limits.
       retry: False: one attempt at each URL, and no pauses.
       max_connections: open at once; further requests wait for one.
-      follow_owners: of several instances, go to the one that owns the topic, which its first answer names; False:
-        only ever to ``url``, as behind a load balancer.
+      follow_owners: with several instances, send requests to the topic's owner, which the first answer names; False:
+        only to ``url``, as behind a load balancer.
     Raises:
-      InvalidName, InvalidParameter: an argument makes no sense.
+      InvalidName, InvalidParameter: an argument is invalid.
     """
 
     def __init__(
@@ -113,14 +112,14 @@ class Client:
 
     @classmethod
     def from_environment(cls, **options: Any) -> Self:
-        """A client for ``PLAINSONG_URL`` and ``PLAINSONG_NAMESPACE``; ``options`` as above, which win."""
+        """A client for ``PLAINSONG_URL`` and ``PLAINSONG_NAMESPACE``; ``options`` as above; they win."""
         return cls(**{**from_environment(), **options})
 
     def close(self) -> None:
-        """Close its publishers, with a limit of their ``exit_timeout_s``, then all connections. Idempotent.
+        """Closes its publishers, each within its ``exit_timeout_s``, then all connections. Idempotent.
 
         Raises:
-          NotSent: what its publishers could not send; all is closed nevertheless.
+          NotSent: its publishers could not send everything; all is closed nevertheless.
         """
         try:
             self._owned.close()
@@ -163,25 +162,25 @@ class Client:
         transaction: Under = None,
         direct: bool = False,
     ) -> Receipt:
-        """Publish, and return when it is durable. In a block of ``transaction()``: publish with its commit.
+        """Publishes, and returns when the messages are durable. In a block of ``transaction()``: publishes with its commit.
 
         Args:
-          messages: one, or a list (or tuple) of several, which become visible together; each is what the
-            serializer takes (bytes, without one), or an ``Outgoing`` around it. With a ``transaction`` there may be
-            none: then what was stored under it is published.
-          ttl_s: seconds they live, if that is shorter than the topic's ttl.
-          attributes, routing_key: of all that have none themselves (``Outgoing``).
-          retry_unknown: also try again when an attempt may have taken: at least once, perhaps twice. Not in a
+          messages: one, or a list (or tuple) of several, which become visible together; each is an
+            input of the serializer (bytes, without one), or an ``Outgoing``. With a ``transaction`` there may be none:
+            then the messages stored under it are published.
+          ttl_s: seconds they live, if shorter than the topic's ttl.
+          attributes, routing_key: of all messages without their own (``Outgoing``).
+          retry_unknown: also retry when an attempt may have succeeded: at least once, perhaps twice. Not in a
             transaction, which is undone as a whole instead.
           deadline_s: for this call.
-          transaction: ``"own"``: one that is begun and committed by this call; a ``Transaction`` or its write
-            pointer: under that one, now, whose commit or rollback is then the caller's.
-          direct: not as part of the transaction whose block this is in.
+          transaction: ``"own"``: this call begins and commits one; a ``Transaction`` or its write pointer: publish
+            under it now; the caller commits it or rolls it back.
+          direct: outside the transaction of the surrounding block.
         Raises:
           TopicNotFound, MessageTooLarge, BodyTooLarge, NotEncodable, NoMessages, ConnectFailed: nothing happened.
           ConnectionLost, OutcomeUnknown: unknown. DeadlineExceeded: as its ``outcome`` says.
           TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
-          with ``"own"``: as the end of a transaction (TransactionFailed, TransactionInDoubt, …).
+          with ``"own"``: as a commit (TransactionFailed, TransactionInDoubt, …).
         """
         if attributes is not None or routing_key is not None:
             messages = all_with_attributes(messages, attributes, routing_key)
@@ -216,12 +215,12 @@ class Client:
         serializer: SerializerLike = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Put messages down under a transaction, to be published with it later: ``publish(topic, transaction=…)``.
+        """Stores messages under a transaction, for a later ``publish(topic, transaction=…)``.
 
-        A transaction's own ``publish`` does this by itself when much comes together.
+        A transaction's own ``publish`` does this when its buffer is full.
 
         Raises:
-          as ``publish``; AlreadyPublished: what was stored there has been published, nothing happened.
+          as ``publish``; AlreadyPublished: the stored messages have been published, nothing happened.
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         if not request.messages:
@@ -230,9 +229,9 @@ class Client:
         self._channel.call(store(self.namespace, topic, request), deadline_s)
 
     def rollback(self, topic: str, transaction: Transaction | int) -> None:
-        """Hide from committed readers all that a transaction published or stored in a topic. The same made twice.
+        """Hides from committed readers everything that a transaction published or stored in a topic. Idempotent.
 
-        Of a ``Transaction`` every write pointer it has had is rolled back. The transaction itself goes on.
+        Rolls back every write pointer of a ``Transaction``. The transaction itself stays open.
 
         Raises:
           TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown; repeat it.
@@ -260,27 +259,27 @@ class Client:
         connections: int = 4,
         exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
     ) -> Publisher:
-        """A buffer for publishing without waiting; use it in a ``with`` block, or close it.
+        """A buffered publisher, which does not wait for answers; use it in a ``with`` block, or close it.
 
         Args:
-          topic: of messages that name none.
-          linger_ms: how long a first message waits for company; with 0, what accumulates while a request is
-            under way is gathered all the same.
+          topic: for ``send`` without a topic.
+          linger_ms: how long the first message of a batch waits for more; even with 0, messages that arrive while a
+            request is under way are gathered.
           max_batch_messages, max_batch_bytes: of one request.
-          max_pending_bytes: that the buffer may occupy, about 400 bytes for each message beside its payload.
+          max_pending_bytes: memory of the buffer, counting about 400 bytes for each message beside its payload.
           overflow: when the buffer is full: ``"wait"`` (the default), ``"raise"`` BufferFull, or ``"drop"`` the
             new message.
-          mode: ``"reliable"``: every failure is told by the message's future, and by ``flush`` and ``close``.
-            ``"best_effort"``: a message that cannot be delivered is dropped, counted and told to ``on_drop``;
-            nothing waits, and nothing raises.
-          delivery_timeout_s: after which a message that could not be delivered fails or is dropped; None: 120
-            in reliable mode, 10 in best effort. A request under way is waited for no longer than that.
+          mode: ``"reliable"``: the message's future, ``flush`` and ``close`` raise every failure.
+            ``"best_effort"``: an undeliverable message is dropped, counted and passed to ``on_drop``; nothing waits,
+            and nothing raises.
+          delivery_timeout_s: after which an undelivered message fails or is dropped, also under way; None: 120 in reliable
+            mode, 10 in best effort.
           retry_unknown: as for ``publish``.
           on_drop: called with a ``DroppedMessage``, in a thread of the publisher or in ``send``.
           connections: requests under way at once, for different topics; never two for one topic.
-          exit_timeout_s: how long the end of the program, or of a block that an error left, may wait.
+          exit_timeout_s: how long the end of the program, or of a block left by an exception, may wait.
         Raises:
-          InvalidParameter: an option makes no sense.
+          InvalidParameter: an option is invalid.
         """
         overflow = overflow or ("wait" if mode == "reliable" else "drop")
         bounds = gathering.publisher_bounds(
@@ -328,26 +327,26 @@ class Client:
         exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
         deadline_s: float | None = None,
     ) -> Producer:
-        """A producer: it sends in order, and each message is stored once, whatever breaks in between.
+        """A producer sends in order, and each of its messages is stored once, across broken connections and restarts.
 
-        It is opened by its ``with`` block. Whoever held the name before is fenced off: what he still sends is
-        refused.
+        Its ``with`` block opens it. That fences off the previous producer of the name: the daemon refuses its
+        requests from then on.
 
         Args:
-          name: who it is, over restarts; None: the daemon makes a name that nobody ever had.
-          initial_sequence_id: the first automatic id. None: 0 for a new name, else the one after the last. At or below
-            the last, each message up to that is reported as a duplicate.
-          optional: also where deduplication is switched off; then a message may be stored twice, and receipts say so.
-          retention_s: how long the topic remembers the name without hearing of it, if that is longer than its default.
+          name: identifies it across restarts; None: the daemon chooses a new, unique name.
+          initial_sequence_id: the first automatic id. None: 0 for a new name, else the one after the last. If lower,
+            each message up to the last id is reported as a duplicate.
+          optional: also open where deduplication is switched off; then a message may be stored twice, and receipts say so.
+          retention_s: how long the topic remembers a silent name, if longer than its default.
           serializer: of all its messages.
           linger_ms, max_batch_messages, max_batch_bytes, max_pending_bytes: as for ``publisher``.
           overflow: when the buffer is full: ``"wait"``, or ``"raise"`` BufferFull.
-          delivery_timeout_s: for how long a message is tried; None: 120.
+          delivery_timeout_s: after which an undelivered message fails; None: 120.
           transaction_timeout_s: how long a lightweight transaction may be open.
-          exit_timeout_s: how long the end of the program, or of a block that an error left, may wait.
+          exit_timeout_s: how long the end of the program, or of a block left by an exception, may wait.
           deadline_s: for the opening.
         Raises:
-          InvalidParameter: an option makes no sense. The block raises DeduplicationDisabled, TopicNotFound,
+          InvalidParameter: an option is invalid. The block raises DeduplicationDisabled, TopicNotFound,
             TooManyProducers, InvalidSequenceIds.
         """
         bounds = producer_bounds(
@@ -390,17 +389,17 @@ class Client:
         """A lightweight transaction without a producer: all messages in one piece, or none. Never part of a block.
 
         Raises:
-          as ``publish``: sent once, so that a lost answer is ``ConnectionLost``, unknown; a producer's finds out.
+          as ``publish``: sent once, so a lost answer is ``ConnectionLost``, unknown; a producer would find out the outcome.
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages; nothing happened.
         """
         request = unnumbered_atomic_request(routing_key, messages, serializer_for(serializer), ttl_s, attributes)
         call = calls.publish(self._channel.namespace, topic, request)
         return self._channel.call(call, deadline_s)
 
-    # --- looking after them ----------------------------------------------------------------------
+    # --- managing producers ----------------------------------------------------------------------
 
     def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> dict[str, Any]:
-        """One page of a topic's ``producers``, by name, ``next`` for ``after``, and how the topic keeps them.
+        """One page of a topic's ``producers``, by name, ``next`` for ``after``, and how the topic retains them.
 
         Raises TopicNotFound, InvalidParameter.
         """
@@ -408,7 +407,7 @@ class Client:
         return self._channel.call(call)
 
     def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> dict[str, Any]:
-        """``epoch``, ``lastSequenceId``, ``recent``, … of one; with a ``generation`` also of a topic that is deleted.
+        """``epoch``, ``lastSequenceId``, ``recent``, … of one producer; with a ``generation`` also of a deleted topic.
 
         Raises TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired.
         """
@@ -416,29 +415,31 @@ class Client:
         return self._channel.call(call)
 
     def delete_producer(self, topic: str, name: str) -> None:
-        """Forget one: its sequence ids may be used again, its session is over. Raises TopicNotFound, ProducerNotFound."""
+        """Forgets a producer: its session ends, and its sequence ids may be used again. Raises TopicNotFound, ProducerNotFound."""
         self._channel.call(calls.delete_producer(self._channel.namespace, topic, name))
 
     @property
     def namespaces(self) -> Namespaces:
-        """The daemon's namespaces, and what they say for their topics."""
+        """The daemon's namespaces and their properties."""
         return Namespaces(self._channel)
 
     def stream(
         self, topic: str, *, max_pending_bytes: int = DEFAULT_PENDING_BYTES, serializer: SerializerLike = None
     ) -> Stream:
-        """A connection on which publishes go ahead of their answers; use it in a ``with`` block, or close it.
+        """A connection that pipelines publishes; use it in a ``with`` block, or close it.
 
-        For loops of single publishes, each with its own receipt. A ``publisher`` outlives its connections and tries
-        again; a stream does neither: its tickets say what became of each request. Outside of transactions.
+        For loops of single publishes, each with its own receipt. Unlike a ``publisher``, a stream ends with its connection
+        and never retries: its tickets say how each request ended. It takes no part in transactions.
 
         Args:
-          max_pending_bytes: that requests without an answer may occupy, about 300 bytes for each beside its
-            messages; ``publish`` waits when they do. A larger request goes alone.
+          max_pending_bytes: memory of the requests without an answer, counting about 300 bytes for each beside its
+            messages; ``publish`` waits when it is full. A larger request is sent alone.
         Raises:
           ConnectFailed, InvalidName, ShuttingDown: nothing happened.
         """
-        from plainsong._sync.stream import Stream  # WebSockets, which most programs do without
+        from plainsong._sync.stream import (
+            Stream,
+        )  # imports the WebSocket library, which most programs do not need
 
         return self._owned.add(Stream(self._channel, topic, max_pending_bytes=max_pending_bytes, serializer=serializer))
 
@@ -463,23 +464,23 @@ class Client:
         """One page of messages, oldest first.
 
         Args:
-          start: see ``plainsong.positions``; go on after a page with its ``last_id``.
-          inclusive: whether a message at ``start`` belongs to it; None: at a time yes, at an id no.
-          limit, max_bytes: at most so much; None: what the daemon gives at once (100 000 messages, 16 MiB).
-          wait_ms: wait so long (60 000 at most) for a first message when there is none.
+          start: see ``plainsong.positions``; continue after a page with its ``last_id``.
+          inclusive: whether to include a message at ``start``; None: at a time yes, at an id no.
+          limit, max_bytes: upper bounds; None: the daemon's (100 000 messages, 16 MiB).
+          wait_ms: how long to wait for a first message, 60 000 at most.
           until: end before it.
-          isolation: ``"committed"``: up to the first message whose transaction is undecided (then ``held`` of the page
-            says whose), without those of transactions that came to nothing. None, ``"uncommitted"``: everything.
-          transaction: with its snapshot instead: what was committed before it began, and what is its own.
-          direct: without the snapshot of the transaction whose block this is in.
+          isolation: ``"committed"``: up to the first undecided message (``page.held`` names its transaction), without the
+            messages of aborted or invalid transactions. None, ``"uncommitted"``: everything.
+          transaction: read its snapshot instead: what was committed before it began, and its own messages.
+          direct: outside the transaction of the surrounding block.
         Raises:
-          TopicNotFound, InvalidParameter, InvalidMessageId, ConnectFailed, DeadlineExceeded: nothing happens by
-            reading, and it is tried again until ``deadline_s`` is over.
-          TransactionsUnavailable: nobody here knows what is committed. NoTransaction: the block's has ended.
+          TopicNotFound, InvalidParameter, InvalidMessageId, ConnectFailed, DeadlineExceeded: reading
+            changes nothing, and is retried until ``deadline_s``.
+          TransactionsUnavailable: the daemon cannot tell what is committed. NoTransaction: the block's has ended.
         """
         if transaction is None and not direct:
             block = block_of(self, TransactionContext)
-            transaction = None if block is None else block._needed("poll")
+            transaction = None if block is None else block._require("poll")
         snapshot = snapshot_of(transaction)
         checked_isolation(isolation)
         if isolation is not None and snapshot is not None:
@@ -522,25 +523,25 @@ class Client:
         """An iterator over messages, in the order of each topic, fair between several.
 
         Args:
-          topics: a name, a pattern (``orders-*``), or several of them. A pattern takes in new topics while
-            following, within ten seconds.
-          start: where to begin, for topics that ``position`` knows nothing of.
-          follow: wait for more at the end, for ever, through restarts of the daemon; else end there.
-          until: end before it (not with ``follow``).
-          limit: end after so many messages.
-          position: a ``FilePosition`` or ``ServerPosition``; where the loop was is where the next one begins.
-          isolation: ``"committed"``: only what the daemon's own transaction service knows as committed, in order:
-            it stops at the first message whose transaction is undecided (``held`` says whose), and goes on by itself
-            while following. In a block of ``transaction()`` the transaction's snapshot is read instead, the position
+          topics: a name, a pattern (``orders-*``), or several of them. While following, a pattern
+            includes new topics within ten seconds.
+          start: where to begin in topics without a saved ``position``.
+          follow: wait for more at the end, forever, across restarts of the daemon; else stop there.
+          until: stop before it (not with ``follow``).
+          limit: stop after so many messages.
+          position: a ``FilePosition`` or ``ServerPosition``; the next reader continues after the saved position.
+          isolation: ``"committed"``: only messages that the daemon's own transaction service committed, in order; the
+            reader stops at the first undecided message (``held`` names its transaction), and continues by itself
+            while following. In a block of ``transaction()`` it reads the transaction's snapshot instead, the position
             is part of the transaction, and reading ends when 90 % of its time are over.
-          direct: not as part of the transaction whose block this is in.
+          direct: outside the transaction of the surrounding block.
           page_messages: fetched at once.
           save_every, save_interval_s: the position is saved after so many messages or seconds, whichever is
-            first, before waiting at the end, and at the end. What was read after the last save comes again
-            after a crash; nothing is skipped.
+            first, before waiting at the end, and at the end. After a crash, messages read since the last save are
+            delivered again; none is skipped.
         Raises:
-          InvalidParameter, InvalidName, NoTransaction: at once. The iterator raises as ``poll`` does (while following only what
-            waiting does not cure, such as TopicNotFound), PositionNotSaved, and PositionChanged.
+          InvalidParameter, InvalidName, NoTransaction: at once. The iterator raises as ``poll`` does (while
+            following only lasting errors, such as TopicNotFound), PositionNotSaved, and PositionChanged.
         """
         plan = read_plan(
             topics,
@@ -561,7 +562,7 @@ class Client:
 
     @property
     def transactions(self) -> Transactions:
-        """The daemon's transaction service: to begin and end transactions by hand, and to look after all of them."""
+        """The daemon's transaction service, to begin and end transactions by hand, and to manage all of them."""
         return Transactions(self._channel)
 
     def transaction(
@@ -577,13 +578,13 @@ class Client:
         """A transaction, to be used in a ``with`` block: committed at its end, undone when an exception leaves it.
 
         Args:
-          participants: what takes part beside the messages (``TransactionAware``), in the order in which they
-            are asked; messages always come last.
+          participants: take part beside the messages (``TransactionAware``), and are called in this order;
+            messages always come last.
           timeout_s: a whole number of seconds after which it is invalid; None: the daemon's default, 30.
-          type: ``"short"``, or ``"long"`` for what takes hours: it is not checked for conflicts as cheaply, and one
-            that fails leaves a trace in the list of invalid transactions.
-          client_id: who it is, for those who look at what is under way; None: this machine's name and the process.
-          buffer_bytes, buffer_messages: so much is kept here until the commit; what is more is stored with the daemon.
+          type: ``"short"``, or ``"long"`` for hours of work: its conflict check costs more, and a failed one stays on
+            the list of invalid transactions.
+          client_id: names the client in lists of transactions; None: this machine's name and the process.
+          buffer_bytes, buffer_messages: the client buffers so much until the commit, and stores more with the daemon.
         Raises:
           InvalidParameter: at once. The block raises as ``TransactionContext.start`` and ``finish`` do.
         """
@@ -609,22 +610,22 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         buffer_messages: int = DEFAULT_BUFFER_MESSAGES,
     ) -> T:
-        """What ``function(transaction)`` returns, once its transaction is committed.
+        """Runs ``function(transaction)`` in a transaction and returns its result after the commit.
 
-        After a conflict with another transaction it is undone and the function called again, in a new one, after a
-        pause that doubles and is shortened at random. It reads the same messages again: positions have not moved.
-        Nothing but a conflict is tried again.
+        After a conflict with another transaction it undoes this one, and calls the function again in a new one, after a
+        pause that doubles and is shortened at random. The function reads the same messages again, since positions have
+        not moved. Only a conflict is retried.
 
         Args:
-          retries: so many attempts after the first.
+          retries: attempts after the first.
         Raises:
-          TransactionConflict: every attempt met one. What the function raises, and what a transaction's block does.
+          TransactionConflict: every attempt met one. Any exception of the function, and those of a transaction's block.
         """
         attempts = Retries(retries, self._channel.random)
-        taking_part = list(participants)
+        members = list(participants)
         while True:
             context = self.transaction(
-                taking_part,
+                members,
                 timeout_s=timeout_s,
                 type=type,
                 client_id=client_id,
@@ -643,7 +644,7 @@ class Client:
     # --- topics ------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """A topic to work with; nothing is asked of the daemon. Raises InvalidName."""
+        """The topic's methods; sends no request. Raises InvalidName."""
         return Topic(self, name)
 
     def topics(self) -> list[str]:
@@ -653,15 +654,15 @@ class Client:
     def create_topic(
         self, name: str, *, ttl_s: int | None = None, if_not_exists: bool = False, **properties: Any
     ) -> Topic:
-        """Make a topic.
+        """Creates a topic.
 
         Args:
           ttl_s: seconds a message lives; None: the daemon's default, seven days.
-          if_not_exists: be content with a topic of equal properties; then a lost answer is asked for again.
-          properties: ``transactional``, ``deduplication``, ``max_bytes``, as the daemon knows them.
+          if_not_exists: accept an existing topic of equal properties; then a lost answer is retried.
+          properties: ``transactional``, ``deduplication``, ``max_bytes``, as the daemon names them.
         Raises:
           TopicExists, InvalidName, InvalidProperty: nothing happened.
-          ConnectionLost, DeadlineExceeded: unknown; look with ``topics``, or repeat with ``if_not_exists``.
+          ConnectionLost, DeadlineExceeded: unknown; check with ``topics``, or repeat with ``if_not_exists``.
         """
         given = calls.checked_properties(properties, ttl_s)
         call = calls.create_topic(self.namespace, name, given, if_not_exists=if_not_exists)
@@ -669,16 +670,16 @@ class Client:
         return Topic(self, name)
 
     def properties(self, topic: str) -> dict[str, str]:
-        """The topic's properties, its generation among them, every value a string. Raises TopicNotFound."""
+        """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return self._channel.call(calls.describe_topic(self.namespace, topic))
 
     def set_properties(self, topic: str, *, ttl_s: int | None = None, **properties: Any) -> None:
-        """Replace all properties; what is not given has its default again. Raises TopicNotFound, InvalidProperty."""
+        """Replaces all properties; those not given return to their defaults. Raises TopicNotFound, InvalidProperty."""
         given = calls.checked_properties(properties, ttl_s)
         self._channel.call(calls.set_properties(self.namespace, topic, given))
 
     def delete_topic(self, topic: str) -> None:
-        """The topic and its messages are gone for every reader.
+        """Deletes the topic and its messages for every reader.
 
         Raises:
           TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
@@ -686,14 +687,14 @@ class Client:
         self._channel.call(calls.delete_topic(self.namespace, topic))
 
     def undelete_topic(self, topic: str) -> None:
-        """Bring a deleted topic back. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
+        """Restores a deleted topic. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
         self._channel.call(calls.undelete_topic(self.namespace, topic))
 
     def stats(self, topic: str, *, reader: str | bytes | None = None) -> dict[str, Any]:
-        """Numbers of a topic as the daemon tells them (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
+        """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
 
         Args:
-          reader: an id: how much stands after it, as ``reader``.
+          reader: an id; the figures then include the messages after it, as ``reader``.
         Raises:
           TopicNotFound.
         """
@@ -703,10 +704,10 @@ class Client:
     def messages(
         self, topic: str, start: Start = OLDEST, *, until: Start = None, limit: int | None = None
     ) -> Sequence[Seen]:
-        """Look at messages, each with its state, without consuming them (``start <= id < until``).
+        """Lists messages, each with its state, without consuming them (``start <= id < until``).
 
         Args:
-          limit: at most so many, 100 if it is None, 1 000 at most.
+          limit: 1 000 at most; None: 100.
         Raises:
           TopicNotFound, InvalidParameter.
         """
@@ -715,31 +716,31 @@ class Client:
         return self._channel.call(calls.look(self.namespace, topic, since, end, limit))
 
     def position_of_last(self, topic: str, count: int) -> MessageId | None:
-        """The id after which the last ``count`` messages stand; None: start at the oldest. Raises TopicNotFound."""
+        """The id before the last ``count`` messages; None: start at the oldest. Raises TopicNotFound."""
         return self._channel.position_of_last(topic, count)
 
-    # --- readers that the daemon keeps -----------------------------------------------------------
+    # --- named readers -------------------------------------------------------------------------
 
     def readers(self, topic: str) -> list[dict[str, Any]]:
-        """All positions kept for a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
+        """All saved positions of a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
         return self._channel.call(calls.list_readers(self.namespace, topic))
 
     def reader(self, topic: str, name: str) -> dict[str, Any]:
-        """One of them. Raises NotFound (there is none of that name), TopicNotFound."""
+        """The saved position of one reader. Raises NotFound, TopicNotFound."""
         return self._channel.call(calls.show_reader(self.namespace, topic, name))
 
     def set_reader(self, topic: str, name: str, position: bytes | str) -> None:
-        """Put a position in place, whatever was there. Raises TopicNotFound, InvalidMessageId."""
+        """Sets a reader's position unconditionally. Raises TopicNotFound, InvalidMessageId."""
         call = calls.set_reader(self.namespace, topic, name, calls.checked_position(position))
         self._channel.call(call)
 
     def delete_reader(self, topic: str, name: str) -> None:
-        """Forget a position. Raises NotFound, TopicNotFound: nothing happened."""
+        """Deletes a reader's position. Raises NotFound, TopicNotFound: nothing happened."""
         self._channel.call(calls.delete_reader(self.namespace, topic, name))
 
 
 class Topic:
-    """A topic of a client. Every method is the client's of the same name, and raises what that raises."""
+    """A topic of a client. Every method calls the client's method of the same name, and raises the same errors."""
 
     def __init__(self, client: Client, name: str) -> None:
         topic_name(client.namespace, name)
@@ -829,15 +830,15 @@ class Namespaces:
         self._channel = channel
 
     def list(self) -> list[str]:
-        """The names of those with topics or properties, sorted."""
+        """The names of the namespaces with topics or properties, sorted."""
         return self._channel.call(calls.list_namespaces())
 
     def show(self, namespace: str | None = None) -> dict[str, Any]:
-        """Its ``properties``, and what they come to; None: the client's own. Raises InvalidName."""
+        """Its ``properties`` and their effective values; None: the client's own namespace. Raises InvalidName."""
         return self._channel.call(calls.show_namespace(self._named(namespace)))
 
     def set(self, namespace: str | None = None, /, **properties: Any) -> dict[str, Any]:
-        """Replace all its properties (``deduplication``), in force at once. Raises InvalidProperty, InvalidName."""
+        """Replaces all its properties (``deduplication``), effective at once. Raises InvalidProperty, InvalidName."""
         call = calls.set_namespace(self._named(namespace), properties)
         return self._channel.call(call)
 

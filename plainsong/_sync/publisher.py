@@ -13,7 +13,7 @@ from plainsong import calls
 from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
 from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import Batch, Gathering, Lost, Tally, bug_of, tell_of_drops
+from plainsong.gathering import Batch, Gathering, Lost, Tally, client_bug, report_drops
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
@@ -32,44 +32,44 @@ W = TypeVar("W")
 P = TypeVar("P", covariant=True)
 G = TypeVar("G")
 
-#: A worker without work leaves after this; the next message starts another.
+#: An idle worker ends after this; the next message starts another.
 IDLE_S = 10.0
 
 
 class Queue(Protocol[P, G]):
-    """What a sender empties; called with its lock. ``P`` is a piece of work, ``G`` what was given up."""
+    """What a sender empties; called with its lock. ``P`` is a piece of work, ``G`` given-up messages."""
 
     flushing: bool
 
     @property
     def pending(self) -> int:
-        """What is not settled yet, and what is under way."""
+        """The number of messages not settled yet, including those under way."""
         ...
 
     def work(self, now_s: float) -> tuple[P | None, list[G]]:
-        """The next piece of work, and what has waited too long."""
+        """The next piece of work, and overdue messages."""
         ...
 
     def next_s(self) -> float | None:
-        """When there will be some by itself."""
+        """When ``work`` next returns something without another message; None: never."""
         ...
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether there is something to look after while a piece of work is being delivered."""
+        """Whether to wake a second worker while the first delivers."""
         ...
 
     def clear(self) -> list[G]:
-        """Give up everything that is not under way."""
+        """Gives up all messages that are not under way."""
         ...
 
 
 class Sender(Generic[W, G]):
-    """Takes work from a queue, delivers it, and waits for more, with as many workers as there is work for.
+    """Delivers the work of a queue, with as many workers as it has work for.
 
     Args:
-      deliver: brings one piece of work to its end, and raises nothing.
-      give_up: tells of what was given up; called without the lock.
-      workers: so many at most.
+      deliver: delivers and settles one piece of work; raises nothing.
+      give_up: settles given-up messages; called without the lock.
+      workers: the maximum.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Sender(Generic[W, G]):
         workers: int,
     ) -> None:
         self.lock = Lock()
-        #: Notified when something is settled, and at the end: of those who wait for room, or for the queue to be empty.
+        #: Notified when work is settled and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
         self.workers = Workers(name)
@@ -95,12 +95,12 @@ class Sender(Generic[W, G]):
         self._stopping = False
 
     def open(self) -> None:
-        """From now on there are workers."""
+        """Opens the worker group."""
         self.workers.open()
         self.closed = False
 
-    def call(self) -> None:
-        """Wake a worker, or start one. With the lock."""
+    def wake_worker(self) -> None:
+        """Wakes an idle worker, or starts one. The caller holds the lock."""
         if self._idle:
             self._work.notify()
         elif self._count < self._most:
@@ -119,7 +119,7 @@ class Sender(Generic[W, G]):
                 return
 
     def _next(self) -> tuple[W | None, list[G]]:
-        """The next piece of work and what is overdue; neither: it is time to leave. With the lock."""
+        """Waits for work or overdue messages; neither: the worker must end. The caller holds the lock."""
         queue = self._queue
         while True:
             now_s = now()
@@ -128,7 +128,7 @@ class Sender(Generic[W, G]):
                 self.room.notify_all()
             if work is not None or given_up:
                 if queue.wants_another(now_s):
-                    self.call()
+                    self.wake_worker()
                 return work, given_up
             until_s = queue.next_s()
             called = False
@@ -143,12 +143,12 @@ class Sender(Generic[W, G]):
                 return None, []
 
     def settled(self) -> list[G]:
-        """A piece of work has come to its end. What is given up now, when it is too late for more. With the lock."""
+        """A piece of work was settled. Returns messages given up because the sender stops. The caller holds the lock."""
         self.room.notify_all()
         return self._queue.clear() if self._stopping else []
 
     def flush(self, timeout_s: float | None) -> int:
-        """Wait until the queue is empty, without lingering. How much is left."""
+        """Waits until the queue is empty, without lingering. Returns the number of messages left."""
         with self.lock:
             self._drain(timeout_s)
             return self._queue.pending
@@ -157,14 +157,14 @@ class Sender(Generic[W, G]):
         queue = self._queue
         queue.flushing = True
         if queue.pending:
-            self.call()
+            self.wake_worker()
         try:
             self.room.wait_for(lambda: not queue.pending, timeout_s)
         finally:
             queue.flushing = self.closed
 
     def close(self, timeout_s: float | None) -> int | None:
-        """Flush, then give up what is left after ``timeout_s``. How much is under way even so; None: closed before."""
+        """Flushes, then gives up messages left after ``timeout_s``. Returns how many are still under way; None: closed before."""
         with self.lock:
             if self._stopping:
                 return None
@@ -181,11 +181,11 @@ class Sender(Generic[W, G]):
         return under_way
 
     def stop(self) -> None:
-        """Take nothing more, and start no worker."""
+        """Takes no more messages and starts no worker."""
         self.closed = self._stopping = True
 
     def abandon(self) -> int:
-        """Give up what waits, at once. How much is under way."""
+        """Gives up waiting messages at once. Returns how many are under way."""
         with self.lock:
             self.stop()
             given_up = self._queue.clear()
@@ -200,7 +200,7 @@ class Sender(Generic[W, G]):
         exit_timeout_s: float,
         warn: Callable[[str], object],
     ) -> None:
-        """The block ends. Raises NotSent, unless an error left it: then that is told to ``warn``."""
+        """Ends the block. Raises NotSent; after an exception in the block, calls ``warn`` instead."""
         unsent: NotSent | None = None
         under_way = 0
         try:
@@ -221,10 +221,10 @@ class Sender(Generic[W, G]):
 class Publisher:
     """A buffer and the threads that empty it; made by ``Client.publisher``, which explains the options.
 
-    Thread-safe. The order of calls of ``send`` is the order in the topic, for each topic, whatever is retried
-    (calls from several threads are ordered as they get the lock). In a forked child it starts afresh: empty,
-    with threads and connections of its own; what was waiting belongs to the parent, and its futures say so.
-    When the interpreter exits, it is closed with a limit of ``exit_timeout_s``, and what was not sent is logged.
+    Thread-safe. The order of ``send`` calls is the order in each topic, also across retries; a lock orders calls of
+    several threads. In a forked child it starts afresh: empty, with its own threads and connections; the parent sends
+    the waiting messages, and their futures in the child say so. The exit of the interpreter closes it within
+    ``exit_timeout_s``, and logs unsent messages.
     """
 
     def __init__(
@@ -276,11 +276,11 @@ class Publisher:
     # --- sending -------------------------------------------------------------------------------
 
     def send(self, message: Any, *, topic: str | None = None) -> Sent:
-        """Hand over a message, and get its future; waits only when the buffer is full and ``overflow="wait"``.
+        """Takes a message and returns its future. Waits only when the buffer is full and ``overflow="wait"``.
 
         Args:
-          message: what the serializer takes (bytes, if there is none), or an ``Outgoing`` around it.
-          topic: where it goes; may be left out when the publisher was made for one.
+          message: an input of the serializer (bytes, without one), or an ``Outgoing``.
+          topic: optional if the publisher has a topic.
         Raises:
           NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
         """
@@ -291,57 +291,57 @@ class Publisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
-        sent = Sent(self._settling)
+        future = Sent(self._settling)
         queue = self._queue
         with self._lock:
             if self._sender.closed:
                 raise Closed("the publisher is closed", hint=BLOCK_HINT)
-            lane = queue.put(name, payload, ttl_s, sent, now(), attributes)
+            lane = queue.put(name, payload, ttl_s, future, now(), attributes)
             if lane is None and self._overflow == "wait":
-                lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, sent)
+                lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
             if lane is not None and queue.wants_sender(lane):
-                self._sender.call()
+                self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, sent)
-        return sent
+            self._without_room(name, payload, future)
+        return future
 
     def _put_when_there_is_room(
-        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, sent: Sent
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
     ) -> Lane[Sent] | None:
-        """None: there will never be. With the lock."""
+        """None: the message is larger than the buffer. The caller holds the lock."""
         while self._queue.fits(payload):
             self._sender.room.wait()
             if self._sender.closed:
                 raise Closed("the publisher was closed while this message waited for room")
-            lane = self._queue.put(topic, payload, ttl_s, sent, now(), attributes)
+            lane = self._queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is not None:
                 return lane
         return None
 
-    def _without_room(self, topic: str, payload: bytes, sent: Sent) -> None:
+    def _without_room(self, topic: str, payload: bytes, future: Sent) -> None:
         full = self._queue.full(payload)
         if self._overflow != "drop":
             raise full
         dropped = MessageDropped(full.detail, hint=full.hint)
-        settle(self._settling, [sent], dropped)
+        settle(self._settling, [future], dropped)
         self._tally.dropped(1)
-        tell_of_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
+        report_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
 
     # --- the end -------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until the buffer is empty, without lingering.
+        """Waits until the buffer is empty, without lingering.
 
         Raises:
-          NotSent: something is still waiting after ``timeout_s`` (None: no limit), or failed since the last
-            flush and nobody asked its future. Nothing is given up by it. Never in best effort.
+          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last
+            flush without a caller retrieving it. The flush gives up nothing. Never in best effort.
         """
         left = self._sender.flush(timeout_s)
         if self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(left)
+            self._tally.raise_if_unretrieved(left)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then give up what is left after ``timeout_s``. Idempotent.
+        """Flushes, then gives up messages left after ``timeout_s``. Idempotent.
 
         Args:
           timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
@@ -353,7 +353,7 @@ class Publisher:
             timeout_s = self.exit_timeout_s
         under_way = self._sender.close(timeout_s)
         if under_way is not None and self._bounds.mode == "reliable":
-            self._tally.raise_if_unheard(0, under_way)
+            self._tally.raise_if_unretrieved(0, under_way)
 
     @property
     def counts(self) -> Counts:
@@ -381,7 +381,7 @@ class Publisher:
             left += self._sender.settled()
         if receipt is not None:
             self._tally.delivered(len(batch.items))
-            settle(self._settling, [item.sent for item in batch.items], receipt)
+            settle(self._settling, [item.future for item in batch.items], receipt)
         self._give_up(left)
 
     def _attempt(self, batch: Batch[Sent]) -> tuple[Receipt | None, PlainsongError | None]:
@@ -390,34 +390,34 @@ class Publisher:
             return self._channel.attempt(call, self._queue.left_s(batch, now()))
         except PlainsongError as error:
             return None, error
-        except Exception as bug:  # would leave what waits waiting for ever
+        except Exception as bug:  # an escaped exception would leave the futures pending forever
             log.exception("a request could not be made")
-            return None, bug_of(bug)
+            return None, client_bug(bug)
 
     def _give_up(self, given_up: list[Lost[Sent]]) -> None:
-        """Tell those who wait, the tally and ``on_drop``; without the lock."""
+        """Settles the futures, counts, and calls ``on_drop``; without the lock."""
         for lost in given_up:
-            sents = [item.sent for item in lost.items]
-            settle(self._settling, sents, lost.error)
+            futures = [item.future for item in lost.items]
+            settle(self._settling, futures, lost.error)
             if self._bounds.mode == "reliable":
-                self._tally.failed(sents, lost.error)
+                self._tally.failed(futures, lost.error)
                 continue
             self._tally.dropped(len(lost.items))
-            tell_of_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
+            report_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     def _after_fork(self) -> None:
-        """In a child: begin anew, and tell those who wait whose the messages are."""
-        waiting = list(self._queue.sents())
+        """Starts afresh in a child, and fails the futures of the parent's messages."""
+        waiting = list(self._queue.futures())
         self._settling.renew()
         self._start_afresh()
         self._open()
-        told = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, told)
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
 
     def _at_exit(self) -> None:
-        """The interpreter leaves: send what can be sent in time, and say what cannot."""
+        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
         try:
             self.close(self.exit_timeout_s)
         except NotSent as error:

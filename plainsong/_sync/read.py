@@ -1,10 +1,9 @@
 # Written by scripts/unasync.py from plainsong/_async/read.py: change that, and run it (make sync).
-"""Reading topics from end to end: where each stands, which to ask next, when to wait, and what to save.
+"""Readers: the position in each topic, the topic to poll next, when to wait, and when to save.
 
-A topic that has more is polled by itself, in frames; topics take turns. When all are at their end and the
-reader follows, one poll waits for all of them. A page is handed out whole, and the position of its messages
-moves only when the loop says that it is done with them. Inside a transaction the polls see its snapshot, the
-position is kept with its end, and reading ends by itself while there is time left for the commit.
+Topics that have more messages are polled one by one, in turn. When all are at their end and the reader follows, one poll
+waits for all of them. A position moves only past messages that the loop has finished. Inside a transaction the polls read
+its snapshot, its end saves the position, and reading stops early enough to leave time for the commit.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ T = TypeVar("T")
 
 log = logging.getLogger("plainsong.reader")
 
-#: How long a save may take when the block is left by an error or cancelled.
+#: How long a save may take when an exception or a cancellation leaves the block.
 _LAST_SAVE_S = 5.0
 #: How long one poll waits for something new.
 WAIT_MS = 30_000
 
 
-#: How often a pattern is compared with the topics there are.
+#: How often a pattern is matched against the existing topics.
 REFRESH_S = 10.0
 
 
@@ -67,7 +66,7 @@ MAX_TOPICS = 1_000
 
 
 class BlockingChannel:
-    """The daemon as positions reach it: each call waits for its answer, in the thread it is made in."""
+    """The daemon for positions: each call blocks its thread until the answer."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -80,10 +79,10 @@ class BlockingChannel:
 
 
 class Reading:
-    """Where a reader is in each of its topics, and what its loop is done with.
+    """A reader's place in each topic, and the messages its loop has finished.
 
     Args:
-      transaction: the one it is part of, asked for each time, since a checkpoint changes it.
+      transaction: returns the surrounding transaction, which a checkpoint replaces.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Reading:
         for topic in plan.topics:
             if not WILD & set(topic):
                 topic_name(channel.namespace, topic)
-        # Whoever follows waits for a daemon that is away; whoever leaves does not.
+        # A following reader waits for an unreachable daemon without a deadline; its last save does not.
         waits = plan.follow and transaction is None
         self._channel = channel.without_end() if waits else channel
         self._bounded = channel
@@ -106,7 +105,7 @@ class Reading:
         self.keeps_position = position is not None
         self.is_inside = transaction is not None
         self.closed = False
-        #: The message that the loop has been given and is not done with yet.
+        #: The message that the loop has and has not finished.
         self.at_hand: Message | None = None
         self._done: dict[str, bytes] = {}
         self._done_messages = 0
@@ -124,7 +123,7 @@ class Reading:
         """The next messages; None at the end.
 
         Raises:
-          PlainsongError: nothing happens by reading; what was not handed out comes again.
+          PlainsongError: messages not yet returned will be read again.
         """
         if not self._begun:
             self._begin()
@@ -133,11 +132,11 @@ class Reading:
             if track is None and not self._plan.follow:
                 return None
             try:
-                messages = self._asked(track)
+                messages = self._fetch(track)
                 self._answered_s = self._channel.now()
             except TransactionsUnavailable as error:
                 messages = []
-                self._outlast(error)
+                self._wait_for_service(error)
             if messages:
                 if self._left is not None:
                     messages = messages[: self._left]
@@ -145,15 +144,15 @@ class Reading:
                 return messages
         return None
 
-    def _asked(self, track: Track | None) -> Sequence[Message]:
-        """What one topic has, or what comes after all of them are at their end."""
+    def _fetch(self, track: Track | None) -> Sequence[Message]:
+        """Polls one topic, or waits for new messages when all topics are at their end."""
         if track is not None:
             return self._poll(track, wait_ms=0)
         self.save(patiently=True)
         return self._wait()
 
-    def _outlast(self, error: TransactionsUnavailable) -> None:
-        """Who follows outlasts a service that is being loaded again, but not one that was never there."""
+    def _wait_for_service(self, error: TransactionsUnavailable) -> None:
+        """Pauses while the service restarts. Raises ``error`` if the reader does not follow, or the service stays away."""
         now_s = self._channel.now()
         if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
             raise error
@@ -168,7 +167,7 @@ class Reading:
         self._begun = True
 
     def _matching(self) -> list[str]:
-        """The topics that are meant, now."""
+        """The topics that the names and patterns match now."""
         patterns = self._plan.patterns
         names = [topic for topic in self._plan.topics if topic not in patterns]
         if patterns:
@@ -177,7 +176,7 @@ class Reading:
         return list(dict.fromkeys(names))
 
     def _add(self, names: list[str], start: Start) -> None:
-        """Take topics in, at their saved positions or at ``start``, which is kept for those that have none."""
+        """Adds topics at their saved positions, or at ``start``, which is then saved."""
         channel, position = self._channel, self._position
         daemon = BlockingChannel(channel)
         saved = {} if position is None else run_blocking(position.load, daemon, names)
@@ -186,7 +185,7 @@ class Reading:
             at: bytes | int | None = saved.get(name)
             if at is None:
                 at = channel.resolve(name, start)
-                # A start that moves with the clock or the topic would skip after a crash.
+                # Unsaved, a start that moves with the clock or the topic would skip messages after a crash.
                 if (
                     at is not None
                     and (bound := at if isinstance(at, bytes) else ids.before(ids.bound_at(at))) is not None
@@ -199,7 +198,7 @@ class Reading:
             run_blocking(position.save, daemon, first)
 
     def _next_track(self) -> Track | None:
-        """Another one each time, of those that have more."""
+        """The next topic in turn that has more messages."""
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             if not self._turns[-1].at_end:
@@ -239,7 +238,7 @@ class Reading:
     # --- waiting -------------------------------------------------------------------------------
 
     def _wait(self) -> Sequence[Message]:
-        """What comes next, from any topic; nothing when the time is over. Then all are asked again."""
+        """Waits for new messages of any topic; empty after the wait."""
         if self._plan.patterns:
             self._refresh()
         if not self._turns:
@@ -252,13 +251,13 @@ class Reading:
         return self._wait_for_many()
 
     def _wait_inside(self, transaction: Transaction) -> Sequence[Message]:
-        """A snapshot shows little that is new: topics take turns, with short waits where there are several."""
+        """Waits inside a transaction, whose snapshot shows little that is new: several topics take turns with short waits."""
         left_ms = min(WAIT_MS if len(self._turns) == 1 else TURN_MS, int(transaction.reading_s * 1000))
         self._turns.rotate(-1)
         track = self._turns[-1]
         messages = self._poll(track, left_ms)
         if not messages and track.held is not None:
-            self._channel.sleep(left_ms / 1000)  # what is held stays held in this snapshot, so nobody waited for it
+            self._channel.sleep(left_ms / 1000)  # a blocked poll returns at once, and stays blocked in this snapshot
         return messages
 
     def _wait_for_many(self) -> Sequence[Message]:
@@ -300,22 +299,22 @@ class Reading:
         self._refresh_s = now_s + REFRESH_S
         known = {track.origin.topic for track in self._turns}
         new = [name for name in (self._matching()) if name not in known]
-        # They were created since: all of them is new.
+        # They are newer than the last refresh, so all their messages are new.
         self._add(new, None)
 
     def is_time_up(self) -> bool:
-        """Whether it is part of a transaction 90 % of whose time are over."""
+        """Whether 90 % of the surrounding transaction's time are over."""
         return self._transaction is not None and self._transaction().reading_s <= 0
 
     @property
     def held(self) -> dict[str, Held]:
-        """Who holds up which topic, as of the last poll of each."""
+        """The blocking transaction of each blocked topic, as of its last poll."""
         return {track.origin.topic: track.held for track in self._turns if track.held is not None}
 
-    # --- what the loop is done with --------------------------------------------------------------
+    # --- finished messages ----------------------------------------------------------------------
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
-        """The loop is done with it, and all before it; whether it is time to save."""
+        """Marks it as finished; whether it is time to save."""
         message, self.at_hand = self.at_hand, None
         if message is None:
             return False
@@ -326,30 +325,30 @@ class Reading:
         return self._saved_s is not None and now_s - self._saved_s >= self._plan.save_interval_s
 
     def save(self, *, patiently: bool = False) -> None:
-        """Keep what the loop is done with; inside a transaction that is for its end (``settle``).
+        """Saves the position of the finished messages; a no-op inside a transaction, whose end saves (``settle``).
 
         Args:
-          patiently: wait for a daemon that is away, if the reader follows.
+          patiently: wait for an unreachable daemon, if the reader follows.
         Raises:
-          PositionNotSaved, PositionChanged, DeadlineExceeded: what was read since the last save will come again.
+          PositionNotSaved, PositionChanged, DeadlineExceeded: messages since the last save will be delivered again.
         """
         if self._transaction is None:
             self._save(patiently=patiently)
 
     @property
     def transactional(self) -> bool:
-        """Whether the position is kept by what the transaction's participants commit."""
+        """Whether the transaction's participants commit the position."""
         return bool(getattr(self._position, "transactional", False))
 
-    def save_what_was_left(self) -> None:
-        """The loop was left: keep what it was done with before, and be quiet, since nobody hears of an error."""
+    def save_or_log(self) -> None:
+        """Saves after the loop was left; logs an error, which no caller would get."""
         try:
             self.save()
         except PlainsongError as error:
             log.warning("a reader's position was not saved: %s", error.detail)
 
     def settle(self) -> None:
-        """The transaction ends: keep what the loop is done with. Raises as ``save`` does."""
+        """Saves at the end of the transaction. Raises as ``save`` does."""
         self._save(patiently=False)
 
     def _save(self, *, patiently: bool) -> None:
@@ -368,7 +367,7 @@ class Reading:
 class ReadingBlock(Protocol):
     """The transaction that a reading is part of."""
 
-    def _needed(self, what: str) -> Transaction: ...
+    def _require(self, what: str) -> Transaction: ...
 
     def _enlist(self, reader: Reading) -> None: ...
 
@@ -377,14 +376,14 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
     """A reading, part of a transaction if there is one.
 
     Raises:
-      NoTransaction: it has ended. InvalidParameter: an isolation is asked for beside its snapshot.
+      NoTransaction: it has ended. InvalidParameter: the plan has an isolation beside its snapshot.
     """
     if context is None:
         return Reading(channel, plan, position)
     if plan.isolation is not None:
         raise InvalidParameter("a transaction reads its own snapshot", hint="leave isolation out, or say direct=True")
-    context._needed("reading")
-    reading = Reading(channel, plan, position, lambda: context._needed("reading"))
+    context._require("reading")
+    reading = Reading(channel, plan, position, lambda: context._require("reading"))
     context._enlist(reading)
     return reading
 
@@ -392,10 +391,9 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
 class Reader:
     """The messages of one or several topics, in order; made by ``Client.read``, which explains the options.
 
-    Iterate over it once. With a position, the loop is done with a message when it asks for the next one; when
-    the loop is left by ``break``, ``return`` or an exception, the message at hand does not count as done,
-    and comes again. In a ``with`` block that ends without an exception it does count: ``with`` says that the
-    work on it is finished. Not thread-safe: one thread at a time.
+    Iterate over it once. With a position, a message is finished when the loop asks for the next one. If ``break``,
+    ``return`` or an exception leaves the loop, the message at hand is not finished, and is delivered again; the normal
+    end of a ``with`` block does finish it. Not thread-safe: one thread at a time.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -410,25 +408,25 @@ class Reader:
 
     @property
     def held(self) -> dict[str, Held]:
-        """Who holds up which topic, as of its last poll; only with committed messages, or in a transaction."""
+        """The blocking transaction of each blocked topic, as of its last poll; only for committed or transactional reads."""
         return self._reading.held
 
     @property
     def is_time_up(self) -> bool:
-        """Whether it ends, or ended, because 90 % of its transaction's time are over."""
+        """Whether reading ends because 90 % of its transaction's time are over."""
         return self._reading.is_time_up()
 
     def save(self) -> None:
-        """Count the message at hand as done, and save now (in a transaction: with its end).
+        """Finishes the message at hand and saves now (in a transaction: at its end).
 
         Raises:
-          PositionNotSaved, PositionChanged: what was read since the last save will come again.
+          PositionNotSaved, PositionChanged: messages since the last save will be delivered again.
         """
         self._reading.done_with_message_at_hand(now())
         self._reading.save()
 
     def close(self) -> None:
-        """Save what the loop is done with, and end. Idempotent. Raises as ``save`` does."""
+        """Saves the position of the finished messages, and ends. Idempotent. Raises as ``save`` does."""
         if not self._reading.closed:
             self._reading.closed = True
             self._messages.close()

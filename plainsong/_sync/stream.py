@@ -1,5 +1,5 @@
 # Written by scripts/unasync.py from plainsong/_async/stream.py: change that, and run it (make sync).
-"""A stream of publishes: each call waits only for room, and gives what stands for the answer."""
+"""A publish stream: each call waits only for room, and returns a ticket for the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongEr
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
 from plainsong.streaming import Streaming
-from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, lost_by
+from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, connection_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.stream")
 
-#: At least so long a daemon has to say that it closes too, whatever the caller's limit.
-GOODBYE_S = 0.1
+#: The least time a daemon has to answer the close frame, whatever the caller's limit.
+CLOSE_S = 0.1
 
 
 class Stream:
     """One WebSocket to a topic; made by ``Client.stream``, which explains the options.
 
-    Thread-safe. The order of calls is the order in the topic. Ends with its connection: what was not answered then
-    is unknown, unless the daemon closed in good order, and nothing is sent again. A forked child must open its own.
+    Thread-safe. The order of calls is the order in the topic. The stream ends with its connection and sends nothing
+    again: requests without an answer are unknown, unless the daemon closed in good order. A forked child must open
+    its own.
     """
 
     def __init__(self, channel: Channel, topic: str, *, max_pending_bytes: int, serializer: SerializerLike) -> None:
@@ -54,8 +55,8 @@ class Stream:
         self._tally: Tally[Ticket] = Tally()
         self._settling = Settling()
         self._sending = SendLock()
-        #: Pongs and the answer to a close, until they are sent by whoever has ``_sending``: the task that takes answers
-        #: does not wait for it, since the daemon may wait for its answers to be taken before it takes more requests.
+        #: Pongs and the answer to a close frame, sent by the holder of ``_sending``. The receiver never waits for that
+        #: lock: the daemon may not read on before its answers are received.
         self._replies: deque[bytes] = deque()
         self._closing = False
         self._broken: PlainsongError | None = None
@@ -74,18 +75,18 @@ class Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        unheard: NotSent | None = None
+        unreported: NotSent | None = None
         try:
             if kind is None or not ERRORS_END_STREAMS:
                 self.close()
         except NotSent as not_sent:
-            unheard = not_sent
+            unreported = not_sent
         finally:
             self._sender.workers.close(self._abandon)
-        if unheard is not None:
+        if unreported is not None:
             if kind is None:
-                raise unheard
-            log.warning("a block with a stream was left by an error: %s", unheard.detail)
+                raise unreported
+            log.warning("a block with a stream was left by an error: %s", unreported.detail)
 
     def __repr__(self) -> str:
         return f"<Stream to {self._topic}: {len(self._queue)} without an answer>"
@@ -93,7 +94,7 @@ class Stream:
     # --- the connection ------------------------------------------------------------------------
 
     def _connected(self) -> tuple[Connection, Frames]:
-        """To the first daemon that can be reached."""
+        """Connects to the first reachable daemon."""
         places, part = self._channel.places, owned_part(self._path)
         left = len(places.urls)
         while True:
@@ -101,16 +102,16 @@ class Stream:
             try:
                 connection, frames, headers = self._connected_to(url, part)
             except PlainsongError as error:
-                goes_back = places.heard(part, url, Failure("connect", error.detail), error)
-                left -= not goes_back
-                if not left or not (goes_back or is_elsewhere(error)):
+                owner_failed = places.note_answer(part, url, Failure("connect", error.detail), error)
+                left -= not owner_failed
+                if not left or not (owner_failed or is_elsewhere(error)):
                     raise
             else:
-                places.told(part, url, headers)
+                places.remember_owner(part, url, headers)
                 return connection, frames
 
     def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
-        """A WebSocket at a daemon, its handshake done in time.
+        """Opens a WebSocket, handshake included, within the connect timeout.
 
         Raises:
           ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
@@ -142,7 +143,7 @@ class Stream:
         return connection, Frames(handshake), headers
 
     def _deliver(self, message: bytes) -> None:
-        """A message of requests leaves."""
+        """Sends a WebSocket message of requests."""
         limit_s = self._channel.settings.request_timeout_s
         try:
             self._sending.acquire()
@@ -152,13 +153,13 @@ class Stream:
                 self._sending.release()
             self._send_replies()
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            # The daemon may have said why: that is for who receives. What has not left stays here.
+            # The receiver may still read the daemon's reason. Unsent requests stay in the queue.
             with self._lock:
                 self._queue.halted = True
-                self._broken = self._broken or lost_by(error)
+                self._broken = self._broken or connection_lost(error)
 
     def _send_replies(self) -> None:
-        """Send the replies that wait; if something else is being sent, they follow it. Raises BROKEN_STREAM."""
+        """Sends the queued replies, unless a send is under way: then its sender sends them next. Raises BROKEN_STREAM."""
         while self._replies and self._sending.acquire_nowait():
             try:
                 while self._replies:
@@ -167,21 +168,21 @@ class Stream:
                 self._sending.release()
 
     def _receive(self) -> None:
-        """Take answers, until the connection is over."""
+        """Receives answers until the connection ends."""
         error: PlainsongError = ConnectionLost("the stream was left")
-        said = False
+        orderly = False
         try:
-            error, said = self._received()
+            error, orderly = self._received()
         finally:
-            self._end(error, said=said)
+            self._end(error, orderly=orderly)
 
     def _received(self) -> tuple[PlainsongError, bool]:
-        """Why the connection is over, and whether the daemon said so."""
+        """Receives answers; returns why the connection ended, and whether the daemon closed it in good order."""
         answer_s = self._channel.settings.request_timeout_s
         look_s, before = now() + answer_s, self._unanswered_after()
         try:
             while True:
-                for message, reply in self._frames.events():  # first what came with the handshake
+                for message, reply in self._frames.events():  # frames may have come with the handshake
                     if message is not None:
                         self._take_answers(message)
                     else:
@@ -204,24 +205,24 @@ class Stream:
             broken.__cause__ = error
             return broken, False
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            return self._frames.closed or (self._broken or lost_by(error), False)
+            return self._frames.closed or (self._broken or connection_lost(error), False)
 
     def _take_answers(self, message: bytes) -> None:
         with self._lock:
             wrong = self._queue.take_answers(message)
             self._sender.room.notify_all()
-        self._settling.tell_all()
+        self._settling.wake_all()
         if wrong:
             self._tally.failed(wrong, PlainsongError())
 
     def _unanswered_after(self) -> int | None:
-        """How many were answered so far, if some that have left are not."""
+        """The number of answers so far, if sent requests still wait for one; else None."""
         return self._queue.answered if self._queue.sent else None
 
-    def _end(self, error: PlainsongError, *, said: bool) -> None:
-        """The connection is over."""
+    def _end(self, error: PlainsongError, *, orderly: bool) -> None:
+        """Fails all open requests and closes the connection."""
         with self._lock:
-            lost = self._queue.end(error, said=said)
+            lost = self._queue.end(error, orderly=orderly)
             self._sender.room.notify_all()
         self._lose(lost)
         self._connection.close()
@@ -229,25 +230,25 @@ class Stream:
     def _lose(self, lost: list[Ticket]) -> None:
         if lost:
             self._tally.failed(lost, OutcomeUnknown())
-        self._settling.tell_all()
+        self._settling.wake_all()
 
     def _abandon(self) -> int:
-        """The block was left by an error: nothing is waited for."""
+        """Ends without waiting: an exception left the block."""
         with self._lock:
             self._closing = True
             self._sender.stop()
-            lost = self._queue.end(ConnectionLost("the stream was left"), said=False)
+            lost = self._queue.end(ConnectionLost("the stream was left"), orderly=False)
         self._lose(lost)
         return 0
 
     # --- sending -------------------------------------------------------------------------------
 
     def publish(self, messages: Any, *, ttl_s: int | None = None) -> Ticket:
-        """Hand over a request, and get what stands for its answer; waits only while the buffer is full.
+        """Takes a request and returns its ticket; waits only while the buffer is full.
 
         Args:
           messages: one, or a list of several, which are one request; as for ``Client.publish``.
-          ttl_s: seconds they live, if that is shorter than the topic's ttl.
+          ttl_s: seconds they live, if shorter than the topic's ttl.
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
@@ -262,11 +263,11 @@ class Stream:
             if not queue.put_single(messages, ticket):
                 self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
             if queue.unsent == 1:
-                self._sender.call()
+                self._sender.wake_worker()
         return ticket
 
     def send(self, request: PublishRequest) -> Ticket:
-        """Hand over a request with any of a publish's fields; as ``publish``."""
+        """As ``publish``, for a request with any of its fields."""
         ticket = Ticket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:
@@ -275,11 +276,11 @@ class Stream:
             if not queue.put(request, ticket):
                 self._put_when_there_is_room(lambda: queue.put(request, ticket))
             if queue.unsent == 1:
-                self._sender.call()
+                self._sender.wake_worker()
         return ticket
 
     def _put_when_there_is_room(self, put: Callable[[], bool]) -> None:
-        """With the lock."""
+        """The caller holds the lock."""
         while True:
             self._sender.room.wait()
             if self._closing:
@@ -290,19 +291,19 @@ class Stream:
     # --- the end -------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is answered.
+        """Waits until every request is answered.
 
         Raises:
-          NotSent: something is not answered after ``timeout_s``, or failed since the last flush and nobody asked its
-            ticket. Nothing is given up by it.
+          NotSent: a request is not answered after ``timeout_s``, or failed since the last flush without a caller
+            retrieving it. The flush gives up nothing.
         """
         with self._lock:
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             waiting = len(self._queue)
-        self._tally.raise_if_unheard(0, waiting)
+        self._tally.raise_if_unretrieved(0, waiting)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then close; what is not answered after ``timeout_s`` is given up. Idempotent. Raises as ``flush``."""
+        """Flushes, then closes; gives up requests without an answer after ``timeout_s``. Idempotent. Raises as ``flush``."""
         until_s = inf if timeout_s is None else now() + timeout_s
         with self._lock:
             self._closing = True
@@ -310,13 +311,13 @@ class Stream:
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             is_over = self._queue.ended is not None
         if not is_over:
-            self._say_goodbye(min(self.exit_timeout_s, max(GOODBYE_S, until_s - now())))
-        self._end(OutcomeUnknown("the stream was closed before the answer came"), said=False)
+            self._close_in_order(min(self.exit_timeout_s, max(CLOSE_S, until_s - now())))
+        self._end(OutcomeUnknown("the stream was closed before the answer came"), orderly=False)
         self._sender.close(0)
-        self._tally.raise_if_unheard(0)
+        self._tally.raise_if_unretrieved(0)
 
-    def _say_goodbye(self, limit_s: float) -> None:
-        """Close the WebSocket in good order, if the daemon still reads."""
+    def _close_in_order(self, limit_s: float) -> None:
+        """Sends a close frame and waits for the daemon's, ``limit_s`` at most."""
         until_s = now() + limit_s
         if not self._sending.acquire(limit_s):
             return
@@ -325,24 +326,24 @@ class Stream:
                 self._connection.send(self._frames.close(), max(0.0, until_s - now()))
             finally:
                 self._sending.release()
-            with self._lock:  # the daemon says it too
+            with self._lock:  # wait for the daemon's close frame
                 self._sender.room.wait_for(lambda: self._queue.ended is not None, max(0.0, until_s - now()))
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
             log.debug("a stream was over before it was closed: %s", error)
 
-    # --- forks and exits, which hooks of the client for threads tell of --------------------------
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     def _after_fork(self) -> None:
-        """In a child: the connection is the parent's."""
+        """Ends it in a child: the parent keeps the connection."""
         self._connection.forget()
         self._settling.renew()
         self._make_sender()
         self._sender.stop()
         self._closing = True
-        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), said=False)
+        self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), orderly=False)
 
     def _at_exit(self) -> None:
-        """The interpreter leaves: wait a moment for what has been handed over."""
+        """Waits up to ``exit_timeout_s`` for the open requests."""
         try:
             self.close(self.exit_timeout_s)
         except NotSent as error:

@@ -1,15 +1,15 @@
 # Written by scripts/unasync.py from plainsong/_async/transaction.py: change that, and run it (make sync).
-"""A transaction of the client: who takes part, in which order it goes, and what is done when something fails.
+"""The client's transaction coordinator: its participants, the order of their steps, and the handling of failures.
 
     begin → start_tx on each │ … the work … │ tx_changes → prepare → commit_tx on each → commit → post_tx_commit
 
-A failure before the decision undoes: ``rollback_tx`` on every member, then the service is told ``abort`` when all
-said True, else ``invalidate``; what failed first is raised, what failed after it is told in its notes. A failure
-after the decision changes nothing of it. The one step that decides is asked about until somebody knows; only when
-nobody does is the transaction in doubt, and then nothing is undone.
+A failure before the decision undoes the transaction: ``rollback_tx`` on every member, then ``abort`` at the service if all
+returned True, else ``invalidate``. The coordinator raises the first failure, with the later ones in its notes. A failure
+after the decision does not change it. If the answer to the commit is lost, the coordinator queries the service; only if
+that fails too is the transaction in doubt, and then nothing is undone.
 
-The order and the rules are Apache Tephra's; that messages come last, and that a lost answer to a commit is
-asked for, are ours.
+The order and the rules are Apache Tephra's, except that messages come last, and that a lost answer to a commit is
+queried.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from plainsong import transactions as service
-from plainsong._sync._backend import TaskLock, shielded, told
+from plainsong._sync._backend import TaskLock, call_participant, shielded
 from plainsong._sync.transaction_messages import UNDO_S, TransactionMessages, left_s
-from plainsong.calls import outlasting
+from plainsong.calls import waiting_for_service
 from plainsong.errors import Closed, NoTransaction, TransactionFailed, TransactionInProgress
 from plainsong.messages import PENDING, Receipt, as_list, outgoing_request
 from plainsong.participants import METHODS
@@ -64,27 +64,27 @@ T = TypeVar("T")
 
 log = logging.getLogger("plainsong.transaction")
 
-#: How long it may take to undo a transaction, or to hear what became of it.
+#: How long it may take to undo a transaction, or to find out its outcome.
 INTERRUPTED_S = 30.0
-#: How often somebody is asked what became of a commit: a commit and a fence may cross once, not for ever.
+#: How often to query the outcome of a commit: a commit may cross an invalidation once, not repeatedly.
 MAX_QUESTIONS = 3
 
 
 class Enlisted(Protocol):
-    """A reader inside the transaction, as far as its end is concerned."""
+    """A reader inside the transaction, whose position the transaction saves."""
 
     @property
     def transactional(self) -> bool:
-        """Whether its position is written into what the participants commit."""
+        """Whether the participants commit its position."""
         ...
 
     def settle(self) -> None:
-        """Keep the position of what the loop was done with."""
+        """Saves the position of the finished messages."""
         ...
 
 
 class Member:
-    """A participant as the transaction calls it."""
+    """Wraps a participant and checks its results."""
 
     def __init__(self, participant: TransactionAware) -> None:
         for method in METHODS:
@@ -100,51 +100,51 @@ class Member:
         """Its own name, or its type's."""
         try:
             return str(self.participant.name)
-        except Exception:  # noqa: BLE001 - the name is only for errors, and must not be one
+        except Exception:  # noqa: BLE001 - the name is only for error texts
             return type(self.participant).__name__
 
     def start_tx(self, transaction: Transaction) -> None:
         """``participant.start_tx``."""
-        told(self.participant.start_tx, transaction)
+        call_participant(self.participant.start_tx, transaction)
 
     def update_tx(self, transaction: Transaction) -> None:
         """``participant.update_tx``."""
-        told(self.participant.update_tx, transaction)
+        call_participant(self.participant.update_tx, transaction)
 
     def tx_changes(self) -> Collection[bytes]:
-        """``participant.tx_changes``; raises TypeError when that is no collection of bytes."""
-        changes: Any = told(self.participant.tx_changes)
+        """``participant.tx_changes``; raises TypeError unless it returns a collection of bytes."""
+        changes: Any = call_participant(self.participant.tx_changes)
         if isinstance(changes, (bytes, bytearray, str)) or not all(isinstance(each, bytes) for each in changes):
             raise TypeError("tx_changes has to return a collection of bytes")
         return list(changes)
 
     def commit_tx(self) -> bool:
         """``participant.commit_tx``; anything but True is a failure."""
-        return bool((told(self.participant.commit_tx)) is True)
+        return bool((call_participant(self.participant.commit_tx)) is True)
 
     def post_tx_commit(self) -> None:
         """``participant.post_tx_commit``."""
-        told(self.participant.post_tx_commit)
+        call_participant(self.participant.post_tx_commit)
 
     def rollback_tx(self) -> bool:
         """``participant.rollback_tx``; anything but True is a failure."""
-        return bool((told(self.participant.rollback_tx)) is True)
+        return bool((call_participant(self.participant.rollback_tx)) is True)
 
     def abandon_tx(self) -> None:
         """``participant.abandon_tx``, if it has one."""
         abandon = getattr(self.participant, "abandon_tx", None)
         if abandon is not None:
-            told(abandon)
+            call_participant(abandon)
 
 
 class TransactionContext:
-    """Transactions one after the other, with the same participants; made by ``Client.transaction``, which explains the options.
+    """Runs transactions one after the other with the same participants; made by ``Client.transaction``, which explains the options.
 
-    In a ``with`` block the transaction begins with the block and is committed at its end; an exception undoes it
-    and goes on. Inside, ``client.publish``, ``poll`` and ``read`` take part by themselves. Without a block, ``start``
-    and ``finish`` (or ``abort``) do the same by hand; then only the methods of this object take part.
+    A ``with`` block begins the transaction and commits it at its end; an exception undoes it and propagates.
+    Inside, ``client.publish``, ``poll`` and ``read`` take part automatically. Without a block, ``start`` and ``finish``
+    (or ``abort``) do the same by hand; then only the methods of this object take part.
 
-    ``publish`` may be called from several threads; everything else belongs to one thread at a time.
+    Several threads may call ``publish``; everything else belongs to one thread at a time.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class TransactionContext:
         self._options = (type, timeout_s, client_id)
         self._messages = TransactionMessages(self._channel, BufferBounds(buffer_bytes, buffer_messages))
         once = {id(each): Member(each) for each in participants}
-        self._others = list(once.values())
+        self._participants = list(once.values())
         self._readers: list[Enlisted] = []
         self._under_way: Transaction | None = None
-        #: Whether the commit has been asked for: whoever is interrupted then may not undo.
+        #: Whether the commit has been sent: an interruption must not undo from then on.
         self._deciding = False
         #: How the last one ended; None before the first, and while one is under way.
         self._state: TransactionState | None = None
@@ -178,12 +178,12 @@ class TransactionContext:
         name = f"{transaction.id}, in progress" if transaction else self._state or "not begun"
         return f"<TransactionContext {name}>"
 
-    # --- what is known of it ---------------------------------------------------------------------
+    # --- its state ------------------------------------------------------------------------------
 
     @property
     def transaction(self) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
-        return self._needed("this")
+        return self._require("this")
 
     @property
     def state(self) -> TransactionState | None:
@@ -197,76 +197,76 @@ class TransactionContext:
 
     @property
     def receipts(self) -> dict[str, list[Receipt]]:
-        """What was published, by topic: one for each flush of its messages (the commit, and checkpoints before it)."""
+        """Receipts by topic: one for the commit, and one for each checkpoint before it."""
         return self._messages.receipts
 
-    # --- who takes part --------------------------------------------------------------------------
+    # --- participants ---------------------------------------------------------------------------
 
     def add(self, participant: TransactionAware) -> None:
-        """One more, after the others and before the messages; under way, its ``start_tx`` is called.
+        """Adds a participant after the others and before the messages; inside a transaction, calls its ``start_tx``.
 
         Raises:
-          InvalidParameter: it has not all methods. What its ``start_tx`` raises; it takes part nevertheless.
+          InvalidParameter: it lacks a method. Any error of its ``start_tx``; it takes part nevertheless.
         """
-        if any(each.participant is participant for each in self._others):
+        if any(each.participant is participant for each in self._participants):
             return
         member = Member(participant)
-        self._others.append(member)
+        self._participants.append(member)
         if self._under_way is not None:
             member.start_tx(self._under_way)
 
     def remove(self, participant: TransactionAware) -> bool:
-        """Whether it was one of them. Raises TransactionInProgress while one is under way."""
+        """Removes a participant; whether it was one. Raises TransactionInProgress while one is under way."""
         if self._under_way is not None:
             raise TransactionInProgress("participants cannot leave a transaction under way")
-        before = len(self._others)
-        self._others = [each for each in self._others if each.participant is not participant]
-        return len(self._others) < before
+        before = len(self._participants)
+        self._participants = [each for each in self._participants if each.participant is not participant]
+        return len(self._participants) < before
 
-    # --- the course ------------------------------------------------------------------------------
+    # --- the steps ------------------------------------------------------------------------------
 
     def start(self) -> Transaction:
-        """Begin one.
+        """Begins a transaction.
 
         Raises:
-          TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and whatever the service
-            answers. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
+          TransactionInProgress: one is under way. TransactionsUnavailable, ConnectFailed, and other errors of the
+            service. An error of a participant, or a TransactionFailed around it; the transaction was aborted.
         """
-        return self._whole(self._start)
+        return self._run_step(self._start)
 
     def finish(self) -> None:
-        """Commit it; see ``docs/client.md`` for everything that can happen.
+        """Commits; ``docs/client.md`` lists everything that can happen.
 
         Raises:
           TransactionConflict, TransactionTooLarge, TransactionTimedOut, TransactionFailed, and every other error
             whose outcome is ``not-applied``: it was undone.
-          CommittedWithErrors: it is committed. TransactionInDoubt: nobody knows. NoTransaction: there is none.
+          CommittedWithErrors: it is committed. TransactionInDoubt: unknown. NoTransaction: there is none.
         """
-        self._whole(self._finish)
+        self._run_step(self._finish)
 
     def checkpoint(self) -> Transaction:
-        """Persist what there is, messages too, and go on under a new write pointer; readers still see nothing.
+        """Persists the work so far, including messages, and continues under a new write pointer; readers see nothing yet.
 
         Raises:
           as ``finish`` does; the transaction was undone.
         """
-        return self._whole(self._checkpoint)
+        return self._run_step(self._checkpoint)
 
     def abort(self, cause: BaseException | None = None) -> TransactionState | None:
-        """Undo it; nothing happens when none is under way.
+        """Undoes the transaction, if one is under way.
 
         Args:
-          cause: why; what fails meanwhile is told in its notes.
+          cause: the reason; failures of the undoing are added to its notes.
         Returns:
-          ``aborted``, or ``invalid`` when not everything could be undone; None: there was nothing to abort.
+          ``aborted``, or ``invalid`` if not everything could be undone; None: there was nothing to abort.
         Raises:
-          without a ``cause``, what failed first: TransactionFailed, or an error of the service's.
+          without a ``cause``, the first failure: TransactionFailed, or an error of the service's.
         """
         with self._lock:
             return self._abort(cause)
 
-    def _whole(self, step: Callable[[], T]) -> T:
-        """Do what must not stay half done: whatever interrupts it, a way out is taken first."""
+    def _run_step(self, step: Callable[[], T]) -> T:
+        """Runs a step that must not stay half done: an interruption first undoes the transaction, or completes its commit."""
         with self._lock:
             try:
                 return step()
@@ -283,23 +283,23 @@ class TransactionContext:
     def publish(
         self, topic: str, messages: Any, *, ttl_s: int | None = None, serializer: SerializerLike = None
     ) -> Receipt:
-        """Publish with the commit, in the order of the calls; the arguments are those of ``Client.publish``.
+        """Publishes with the commit, in the order of the calls; the arguments are those of ``Client.publish``.
 
         Returns:
-          a receipt without ids: nothing has been published yet (see ``receipts`` after the commit).
+          a receipt without ids, which ``receipts`` has after the commit.
         Raises:
-          NoTransaction, NotEncodable: nothing happened. When much has come together it is stored with the daemon,
-            and what that raises means that the transaction can only be undone.
+          NoTransaction, NotEncodable: nothing happened. A full buffer is stored with the daemon; after
+            an error of that the transaction can only be undone.
         """
         request = outgoing_request(as_list(messages), serializer, ttl_s)
         with self._lock:
-            transaction = self._needed("publish")
+            transaction = self._require("publish")
             if self._messages.take(topic, request):
                 self._spill(transaction)
         return Receipt(None, None, len(request.messages), PENDING)
 
     def _spill(self, transaction: Transaction) -> None:
-        """Store what is too much to be kept here. Raises what storing it is answered."""
+        """Stores buffered messages with the daemon. Raises as ``Client.store``."""
         try:
             self._messages.spill()
         except PlainsongError as error:
@@ -309,12 +309,12 @@ class TransactionContext:
             raise late from error
 
     def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
-        """``Client.poll`` with the transaction's snapshot: what was committed before it began, and what is its own."""
+        """``Client.poll`` with the transaction's snapshot."""
         page: Page = self.client.poll(topic, start, transaction=self.transaction, **options)
         return page
 
     def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> Reader:
-        """``Client.read`` with the transaction's snapshot and, with a ``position``, as a part of it."""
+        """``Client.read`` with the transaction's snapshot ; a ``position`` becomes part of the transaction."""
         entered = enter(self)
         try:
             reader: Reader = self.client.read(topics, start, **options)
@@ -345,7 +345,7 @@ class TransactionContext:
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _needed(self, what: str) -> Transaction:
+    def _require(self, what: str) -> Transaction:
         """The transaction under way. Raises NoTransaction."""
         if self._under_way is None:
             ended = "none was begun" if self._state is None else f"the last one is {self._state.replace('_', ' ')}"
@@ -354,14 +354,14 @@ class TransactionContext:
 
     @property
     def _members(self) -> list[Member | TransactionMessages]:
-        return [*self._others, self._messages]
+        return [*self._participants, self._messages]
 
     def _enlist(self, reader: Enlisted) -> None:
-        """A reader inside the transaction: its position is part of it."""
+        """Adds a reader, whose position becomes part of the transaction."""
         self._readers.append(reader)
 
     def _start(self) -> Transaction:
-        """Begin, and tell each member."""
+        """Begins at the service, then starts each member."""
         if self._under_way is not None:
             raise TransactionInProgress(f"transaction {self._under_way.id} is under way", hint="finish it, or abort it")
         transaction = begun(self._channel, *self._options)
@@ -377,7 +377,7 @@ class TransactionContext:
         return transaction
 
     def _not_started(self, transaction: Transaction, started: list[Member], name: str, error: Exception) -> NoReturn:
-        """Nothing has been done, so nothing is rolled back. An abort that fails is what is raised."""
+        """Aborts without rolling back, since nothing was done. Raises the failed start, or the abort's own error."""
         self._under_way, self._state = None, "aborted"
         raised = failure_of(transaction, f"starting {name}", error)
         for member in started:
@@ -395,14 +395,14 @@ class TransactionContext:
     # --- finish ------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        transaction = self._needed("finish")
+        transaction = self._require("finish")
         failures = Failures("saving positions")
         try:
             self._save_positions(transactional=True)
             changes = self._changes(failures)
             if changes:
                 failures.doing = "detecting conflicts"
-                call = outlasting(service.prepare(transaction.id, changes))
+                call = waiting_for_service(service.prepare(transaction.id, changes))
                 self._channel.call(call, left_s(self._channel, transaction))
             self._persist(failures)
         except Exception as error:  # noqa: BLE001 - raised after the undoing
@@ -436,16 +436,16 @@ class TransactionContext:
         self._under_way, self._deciding, self._state = None, False, "committed"
 
     def _committed(self, transaction: Transaction) -> None:
-        """Commit, and come back when it is certain.
+        """Commits, and returns when that is certain.
 
         Raises:
-          PlainsongError: with the outcome ``not-applied``: it is certainly not committed, and never will be by this
-            request. TransactionInDoubt: nobody knows.
+          PlainsongError: with the outcome ``not-applied``: it is certainly not committed, and this request can no longer
+            commit it. TransactionInDoubt: unknown.
         """
         try:
-            self._channel.call(outlasting(service.commit(transaction.id)))
+            self._channel.call(waiting_for_service(service.commit(transaction.id)))
         except (TransactionNotInProgress, TransactionConflict) as error:
-            # A commit that took is answered like the first time: so no earlier attempt took either.
+            # A repeated commit gets the first one's answer, so no earlier attempt committed either.
             error.outcome = "not-applied"
             raise
         except Exception as error:
@@ -455,15 +455,15 @@ class TransactionContext:
             self._find_out(transaction, error)
 
     def _find_out(self, transaction: Transaction, error: Exception) -> None:
-        """Nobody answered the commit: ask what became of it."""
+        """Finds out the outcome of a commit without an answer."""
         channel = self._channel
         state: TransactionState = "unknown"
         for _ in range(MAX_QUESTIONS):
             try:
-                state = (channel.call(outlasting(service.get(transaction.id)))).state
+                state = (channel.call(waiting_for_service(service.get(transaction.id)))).state
                 if state == "in_progress":
-                    # The commit may still be on its way: shut the door before saying that it did not take.
-                    state = channel.call(outlasting(service.invalidate(transaction.id)))
+                    # The commit may still arrive: invalidate, so that it cannot take effect.
+                    state = channel.call(waiting_for_service(service.invalidate(transaction.id)))
                 break
             except TransactionNotInProgress:
                 continue  # it was decided between the two
@@ -478,7 +478,7 @@ class TransactionContext:
         raise in_doubt(transaction, f"the service calls it {state.replace('_', ' ')}") from error
 
     def _after_commit(self, transaction: Transaction) -> None:
-        """Everybody is told, whoever fails."""
+        """Calls every member and saves positions, even if some of them fail."""
         failures = Failures("following the commit")
         steps: list[tuple[str, Callable[[], None]]] = [
             (f"following the commit: {member.name}", member.post_tx_commit) for member in self._members
@@ -487,7 +487,7 @@ class TransactionContext:
         for doing, step in steps:
             try:
                 step()
-            except Exception as error:  # noqa: BLE001 - told at the end
+            except Exception as error:  # noqa: BLE001 - raised at the end
                 failures.add(doing, error)
         self._readers = []
         if failures.errors:
@@ -501,12 +501,12 @@ class TransactionContext:
     # --- checkpoint, and the way back ---------------------------------------------------------------
 
     def _checkpoint(self) -> Transaction:
-        transaction = self._needed("checkpoint")
+        transaction = self._require("checkpoint")
         failures = Failures()
         try:
             self._persist(failures)
             failures.doing = "making a checkpoint"
-            call = outlasting(service.checkpoint(transaction))
+            call = waiting_for_service(service.checkpoint(transaction))
             transaction = self._channel.call(call, left_s(self._channel, transaction))
             self._under_way = transaction
             for member in self._members:
@@ -517,7 +517,7 @@ class TransactionContext:
         return transaction
 
     def _interrupted(self) -> None:
-        """Something ended a step in the middle: undo, unless the commit may have been taken and stands. Raises nothing."""
+        """Ends an interrupted step: undoes, or completes a commit that was sent. Logs errors instead of raising."""
         transaction = self._under_way
         if transaction is None:
             return
@@ -544,22 +544,22 @@ class TransactionContext:
         transaction = self._under_way
         self._undo(transaction, failures)
         if cause is not None:
-            failures.tell(cause, self._state)
+            failures.add_notes_to(cause, self._state)
         elif failures.errors:
-            told = failure_of(transaction, failures.doing, failures.errors[0])
-            failures.without_first().tell(told, self._state)
-            raise told
+            raised = failure_of(transaction, failures.doing, failures.errors[0])
+            failures.without_first().add_notes_to(raised, self._state)
+            raise raised
         return self._state
 
     def _fail(self, failures: Failures, error: Exception) -> NoReturn:
-        """Undo, and raise what went wrong first."""
+        """Undoes the transaction and raises the first failure."""
         transaction = self._under_way
         assert transaction is not None
-        told = failure_of(transaction, failures.doing, error)
+        raised = failure_of(transaction, failures.doing, error)
         later = Failures("aborting")
         self._undo(transaction, later)
-        later.tell(told, self._state)
-        raise told
+        later.add_notes_to(raised, self._state)
+        raise raised
 
     def _undo(self, transaction: Transaction, failures: Failures) -> None:
         """``rollback_tx`` on every member, then the service's decision; failures are collected, not raised."""
@@ -569,14 +569,14 @@ class TransactionContext:
                 if not (member.rollback_tx()):
                     clean = False
                     failures.notes.append(f"{member.name} did not roll back: rollback_tx did not return True")
-            except Exception as error:  # noqa: BLE001 - the others have to be rolled back all the same
+            except Exception as error:  # noqa: BLE001 - the other members must be rolled back too
                 clean = False
                 failures.add(f"rolling back {member.name}", error)
         self._under_way, self._deciding, self._readers = None, False, []
         self._state = "aborted" if clean else "invalid"
         call = service.abort(transaction.id) if clean else service.invalidate(transaction.id)
         try:
-            self._state = self._channel.call(outlasting(call), self._undo_s)
+            self._state = self._channel.call(waiting_for_service(call), self._undo_s)
         except PlainsongError as error:
             gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
             failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)
@@ -587,13 +587,13 @@ class TransactionContext:
 
 
 def check_undone(scope: Any) -> None:
-    """Says in the log that the time was not enough."""
+    """Logs a warning if the time for undoing was over."""
     if scope is not None and scope.cancelled_caught:
         log.warning("a transaction could not be undone within %g s; it ends at its time-out", INTERRUPTED_S)
 
 
 def begun(channel: Channel, kind: TransactionKind, timeout_s: int | None, client_id: str | None) -> Transaction:
-    """A transaction, whose time counts from when it was asked for: never later than the service's own clock."""
+    """Begins a transaction; its time counts from the sending of the request, never later than at the service."""
     clock = channel.clock
     sent_s = clock()
 
@@ -607,7 +607,7 @@ def begun(channel: Channel, kind: TransactionKind, timeout_s: int | None, client
 
 
 def publish_in_one(client: Any, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike) -> Receipt:
-    """Publish in a transaction of its own, and say where it went. Raises as the end of a transaction does."""
+    """Publishes in a transaction of its own. Raises as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")
     context = TransactionContext(client)

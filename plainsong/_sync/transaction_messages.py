@@ -1,13 +1,12 @@
 # Written by scripts/unasync.py from plainsong/_async/transaction_messages.py: change that, and run it (make sync).
-"""The participant that publishes: it keeps messages until the commit, in bounded memory, and publishes them last.
+"""The messages of a transaction: a member that buffers them in bounded memory and publishes them at the commit.
 
-What does not fit is *stored* with the daemon under the transaction's pointer, where nobody sees it: so a
-transaction may have any number of messages. Each store is a segment of its own. One whose answer got lost is sent
-again under another name, and only the segments that were answered for are published: a transaction of hours
-outlives a restart of the daemon. At the commit there is one publish for each topic: of its messages, or, where some
-were stored, of its segments after the rest has been stored too (which is the same made twice, so that it can be
-repeated). The order is that of the calls. Rolling back names the pointer alone, so that it also reaches what nobody
-answered for.
+Messages beyond the bound are *stored* with the daemon under the transaction's pointer, invisible to readers, so a
+transaction may have any number. Each store is a segment of its own. A store without an answer is repeated as another
+segment, and only acknowledged segments are published: a transaction of hours survives a restart of the daemon. The
+commit sends one publish for each topic: of its messages, or, if some were stored, of its segments after storing the
+rest, which is idempotent and may be repeated. The order is that of the calls. A rollback names only the pointer, so it
+also covers segments without an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from plainsong.calls import outlasting
+from plainsong.calls import waiting_for_service
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.messages import own_ttls
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TopicNotFound
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from plainsong.messages import Receipt
     from plainsong.transactions import BufferBounds, Transaction
 
-#: What a message costs in the buffer besides its payload.
+#: Memory of a buffered message besides its payload.
 ITEM_BYTES = 100
 
 
@@ -42,28 +41,28 @@ REQUEST_BYTES = 8 << 20
 REQUEST_MESSAGES = 100_000
 
 
-#: How long each request of an undoing is tried: what cannot be reached is made invalid instead.
+#: How long each request of a rollback is retried; if it fails, the transaction becomes invalid instead.
 UNDO_S = 10.0
 
 
-#: What a request gets at least, however late it is: the daemon shall say so itself.
+#: The minimum time of a request, however late: the daemon's own answer says more than a local time-out.
 MIN_CALL_S = 1.0
 
 
 @dataclass(slots=True)
 class TopicBuffer:
-    """The messages of one topic that are here, oldest first."""
+    """The buffered messages of one topic, oldest first."""
 
     messages: deque[tuple[bytes, int | None, Mapping[str, str]]] = field(default_factory=deque)
     bytes: int = 0
     stored: int = 0
-    """Messages that are with the daemon, not published yet."""
+    """Messages stored with the daemon and not published yet."""
     segments: list[str] = field(default_factory=list)
-    """Where they are there."""
+    """The segments of the stored messages."""
 
 
 class TransactionMessages:
-    """The messages of one transaction after the other; a member of its course."""
+    """The member that buffers, stores and publishes messages, for one transaction after the other."""
 
     name = "messages"
 
@@ -77,23 +76,23 @@ class TransactionMessages:
         self._topics: dict[str, TopicBuffer] = {}
         self._bytes = 0
         self._messages = 0
-        #: Topics that something was sent to, by pointer: what a rollback has to name.
+        #: Topics written to, by pointer: a rollback names them all.
         self._touched: dict[int, dict[str, None]] = {}
         self._in_doubt = False
         self._segment = 0
         self._broken: BaseException | None = None
-        #: What was published so far, by topic: where the messages that came inline stand.
+        #: Receipts of what was published so far, by topic.
         self.receipts: dict[str, list[Receipt]] = {}
 
     @property
     def waiting_bytes(self) -> int:
-        """What is here, payloads and what they cost."""
+        """Memory of the buffered messages."""
         return self._bytes
 
-    # --- messages come in ------------------------------------------------------------------------
+    # --- buffering ------------------------------------------------------------------------------
 
     def take(self, topic: str, request: PublishRequest) -> bool:
-        """Take messages; whether there are too many here now, and ``spill`` has to follow. Raises NoTransaction."""
+        """Buffers messages; whether the caller must call ``spill``. Raises NoTransaction."""
         if self._transaction is None:
             raise NoTransaction("there is no transaction to publish in", hint="begin one first")
         waiting = self._topics.get(topic)
@@ -112,10 +111,10 @@ class TransactionMessages:
         return self._bytes > self._bounds.buffer_bytes or self._messages > self._bounds.buffer_messages
 
     def spill(self) -> None:
-        """Store the largest topics' messages, until half of the bound is free.
+        """Stores messages of the largest topics until half of the buffer is free.
 
         Raises:
-          what the daemon says to a store: the transaction can only be undone then.
+          the error of a store; the transaction can only be undone then.
         """
         bounds = self._bounds
         while self._bytes > bounds.buffer_bytes // 2 or self._messages > bounds.buffer_messages // 2:
@@ -123,28 +122,28 @@ class TransactionMessages:
             self._store(topic, waiting)
 
     def _store(self, topic: str, waiting: TopicBuffer) -> None:
-        """The oldest messages here, as many as one request carries, into a segment that answers for them."""
+        """Stores the oldest buffered messages, as many as one request carries, as a segment."""
         assert self._transaction is not None
         request = self._taken(waiting)
         self.touch(topic)
         try:
             segment = self._stored(topic, request, left_s(self._channel, self._transaction))
         except BaseException as error:
-            # The messages are neither here nor certainly there: a commit would lose them.
+            # The messages have left the buffer and may not be stored: a commit would lose them.
             self._broken = error
             raise
         waiting.segments.append(segment)
         waiting.stored += len(request.messages)
 
     def _stored(self, topic: str, request: PublishRequest, limit_s: float) -> str:
-        """The name of the segment they are in; another one for each attempt of which nobody knows whether it took."""
+        """Stores a request and returns its segment; uses a new segment after each attempt of unknown outcome."""
         channel = self._channel
         backoff = Backoff(channel.random)
         until_s = channel.clock() + limit_s
         while True:
             self._segment += 1
             request.segment = str(self._segment)
-            call = outlasting(store(channel.namespace, topic, request))
+            call = waiting_for_service(store(channel.namespace, topic, request))
             try:
                 channel.call(call, max(MIN_CALL_S, until_s - channel.clock()))
             except (ConnectionLost, DeadlineExceeded, OutcomeUnknown) as error:
@@ -179,34 +178,34 @@ class TransactionMessages:
         return request
 
     def touch(self, topic: str) -> None:
-        """Something is about to be sent there, by a producer perhaps: a rollback has to name the topic."""
+        """Records a topic before something is sent to it, so that a rollback names it."""
         assert self._transaction is not None
         self._touched.setdefault(self._transaction.write_pointer, {})[topic] = None
 
     def doubt(self) -> None:
-        """Nobody knows whether something that was sent took: the transaction can only be made invalid."""
+        """Records a publish of unknown outcome: the transaction can only become invalid."""
         self._in_doubt = True
 
     # --- the steps of a transaction --------------------------------------------------------------
 
     def start_tx(self, transaction: Transaction) -> None:
-        """Empty."""
+        """Begins with an empty buffer."""
         self._forget()
         self._transaction = transaction
 
     def update_tx(self, transaction: Transaction) -> None:
-        """The same transaction, another pointer."""
+        """Continues under another pointer."""
         self._transaction = transaction
 
     def tx_changes(self) -> Collection[bytes]:
-        """Nothing: to append is never in conflict."""
+        """None: appends never conflict."""
         return ()
 
     def commit_tx(self) -> bool:
-        """One publish for each topic, in the order of their first messages.
+        """Publishes each topic once, in the order of their first messages.
 
         Raises:
-          TransactionFailed: a message was lost before. What the daemon says to a publish.
+          TransactionFailed: an earlier store failed. The error of a publish.
         """
         if self._broken is not None:
             raise TransactionFailed("messages could not be stored earlier in this transaction") from self._broken
@@ -218,13 +217,13 @@ class TransactionMessages:
         return True
 
     def _publish(self, topic: str, waiting: TopicBuffer) -> None:
-        """What is stored, or what is here; never both."""
+        """Publishes the stored segments or the buffered messages, never both."""
         assert self._transaction is not None
         request = self._taken(waiting)
         request.segments = waiting.segments or None
         self.touch(topic)
         try:
-            call = outlasting(publish_under(self._channel.namespace, topic, request))
+            call = waiting_for_service(publish_under(self._channel.namespace, topic, request))
             receipt = self._channel.call(call, left_s(self._channel, self._transaction))
         except PlainsongError as error:
             self._in_doubt |= error.outcome != "not-applied"
@@ -232,19 +231,19 @@ class TransactionMessages:
         except BaseException:
             self._in_doubt = True
             raise
-        # The ids of stored messages are not in the answer.
+        # The answer has no ids of stored messages.
         receipt = replace(receipt, count=waiting.stored) if waiting.segments else receipt
         self.receipts.setdefault(topic, []).append(receipt)
 
     def post_tx_commit(self) -> None:
-        """Nothing is left to do."""
+        """Drops the state; keeps the receipts."""
         self._end()
 
     def rollback_tx(self) -> bool:
-        """Roll back every topic that something was sent to; False when one may have kept something.
+        """Rolls back every topic written to; False if one may have kept something.
 
         Raises:
-          PlainsongError: the first failure; the other topics were tried all the same, as long as somebody answers.
+          PlainsongError: the first failure; the others were rolled back nevertheless, unless the daemon is unreachable.
         """
         first: PlainsongError | None = None
         for pointer, topic in [(pointer, topic) for pointer, topics in self._touched.items() for topic in topics]:
@@ -255,7 +254,7 @@ class TransactionMessages:
             except PlainsongError as error:
                 first = first or error
                 if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):
-                    break  # nobody is there: the others would only wait as long
+                    break  # the daemon is unreachable: the others would only time out too
         undone = not self._in_doubt
         self._end()
         if first is not None:
@@ -273,10 +272,10 @@ class TransactionMessages:
 
 
 def _is_too_much(waiting: TopicBuffer) -> bool:
-    """Whether one request cannot carry all of it; a single message has to fit."""
+    """Whether one request cannot carry all of it; a single message always goes."""
     return (waiting.bytes > REQUEST_BYTES or len(waiting.messages) > REQUEST_MESSAGES) and len(waiting.messages) > 1
 
 
 def left_s(channel: Channel, transaction: Transaction) -> float:
-    """How long a request inside a transaction is tried: no longer than there is any use in it."""
+    """The deadline of a request inside a transaction: at most the transaction's remaining time."""
     return min(channel.settings.deadline_s, max(MIN_CALL_S, transaction.remaining_s))

@@ -1,5 +1,5 @@
 # Written by scripts/unasync.py from plainsong/_async/transactions.py: change that, and run it (make sync).
-"""The daemon's transaction service by hand: begin, decide, look into, and take off the list of invalid ones."""
+"""The daemon's transaction service: begin, decide, inspect and prune transactions by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """``Client.transactions``. Where a transaction is meant, its ``Transaction`` or its id will do.
+    """``Client.transactions``. Methods take a ``Transaction`` or its id.
 
-    Nothing here tells participants, or takes part in blocks: that is for ``Client.transaction``. Every method raises
-    TransactionsUnavailable where the daemon has no service, and what goes wrong on the way.
+    They involve no participants and no blocks, unlike ``Client.transaction``. Every method raises
+    TransactionsUnavailable if the daemon has no service, and errors of the connection.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -32,29 +32,29 @@ class Transactions:
         type: TransactionKind = "short",  # noqa: A002 - the service's word
         client_id: str | None = None,
     ) -> Transaction:
-        """A new transaction. Raises InvalidParameter, Overloaded: nothing happened."""
+        """Begins a transaction. Raises InvalidParameter, Overloaded: nothing happened."""
         return begun(self._channel, type, timeout_s, client_id)
 
     def prepare(self, transaction: Transaction | int, changes: Iterable[bytes]) -> None:
-        """Ask whether it may commit, having changed these keys. Replaces what was given before.
+        """Checks its changed keys for conflicts. Replaces the keys given before.
 
         Raises:
-          TransactionConflict: another one that was committed meanwhile changed the same. TransactionTooLarge,
+          TransactionConflict: another transaction committed a change of the same key meanwhile. TransactionTooLarge,
             TransactionNotInProgress, TransactionNotFound.
         """
         self._channel.call(service.prepare(service.id_of(transaction), changes))
 
     def commit(self, transaction: Transaction | int) -> TransactionState:
-        """Commit; the same made twice, for as long as the service keeps outcomes.
+        """Commits. Idempotent while the service keeps the outcome.
 
         Raises:
           TransactionConflict, TransactionNotInProgress, TransactionNotFound: it is not committed.
-          ConnectionLost, DeadlineExceeded: unknown; ask again, or ``get``.
+          ConnectionLost, DeadlineExceeded: unknown; repeat it, or ``get``.
         """
         return self._channel.call(service.commit(service.id_of(transaction)))
 
     def abort(self, transaction: Transaction | int) -> TransactionState:
-        """Roll back all its messages, and end it; ``invalid`` where not all were reached, and for a long one.
+        """Rolls back all its messages and ends it; ``invalid`` if some could not be rolled back, or it is long.
 
         Raises:
           TransactionNotInProgress: it is committed. TransactionNotFound.
@@ -62,7 +62,7 @@ class Transactions:
         return self._channel.call(service.abort(service.id_of(transaction)))
 
     def invalidate(self, transaction: Transaction | int) -> TransactionState:
-        """End it at once; its messages are hidden from committed readers, and rolled back when the daemon cleans."""
+        """Ends it at once; hides its messages from committed readers, and the daemon's cleaning rolls them back."""
         return self._channel.call(service.invalidate(service.id_of(transaction)))
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
@@ -70,23 +70,23 @@ class Transactions:
         return self._channel.call(service.checkpoint(transaction))
 
     def get(self, transaction: Transaction | int) -> TransactionStatus:
-        """What is known of it; of one that is not known (any more) the state is ``unknown``."""
+        """Its status; an id that the service does not know, or no longer, has the state ``unknown``."""
         return self._channel.call(service.get(service.id_of(transaction)))
 
     def list(self, *, state: TransactionState | None = None, limit: int | None = None) -> Sequence[TransactionStatus]:
-        """Those in progress and the invalid ones, oldest first; or those in one state.
+        """Transactions in progress and invalid ones, oldest first; or those in one state.
 
         Args:
-          limit: at most so many; None: 100. 1 000 at most.
+          limit: 1 000 at most; None: 100.
         Raises:
           InvalidParameter.
         """
         return self._channel.call(service.list_all(state, limit))
 
     def truncate(self, ids: Collection[int] | None = None, *, before_ms: int | None = None) -> int:
-        """Take transactions off the list of invalid ones, once all that is left of them is rolled back.
+        """Removes transactions from the list of invalid ones. Only safe when all their messages are rolled back.
 
-        The daemon does this by itself when nothing is left of them anywhere; ``pruning`` says why it does not.
+        The daemon does this by itself once no message of them is left; ``pruning`` says why it does not.
 
         Returns:
           how many were on the list.

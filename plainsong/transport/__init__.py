@@ -1,1 +1,1 @@
-"""What goes over the network: requests as the HTTP library takes them, WebSockets as bytes, and requests to other servers."""
+"""The client's network formats: HTTP requests of the library, WebSockets as bytes, and requests to other servers."""

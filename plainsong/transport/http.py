@@ -1,4 +1,4 @@
-"""What both wires have in common: targets, headers, time limits, and which failures mean that nothing was sent."""
+"""HTTP for both clients: targets, headers, time limits, and the failures that mean that nothing was sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpcore2
 
 from plainsong.calls import Answer, Failure, Send
 
-#: Idle connections are given up well before the daemon would (75 s): a request must not meet a closing one.
+#: Closes idle connections well before the daemon does (75 s), so that no request meets a closing one.
 KEEP_ALIVE_S = 30.0
 
 #: Raised before a byte of the request left.
@@ -22,7 +22,7 @@ NOTHING_SENT = (
     httpcore2.ProxyError,
 )
 TIME_OVER = (httpcore2.ReadTimeout, httpcore2.WriteTimeout)
-#: Raised when it may have been taken. A cut answer is one of them.
+#: Raised when the daemon may have executed the request; includes a truncated answer.
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 
 
@@ -35,7 +35,7 @@ def place_of(url: str) -> tuple[bytes, bytes, int | None, bytes, bytes]:
 
 
 def http_request(send: Send, token: str | None, timeout_s: float) -> httpcore2.Request:
-    """The request as httpcore takes it. httpcore's own limits are for each step; the wires limit the whole."""
+    """The request for httpcore. httpcore limits each step; the callers limit the whole exchange."""
     scheme, host, port, prefix, netloc = place_of(send.url)
     request = send.request
     headers = [(b"Host", netloc), (b"Content-Length", b"%d" % len(request.body))]
@@ -53,16 +53,16 @@ def http_request(send: Send, token: str | None, timeout_s: float) -> httpcore2.R
 
 
 def answer_of(response: httpcore2.Response, body: bytes) -> Answer:
-    """A whole answer."""
+    """Converts a complete answer."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     return Answer(response.status, headers, body)
 
 
 def failure_of(error: Exception, timeout_s: float) -> Failure:
-    """What an exception of the library, or of the operating system, means."""
-    said = str(error) or type(error).__name__
+    """Classifies an exception of the library or the operating system."""
+    text = str(error) or type(error).__name__
     if isinstance(error, NOTHING_SENT):
-        return Failure("connect", said, error)
+        return Failure("connect", text, error)
     if isinstance(error, TIME_OVER):
         return Failure("timeout", f"no answer within {timeout_s:g} s", error)
-    return Failure("lost", said, error)
+    return Failure("lost", text, error)

@@ -1,4 +1,4 @@
-"""Requests to servers that are not ours: one at a time, bounded in time and size, given up when nobody waits any more."""
+"""Requests to servers other than a daemon: one at a time, bounded in time and size, and cancellable."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 #: Other servers close idle connections early; a request that meets a closing one fails.
 KEEP_ALIVE_S = 4.0
-#: What is read of an answer's body, whose beginning says enough.
+#: How much of an answer's body is read; the beginning suffices.
 MAX_ANSWER_BYTES = 1 << 16
 
 
 class Outward:
     """Kept connections to other servers, in an event loop of their own. Use it in a ``with`` block.
 
-    Redirects are not followed, proxies not used, certificates checked; no token of ours is ever sent.
+    It checks certificates, follows no redirects, uses no proxies, and never sends the client's token.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Outward:
             self._stack.close()
 
     def start(self, send: Send) -> Future[Answer | Failure]:
-        """Send a request. The future is settled after ``send.timeout_s`` at the latest; cancel it to give it up."""
+        """Send a request. The future is settled within ``send.timeout_s``; cancelling it cancels the request."""
         assert self._portal is not None
         return self._portal.start_task_soon(self._carry, send)
 

@@ -1,4 +1,4 @@
-"""A stream's WebSocket as bytes: what to send for a message, and what the bytes that come say; without a socket."""
+"""A stream's WebSocket without a socket: encodes messages to bytes and decodes received bytes to events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from plainsong.calls import Answer
 from plainsong.errors import ConnectionLost, UnexpectedAnswer
 from plainsong.retry import error_of
-from plainsong.streaming import closed_by
+from plainsong.streaming import close_error
 from plainsong.transport.http import place_of
 
 if TYPE_CHECKING:
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.errors import PlainsongError
 
-#: What is raised by bytes that are no WebSocket's.
+#: Raised for bytes that are not valid WebSocket frames.
 BROKEN_FRAMES = (LocalProtocolError, RemoteProtocolError)
 
 
 def address_of(url: str) -> tuple[str, int, bool]:
-    """Host and port of a daemon's URL, and whether it is to be spoken to in TLS."""
+    """Host and port of a daemon's URL, and whether it uses TLS."""
     scheme, host, port, _, _ = place_of(url)
     tls = scheme == b"https"
     return host.decode(), port or (443 if tls else 80), tls
 
 
 class Handshake:
-    """The beginning of a WebSocket at a daemon."""
+    """The handshake of a WebSocket with a daemon."""
 
     def __init__(self, url: str, path: str, token: str | None) -> None:
         self.frames = WSConnection(ConnectionType.CLIENT)
@@ -51,16 +51,16 @@ class Handshake:
         self._body = b""
 
     def request(self) -> bytes:
-        """What to send."""
+        """The bytes of the handshake request."""
         _, _, _, prefix, netloc = place_of(self._url)
         token = [] if self._token is None else [(b"Authorization", b"Bearer " + self._token.encode("ascii"))]
         return self.frames.send(Request(host=netloc.decode(), target=prefix.decode() + self._path, extra_headers=token))
 
     def answered(self, data: bytes) -> dict[str, str] | None:
-        """The headers with which the daemon has accepted, names in lower case; None: not all of it has come.
+        """The headers of the accepting answer, names in lower case; None while it is incomplete.
 
         Raises:
-          what the daemon refused with; UnexpectedAnswer: it does not speak WebSocket.
+          the error of a refusal; UnexpectedAnswer: the server does not speak WebSocket.
         """
         try:
             self.frames.receive_data(data)
@@ -93,22 +93,22 @@ class Frames:
         self._frames = handshake.frames
         self._pieces: list[bytes] = []
         self.closed: tuple[PlainsongError, bool] | None = None
-        """What the other side closed for; and whether it said so in good order, having answered all it took."""
+        """The error of the daemon's close frame, and whether the close was orderly: all executed requests were answered."""
 
     def message(self, message: bytes) -> bytes:
-        """What to send for a message. Raises BROKEN_FRAMES."""
+        """The bytes of a message. Raises BROKEN_FRAMES."""
         return self._frames.send(BytesMessage(message))
 
     def close(self) -> bytes:
-        """What to send at the end. Raises BROKEN_FRAMES."""
+        """The bytes of a close frame. Raises BROKEN_FRAMES."""
         return self._frames.send(CloseConnection(1000))
 
     def receive(self, data: bytes) -> None:
-        """Bytes have come, to be looked at by ``events``. Raises BROKEN_FRAMES."""
+        """Takes received bytes; ``events`` decodes them. Raises BROKEN_FRAMES."""
         self._frames.receive_data(data)
 
     def events(self) -> Iterator[tuple[bytes | None, bytes]]:
-        """Of what has come: a message or None, and what to send in reply. Raises BROKEN_FRAMES."""
+        """Decodes received bytes: yields a message with no reply, or None with the bytes to reply. Raises BROKEN_FRAMES."""
         for event in self._frames.events():
             if isinstance(event, BytesMessage):
                 self._pieces.append(bytes(event.data))
@@ -119,14 +119,14 @@ class Frames:
             elif isinstance(event, Ping):
                 yield None, self._frames.send(event.response())
             elif isinstance(event, CloseConnection):
-                said = self._frames.state is not ConnectionState.OPEN  # else these were no frames
-                self.closed = closed_by(int(event.code), event.reason or ""), said
+                orderly = self._frames.state is not ConnectionState.OPEN  # else these were no frames
+                self.closed = close_error(int(event.code), event.reason or ""), orderly
                 if self._frames.state is ConnectionState.REMOTE_CLOSING:
                     yield None, self._frames.send(event.response())
 
 
-def lost_by(error: BaseException) -> PlainsongError:
-    """What a broken connection means."""
+def connection_lost(error: BaseException) -> PlainsongError:
+    """The error of a broken connection."""
     lost = ConnectionLost(str(error) or type(error).__name__)
     lost.__cause__ = error
     return lost

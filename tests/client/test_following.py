@@ -12,7 +12,7 @@ from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
-from plainsong.retry import FIRST_AWAY_S, MAX_AWAY_S, MAX_OWNERS, Places, owned_part
+from plainsong.retry import FIRST_AVOID_S, MAX_AVOID_S, MAX_OWNERS, Places, owned_part
 from plainsong.settings import follows_owners
 from tests.client.world import LOST, NOBODY, SILENT, World, problem, said
 
@@ -94,7 +94,7 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
     world = World(script)
     client = world.channel(clock=lambda: now_s[0])
     world.run(client.call, publish())
-    pause_s = FIRST_AWAY_S
+    pause_s = FIRST_AVOID_S
     for _ in range(8):
         before = len(world.sent)
         world.run(client.call, publish())
@@ -102,7 +102,7 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
         world.run(client.call, publish())
         assert [each.url for each in world.sent[before:]] == ["http://two:1", "http://one", "http://one"]
         now_s[0] += 1
-        pause_s = min(2 * pause_s, MAX_AWAY_S)
+        pause_s = min(2 * pause_s, MAX_AVOID_S)
 
 
 def test_a_connection_to_an_owner_may_take_a_second_and_to_a_given_url_what_was_asked_for():
@@ -150,7 +150,7 @@ def test_an_owner_may_be_one_of_the_given_urls():
 def test_so_many_owners_are_remembered_and_then_all_are_learnt_again():
     places = Places(("http://one",))
     for number in range(3 * MAX_OWNERS):
-        places.told(f"n/topics/t{number}", "http://one", {"plainsong-owner": "two:1"})
+        places.remember_owner(f"n/topics/t{number}", "http://one", {"plainsong-owner": "two:1"})
         assert places.where(f"n/topics/t{number}") == "http://two:1"
         assert len(places._owners) <= MAX_OWNERS
 

@@ -98,7 +98,7 @@ def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on(
     batch = held.take(0)
     held.put("t", b"2", None, 2, 0)
     lost = held.failed(batch, ConnectionLost(), 0)
-    assert [item.sent for item in lost.items] == [1]
+    assert [item.future for item in lost.items] == [1]
     assert lost.error.outcome == "unknown"
     assert held.take(0) is None, "after a pause"
     assert payloads(held.take(1)) == [b"2"]
@@ -128,11 +128,11 @@ def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refuse
         held.put("t", b"%d" % n, None, n, 0)
     delivered, lost = [], []
     while (batch := held.take(0)) is not None:
-        if any(item.sent == guilty for item in batch.items):
+        if any(item.future == guilty for item in batch.items):
             gone = held.failed(batch, refused(), 0)
-            lost += [item.sent for item in gone.items] if gone else []
+            lost += [item.future for item in gone.items] if gone else []
         else:
-            delivered += [item.sent for item in batch.items]
+            delivered += [item.future for item in batch.items]
             held.settled(batch)
     assert lost == [guilty]
     assert delivered == [n for n in range(7) if n != guilty]
@@ -152,7 +152,7 @@ def test_what_waits_too_long_is_given_up_and_the_rest_stays():
     held.put("t", b"2", None, 2, 5)
     assert held.next_s() == 10
     [lost] = held.overdue(10)
-    assert [item.sent for item in lost.items] == [1]
+    assert [item.future for item in lost.items] == [1]
     assert lost.error.outcome == "not-applied"
     assert held.pending == 1
 
@@ -195,7 +195,7 @@ def test_what_is_cleared_says_what_is_known_of_it():
     held.put("t", b"1", None, 1, 0)
     held.failed(held.take(0), ConnectionLost(), 0)
     held.put("t", b"2", None, 2, 0)
-    assert [(lost.items[0].sent, lost.error.outcome) for lost in held.clear()] == [(1, "unknown"), (2, "not-applied")]
+    assert [(lost.items[0].future, lost.error.outcome) for lost in held.clear()] == [(1, "unknown"), (2, "not-applied")]
     assert held.pending == 0
 
 
@@ -219,7 +219,7 @@ def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages:
                 batch = under_way.pop(random.randrange(len(under_way)))
                 took = random.random() < 0.7
                 if took:
-                    stored[batch.lane.topic] += [item.sent for item in batch.items]
+                    stored[batch.lane.topic] += [item.future for item in batch.items]
                 if took and random.random() < 0.7:
                     held.settled(batch)
                 else:

@@ -36,7 +36,7 @@ from plainsong.serializers import BYTES
 
 @dataclass(eq=False)
 class Fate:
-    asked: bool = False
+    retrieved: bool = False
 
 
 def producing(*, last: int = -1, initial: int | None = None, **bounds: Any) -> Producing[Fate]:
@@ -179,7 +179,7 @@ def test_a_refused_message_with_an_automatic_id_fails_alone():
     assert failed(one, MessageTooLarge()) == []
     assert taken(one) == [0]
     (ended,) = failed(one, MessageTooLarge())
-    assert ended.sents == [fates[0]]
+    assert ended.futures == [fates[0]]
     assert taken(one) == [1, 2]
     settle(one)
     put(one, None)
@@ -198,7 +198,7 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_
     failed(one, MessageTooLarge())
     assert taken(one) == [2]
     ended = failed(one, MessageTooLarge())
-    assert [each.sents for each in ended] == [[fates[1]], [fates[2], put_later[0]]]
+    assert [each.futures for each in ended] == [[fates[1]], [fates[2], put_later[0]]]
     assert isinstance(ended[1].error, ProducerStopped)
     assert ended[1].error.outcome == "not-applied"
     with pytest.raises(ProducerStopped):
@@ -226,7 +226,7 @@ def test_whoever_waits_for_a_request_decides_himself_what_follows():
     taken(one)
     behind = put(one, 4)
     ended = failed(one, OutcomeUnknown())
-    assert ended[1].sents == behind
+    assert ended[1].futures == behind
     one.check_usable()
     put(one, 3)
     assert taken(one) == [3]
@@ -239,7 +239,7 @@ def test_who_was_fenced_off_is_told_so_for_all_that_waits():
     behind = put(one, None)
     ended = failed(one, ProducerFenced())
     assert isinstance(ended[1].error, ProducerFenced)
-    assert (ended[1].sents, ended[1].error.outcome) == (behind, "not-applied")
+    assert (ended[1].futures, ended[1].error.outcome) == (behind, "not-applied")
     with pytest.raises(ProducerFenced):
         one.check_usable()
 
@@ -249,7 +249,7 @@ def test_what_waited_too_long_is_given_up():
     fates = put(one, None, None)
     parcel, ended = one.work(121)
     assert parcel is None
-    assert [sent for each in ended for sent in each.sents] == fates
+    assert [sent for each in ended for sent in each.futures] == fates
     assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
 
 
@@ -260,7 +260,7 @@ def whole(one: Producing[Fate], limit_s: float | None, *ids: int, now_s: float =
 
 
 def lost(ended: list[Any]) -> list[Any]:
-    return [sent for each in ended for sent in each.sents]
+    return [sent for each in ended for sent in each.futures]
 
 
 def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
@@ -303,7 +303,7 @@ def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
     settle(one)
     parcel, _ = one.work(599.0)
     assert parcel is not None
-    assert (parcel.sents, one.waiting.until_s(parcel)) == ([long], 600)
+    assert (parcel.futures, one.waiting.until_s(parcel)) == ([long], 600)
 
 
 def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_goes_on():
@@ -332,7 +332,7 @@ def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
     settle(one)
     parcel, _ = one.work(121.0)
     assert parcel is not None
-    assert parcel.sents == [long]
+    assert parcel.futures == [long]
 
 
 def test_dropping_is_not_for_producers():

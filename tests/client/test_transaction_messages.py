@@ -32,7 +32,7 @@ class Stage:
         self.transaction = self.run(self.context.start)
 
     def put(self, topic: str, *payloads: bytes, **options: Any) -> None:
-        under_way = self.context._needed("publish")
+        under_way = self.context._require("publish")
         if self.context._messages.take(topic, PublishRequest(list(payloads), **options)):
             self.run(self.context._spill, under_way)
 
