@@ -405,7 +405,7 @@ def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic:
     with client.producer(topic, "p", transaction_timeout_s=0.05) as producer:
         tx = producer.begin("key")
         tx.write(b"x")
-        eventually("its buffer is free", lambda: tx._held.state == "aborted" and len(tx) == 0)
+        eventually("its buffer is free", lambda: tx._transaction.state == "aborted" and len(tx) == 0)
         with pytest.raises(TransactionTimedOut):
             tx.commit()
         producer.begin("key", timeout_s=30).abort()

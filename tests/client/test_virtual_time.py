@@ -108,9 +108,9 @@ def test_a_lightweight_transaction_ends_at_its_time_though_nobody_asks():
             tx = producer.begin("key", timeout_s=30)
             tx.write(b"x")
             await trio.sleep(29)
-            assert tx._held.state == "open"
+            assert tx._transaction.state == "open"
             await trio.sleep(2)
-            assert tx._held.state == "aborted"
+            assert tx._transaction.state == "aborted"
 
     in_virtual_time(Line(topic.carry), work)
 
