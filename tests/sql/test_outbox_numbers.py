@@ -15,7 +15,15 @@ from sqlalchemy.orm import Session
 
 from plainsong.sql import Outbox, OutboxInDoubt, OutboxUnusable, create_outbox, outbox_tables
 from plainsong.sql.relay import RelayLock
-from plainsong.sql.relay_rows import SWEEP_ROWS, Numbered, Opened, RelayRows, Standing, check_doubt, check_remembered
+from plainsong.sql.relay_rows import (
+    SWEEP_ROWS,
+    Numbered,
+    OpenedProducer,
+    RelayRows,
+    Standing,
+    check_doubt,
+    check_remembered,
+)
 from tests.daemon.harness import eventually
 from tests.sql.conftest import Order
 
@@ -50,7 +58,7 @@ def begun_at(relay: Connection, topic: str = "orders", *, generation: int = 1) -
     """Rows whose topic has a standing, as after the first opening."""
     rows = RelayRows(TABLES)
     rows.standing(relay, topic, "default")
-    rows.reconcile(relay, topic, Opened(1, generation, -1), None)
+    rows.reconcile(relay, topic, OpenedProducer(1, generation, -1), None)
     return rows
 
 
@@ -279,9 +287,9 @@ def test_what_the_daemon_has_is_done_with_and_what_it_has_not_is_sent(db: Engine
     publish(db, b"a", b"b", b"c")
     rows = begun_at(relay)
     assert len(taken(rows, relay)) == 3
-    rows.reconcile(relay, "orders", Opened(2, 1, 1), None)
+    rows.reconcile(relay, "orders", OpenedProducer(2, 1, 1), None)
     assert taken(rows, relay) == [(2, b"c")]
-    rows.reconcile(relay, "orders", Opened(3, 1, 2), None)
+    rows.reconcile(relay, "orders", OpenedProducer(3, 1, 2), None)
     assert taken(rows, relay) == []
 
 
@@ -291,22 +299,22 @@ STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10
 @pytest.mark.parametrize(
     ("opened", "before", "in_flight", "match"),
     [
-        (Opened(5, 1, 6), None, 3, None),  # none of them has arrived
-        (Opened(5, 1, 8), None, 3, None),
-        (Opened(5, 1, 9), None, 3, None),
-        (Opened(5, 1, 10), None, 3, "from a backup"),
-        (Opened(5, 1, 10), None, 0, "from a backup"),
-        (Opened(1, 1, -1), None, 3, "knows less"),
-        (Opened(1, 1, -1), None, 0, None),
-        (Opened(5, 1, 5), None, 3, "knows less"),  # the daemon's own data came from a backup
-        (Opened(1, 2, -1), None, 3, "created again"),
-        (Opened(1, 2, -1), None, 0, None),
-        (Opened(1, 2, -1), 7, 3, None),  # the old generation's producer is still known
-        (Opened(1, 2, -1), 10, 0, "from a backup"),
+        (OpenedProducer(5, 1, 6), None, 3, None),  # none of them has arrived
+        (OpenedProducer(5, 1, 8), None, 3, None),
+        (OpenedProducer(5, 1, 9), None, 3, None),
+        (OpenedProducer(5, 1, 10), None, 3, "from a backup"),
+        (OpenedProducer(5, 1, 10), None, 0, "from a backup"),
+        (OpenedProducer(1, 1, -1), None, 3, "knows less"),
+        (OpenedProducer(1, 1, -1), None, 0, None),
+        (OpenedProducer(5, 1, 5), None, 3, "knows less"),  # the daemon's own data came from a backup
+        (OpenedProducer(1, 2, -1), None, 3, "created again"),
+        (OpenedProducer(1, 2, -1), None, 0, None),
+        (OpenedProducer(1, 2, -1), 7, 3, None),  # the old generation's producer is still known
+        (OpenedProducer(1, 2, -1), 10, 0, "from a backup"),
     ],
 )
 def test_whether_messages_on_the_way_have_arrived_is_believed_only_where_it_can_be_known(
-    opened: Opened, before: int | None, in_flight: int, match: str | None
+    opened: OpenedProducer, before: int | None, in_flight: int, match: str | None
 ):
     if match is None:
         check_doubt("orders", STANDING, opened, before, in_flight)
@@ -329,9 +337,9 @@ def test_a_topic_made_anew_gets_what_the_old_one_had_not(db: Engine, relay: Conn
     publish(db, b"a", b"b", b"c")
     rows = begun_at(relay, generation=1)
     taken(rows, relay)
-    rows.reconcile(relay, "orders", Opened(1, 2, -1), 0)
+    rows.reconcile(relay, "orders", OpenedProducer(1, 2, -1), 0)
     assert taken(rows, relay) == [(1, b"b"), (2, b"c")]
-    rows.reconcile(relay, "orders", Opened(2, 2, 1), None)
+    rows.reconcile(relay, "orders", OpenedProducer(2, 2, 1), None)
     assert taken(rows, relay) == [(2, b"c")]
 
 
@@ -343,11 +351,11 @@ def test_a_person_decides_about_messages_in_doubt(db: Engine, relay: Connection,
     taken(rows, relay)
     publish(db, b"c")
     with pytest.raises(OutboxInDoubt, match="messages in flight: 2"):
-        rows.reconcile(relay, "orders", Opened(1, 1, -1), None)
+        rows.reconcile(relay, "orders", OpenedProducer(1, 1, -1), None)
     assert rows.decide(relay, "orders", resend=resend) == 2
     standing = rows.standing(relay, "orders", "default")
     assert standing.producer != producer
-    rows.reconcile(relay, "orders", Opened(1, 1, -1), None)
+    rows.reconcile(relay, "orders", OpenedProducer(1, 1, -1), None)
     assert taken(rows, relay) == ([(2, b"a"), (3, b"b"), (4, b"c")] if resend else [(2, b"c")])
 
 

@@ -76,7 +76,7 @@ async def test_drain_says_how_many_topics_are_left_when_the_time_is_over(three, 
     owner.store.reachable = trio.Event()  # its mark waits for that
     err = await cli("cluster", "drain", owner.name, "--within", "0.3", code=Exit.UNAVAILABLE)
     owner.store.reachable.set()
-    assert "still has 1 topics open" in err
+    assert "still has 1 topic open" in err
 
 
 async def test_move_and_unpin_say_where_a_topic_is(three, cli):
@@ -103,7 +103,7 @@ async def test_a_topic_moved_to_a_drained_instance_is_said_to_be_where_it_is(thr
 async def test_drain_of_one_that_does_not_answer_does_not_say_that_its_topics_have_moved(three, cli, monkeypatch):
     monkeypatch.setattr("broker.api.cluster.TOPICS_OPEN", "a call that nobody answers")
     err = await cli("cluster", "drain", "b", "--within", "0.3", code=Exit.UNAVAILABLE)
-    assert "b is drained, and does not say" in err
+    assert "b is drained, but does not report" in err
 
 
 async def test_an_instance_that_is_not_there_is_refused_with_the_nearest_name(three, cli):
