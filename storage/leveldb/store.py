@@ -1,6 +1,6 @@
 """The LevelDB store on the event loop: which threads may be inside the database, and when it is reopened.
 
-    write, discard   one thread, one group at a time         storage.leveldb.group_commit
+    write, discard   the commit thread, one group at a time  storage.leveldb.group_commit
     get, scan        up to ``max_readers`` threads
     reclaim          one thread of its own, so that it never takes the place of a writer or reader
 
@@ -56,7 +56,6 @@ class LevelDBStore:
         self._no_calls_inside: trio.Event | None = None
         self._reopening = trio.Lock()
         self._group_commit = GroupCommit(self._write_group)
-        self._writer = trio.CapacityLimiter(1)
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._upkeep = trio.CapacityLimiter(1)
 
@@ -111,12 +110,11 @@ class LevelDBStore:
         """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
         await trio.lowlevel.checkpoint_if_cancelled()
         work = PendingWrite(commit, expect)
-        with trio.CancelScope(shield=True):
-            await self._group_commit.submit(work)
-            while work.rest:
-                # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
-                work = PendingWrite(work.rest)
-                await self._finish(work)
+        await self._group_commit.submit(work)
+        while work.rest:
+            # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
+            work = PendingWrite(work.rest)
+            await self._finish(work)
 
     async def _finish(self, work: PendingWrite) -> None:
         try:
@@ -187,25 +185,26 @@ class LevelDBStore:
         with trio.CancelScope(shield=True):
             async with self._reopening:
                 await self._close_database()
+                await self._group_commit.close()
                 await trio.to_thread.run_sync(self._directory.close)
 
-    async def _write_group(self, group: list[PendingWrite]) -> None:
-        if self._broken:
+    def _write_group(self, group: Sequence[PendingWrite]) -> None:
+        """Make a group durable; in the commit thread."""
+        self._refuse_if_closed()
+        database = self._db
+        if self._broken or database is None:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
-        expect = group[0].expect
-
-        def run(database: Database) -> None:
-            database.compare(expect)
-            try:
-                write_group(database, group)
-            except BaseException as error:
-                # After any error the log may end in a torn record, behind which nothing may be written.
-                self._broken = True
-                if isinstance(error, StoreError):
-                    raise
-                raise StoreError(f"writing: {error!r}") from error
-
-        await self._run_inside(run, self._writer)
+        if not group:
+            return
+        database.compare(group[0].expect)
+        try:
+            write_group(database, group)
+        except BaseException as error:
+            # After any error the log may end in a torn record, behind which nothing may be written.
+            self._broken = True
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"writing: {error!r}") from error
 
     async def _run_inside(self, call: Callable[[Database], T], limiter: trio.CapacityLimiter) -> T:
         """Run ``call`` in a thread, counted as inside the database."""
@@ -236,6 +235,8 @@ class LevelDBStore:
         if database is None:
             return
         database.leaving = True
+        # Nothing waits for long: without a database what is in the queue is refused.
+        await self._group_commit.quiet()
         if self._calls_inside:
             self._no_calls_inside = trio.Event()
             await self._no_calls_inside.wait()

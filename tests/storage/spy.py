@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import trio
+
 from storage.leveldb import LevelDBStore
 
 
@@ -14,16 +16,22 @@ class Spy:
         self.batches: list[dict[str, bool]] = []
         self.fail: Exception | None = None
         self.hold: threading.Event | None = None
+        self._entered = threading.Event()
         self._real = store._db._db
         store._db._db = self
 
     def write_batch(self, **options: bool) -> object:
         self.batches.append(options)
+        self._entered.set()
         if self.hold is not None:
             self.hold.wait()
         if self.fail is not None:
             raise self.fail
         return self._real.write_batch(**options)
+
+    async def entered(self) -> None:
+        """Wait until the commit thread is at a batch."""
+        await trio.to_thread.run_sync(self._entered.wait)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)

