@@ -96,12 +96,18 @@ class Directory:
         """Ask the topic's actor; opens the topic if it is not open. Raises as ``Mailbox.ask`` does."""
         return await self.entry(name).mailbox.ask(ask)
 
-    def put(self, name: TopicName, ask: Ask[A]) -> Ticket[A]:
+    def put(
+        self, name: TopicName, ask: Ask[A], on_settled: Callable[[A | Exception], object] | None = None
+    ) -> Ticket[A]:
         """Ask without waiting: the ticket gets the answer. The actor receives tickets in the order of these calls.
 
+        Args:
+          on_settled: as ``Future.on_settled``.
         Raises as ``Mailbox.put`` does.
         """
         ticket = Ticket(ask)
+        if on_settled is not None:
+            ticket.on_settled(on_settled)
         self.entry(name).mailbox.put(ticket)
         return ticket
 

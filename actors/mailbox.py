@@ -46,12 +46,14 @@ class Future(Generic[A]):
         """Gives the answer, or the error instead of one. Only the first counts."""
         if self._outcome is not None:
             return
+        if self._on_settled is not None:
+            self._outcome = _TOLD
+            self._on_settled(answer)
+            return
         self._outcome = outcome.Error(answer) if isinstance(answer, Exception) else outcome.Value(answer)
         if self._task is not None:
             trio.lowlevel.reschedule(self._task, self._outcome)
             self._task = None
-        if self._on_settled is not None:
-            self._on_settled(answer)
 
     def on_settled(self, notify: Callable[[Any], object]) -> None:
         """Has ``notify`` called with the answer, instead of a task that waits; to be set before it is settled.
@@ -76,6 +78,10 @@ class Future(Generic[A]):
 
         answer: A = await trio.lowlevel.wait_task_rescheduled(abort)
         return answer
+
+
+#: The outcome of a future whose answer a function was told.
+_TOLD: outcome.Outcome[Any] = outcome.Value(None)
 
 
 class Ticket(Future[A]):

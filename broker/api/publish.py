@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
-from broker.api.route import off_loop
+from broker.api.route import LOOP_BYTES, NO_LIMIT, Limit, off_loop
 from broker.http.messages import Answer, one_of, parse_query, whole_number
+from broker.http.wire import answer_to
 from plainsong.protocol.codec import DEFAULT_OPTIONS, PageOptions, codec_for, rolls_back_all
 from plainsong.protocol.errors import (
     InvalidParameter,
@@ -88,6 +89,34 @@ class Publishing:
         given = await read_publish(request)
         return answer_publish(request, given, await self.published(given.name, given.body, given.size))
 
+    def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        """As ``publish``, without a task: of requests that wait for nothing but their topic. See ``route.Start``."""
+        if len(request.body) > LOOP_BYTES:
+            return None
+        given = _read_publish(request)
+        name, body = given.name, given.body
+        if body.write_pointer is not None:
+            if self.enlistments is not None:
+                return None
+            ask: Ask[Any] = PublishUnder(body, given.size)
+        else:
+            ask = (Publish if body.segments is None else PublishStaged)(body, given.size)
+
+        def settled(found: PublishResponse | Receipt | Exception) -> None:
+            if isinstance(found, Exception):
+                if body.producer is not None and isinstance(found, _REFUSALS):
+                    self.refused(found.code)
+                answer = answer_to(found, request.request_id)
+            else:
+                self.rates.published(name, len(body.messages), trio.current_time())
+                answer = answer_publish(request, given, found)
+            answered(answer)
+
+        ticket = self.directory.put(name, ask, settled)
+        if body.producer is None:
+            return NO_LIMIT
+        return Limit(self.answer_timeout_s, lambda: ticket.settle(self._late(name)))
+
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
         """Where the messages of a request went that was read and checked. Raises as ``publish`` does."""
         answer: PublishResponse | Receipt
@@ -149,8 +178,11 @@ class Publishing:
         except _REFUSALS as error:
             self.refused(error.code)
             raise
-        raise OutcomeUnknown(
-            f"topic {name} did not answer within {timeout_s:g} s",
+        raise self._late(name)
+
+    def _late(self, name: TopicName) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"topic {name} did not answer within {self.answer_timeout_s:g} s",
             hint="send it again with the same sequence ids, or open the producer again: it says how far it came",
         )
 
@@ -203,7 +235,19 @@ async def read_publish(request: Request) -> Given:
     """What a request wants to publish. Raises PlainsongError for one that makes no sense: nothing happened."""
     name = request.name
     codec = codec_for(request.headers.get("content-type"))
-    body = await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
+    return _given(
+        request, name, codec, await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
+    )
+
+
+def _read_publish(request: Request) -> Given:
+    """As ``read_publish``, here and now."""
+    name = request.name
+    codec = codec_for(request.headers.get("content-type"))
+    return _given(request, name, codec, codec.decode_publish(request.body))
+
+
+def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest) -> Given:
     options = apply_publish_query(body, request.query, "ttl", "longs") if request.query else DEFAULT_OPTIONS
     check_publish(body)
     return Given(name, body, len(request.body), codec, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import KW_ONLY, dataclass
+from math import inf
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -67,6 +68,8 @@ class Route(Generic[S]):
     """Nothing happens by answering it, so that it may be asked again elsewhere; true of every GET."""
     hot: bool = False
     """The lane serves it, whose body is bounded by the listener. Its path ends in a word, and its method is POST."""
+    start: Callable[[S, Request, Callable[[Answer], None]], Limit | None] | None = None
+    """Of a hot route: answers most requests without a task of their own; see ``Start``."""
     wait_ms: Callable[[Request], int] | None = None
     """How long a request asks to wait; 0 where that cannot be read. None: it never waits."""
     body: Body | None = None
@@ -88,17 +91,42 @@ class Route(Generic[S]):
         object.__setattr__(self, "reads_only", self.reads_only or self.method == "GET")
 
 
+class Limit(NamedTuple):
+    """How long the answer to a request that was started may take."""
+
+    timeout_s: float
+    """The same for all requests of a route that have one."""
+    expired: Callable[[], object]
+    """Called after that time; it has the request answered."""
+
+
+#: A request that is answered in the end, however long it takes.
+NO_LIMIT = Limit(inf, lambda: None)
+#: Starts to answer a request without a task, and without waiting; None: it needs one, and nothing was done. The answer
+#: goes to the function that is given, once, maybe before ``start`` returns; an error may be raised instead.
+Start: TypeAlias = "Callable[[Request, Callable[[Answer], None]], Limit | None]"
+
+
 class Endpoint(NamedTuple):
     """A route, and the function that answers it in this process."""
 
     route: Route[Any]
     handler: Handler
+    start: Start | None = None
+    """None: every request needs a task."""
 
 
 def bind(routes: Iterable[Route[Any]], subjects: Iterable[object]) -> tuple[Endpoint, ...]:
     """Each route with its handler as a method of the subject that the route names; there is one object of each class."""
     by_class = {type(subject): subject for subject in subjects}
-    return tuple(Endpoint(route, MethodType(route.handler, by_class[route.subject])) for route in routes)
+    return tuple(
+        Endpoint(
+            route,
+            MethodType(route.handler, by_class[route.subject]),
+            None if route.start is None else MethodType(route.start, by_class[route.subject]),
+        )
+        for route in routes
+    )
 
 
 def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None:
@@ -163,7 +191,7 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
 
     Those of other routes are counted where their bodies are read, since reading one may fail.
     """
-    route, handler = endpoint
+    route, handler, start = endpoint
     requested, access = accounting.requested, accounting.access
 
     def account(request: Request, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()) -> None:
@@ -183,7 +211,23 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
         account(request, answer.status, perf_counter() - begun_s, answer.headers)
         return answer
 
-    return Endpoint(route, counted)
+    def counted_start(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        begun_s = perf_counter()
+
+        def counted_answer(answer: Answer) -> None:
+            requested(route.name, answer.status, perf_counter() - begun_s)
+            answered(answer)
+
+        assert start is not None  # else this is not used
+        try:
+            return start(request, counted_answer)
+        except Exception as error:
+            plain = only_plain(error)
+            requested(route.name, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
+            raise
+
+    # Lines of the log belong to a request by its task.
+    return Endpoint(route, counted, None if start is None or access.enabled else counted_start)
 
 
 def _target(path: Mapping[str, str]) -> str:

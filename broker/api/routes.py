@@ -166,6 +166,7 @@ ROUTES: tuple[Route[Any], ...] = (
         Publishing.publish,
         owner="topic",
         hot=True,
+        start=Publishing.start,
         tag="messages",
         doc="Publish messages, under a write pointer also what was stored, or the segments that a producer staged; 200 "
         "means durable. Without a write pointer the answer is empty, or for a producer, and with "

@@ -56,7 +56,7 @@ class Forwarding:
         return tuple(Endpoint(each.route, self._routed(each)) for each in endpoints)
 
     def _routed(self, endpoint: Endpoint) -> Handler:
-        route, handler = endpoint
+        route, handler, _ = endpoint
         if not self._has_owner(route):
             return handler
         if route.owner == "topics":
@@ -64,7 +64,7 @@ class Forwarding:
         return self._forwarded(endpoint)
 
     def _forwarded(self, endpoint: Endpoint) -> Handler:
-        route, handler = endpoint
+        route, handler, _ = endpoint
 
         async def forwarded(request: Request) -> Answer:
             name = owned_name(route.owner, request.path)

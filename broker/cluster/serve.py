@@ -147,7 +147,7 @@ class Dispatcher:
 
     async def _request(self, call: Call) -> Reply:
         name, request = decode_request(call.value, call.body)
-        route, handler = self._endpoints[name]
+        route, handler, _ = self._endpoints[name]
         for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
             self._refuse_unless_mine(owned)
         request.room = self._local.answers.room()

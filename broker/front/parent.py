@@ -302,7 +302,7 @@ class Answering:
 
     async def _request(self, call: Call) -> Reply:
         name, request = decode_request(call.value, call.body)
-        (route, handler), room = self._endpoints[name], self._answers.room()
+        (route, handler, _), room = self._endpoints[name], self._answers.room()
         request.room = room
         self._accounting.access.begin(request.request_id)
         # Answers of other routes are refused by the front end, which reads their bodies and counts them.

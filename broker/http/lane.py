@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import struct
 from contextlib import aclosing
@@ -28,7 +29,7 @@ from broker.http.budgets import (
     too_slow,
 )
 from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
-from broker.http.wire import ChunkedBody, admitted, respond
+from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.link import PREFACE
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from broker.api.route import Endpoint
     from broker.http.budgets import HttpSettings
     from broker.http.messages import Answer, BodyStream
+    from broker.http.reactor import Reactor
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
 COPIED_BYTES = 64 << 10
@@ -57,35 +59,50 @@ class LaneParts:
     routes: HotRoutes
     budget: BodyBudget
     watch: Watch
+    reactor: Reactor
 
 
 class Lane:
-    """A connection in the lane; ``run`` it once."""
+    """A connection in the lane; ``run`` it once.
+
+    Its task sleeps while the connection rests. A request that has come whole, and whose handler can be started without
+    waiting, is answered without waking it.
+    """
 
     __slots__ = (
         "_busy",
         "_connection",
         "_head",
         "_head_bytes",
+        "_held",
         "_in_step",
+        "_leaving",
         "_parts",
-        "_resting",
+        "_request_id",
         "_room",
+        "_started",
         "_stopping",
+        "_unsent",
         "served",
     )
 
     def __init__(self, sock: socket.socket, parts: LaneParts) -> None:
         self._parts = parts
-        self._connection = Connection(sock, parts.settings.send_timeout_s)
+        self._connection = Connection(sock, parts.settings.send_timeout_s, parts.reactor, self)
         #: The last head and its bytes: clients repeat theirs, and the same bytes say the same.
         self._head_bytes = b""
         self._head: Head | None = None
-        #: Between requests; in a handler; after a request whose end we know.
-        self._resting = True
+        #: In a handler of the task; whether one was started without it; after a request whose end we know.
         self._busy = False
+        self._started = False
         self._in_step = True
         self._stopping = False
+        #: The last answer said so, or could not be sent.
+        self._leaving = False
+        self._request_id = ""
+        #: An answer that the task is to send, and whether the connection is kept behind it.
+        self._unsent: tuple[Answer, bool] | None = None
+        self._held = parts.budget.reserve()
         self._room = parts.budget.answers.room()
         #: Whether it has answered anything.
         self.served = False
@@ -102,6 +119,10 @@ class Lane:
             return None
         except CutShort:
             pass
+        finally:
+            self._started = False  # an answer that still comes has no reader
+            self._held.release()
+            self._connection.leave()
         # An answer broke off, or a time-out, a client that left, or the end of a stop's grace: no time to be polite.
         self._connection.reset_on_close()
         return None
@@ -112,7 +133,7 @@ class Lane:
         The client just answered may be sending its next request already: it gets an answer, not a cut.
         """
         self._stopping = True
-        if self._resting:
+        if self._connection.resting and not self._started:
             self._connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
 
     async def watch(self) -> None:
@@ -120,10 +141,104 @@ class Lane:
         if self._busy:
             await self._connection.watch()
 
+    # --- without the task -------------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        """Whether a request is being answered without the task."""
+        return self._started
+
+    def came(self) -> bool:
+        """Something has come while the connection rests. Returns whether its task is to see to it.
+
+        Called in the reactor's task.
+        """
+        connection = self._connection
+        pending = connection.pending
+        head = self._head
+        if head is None or not pending.startswith(self._head_bytes):
+            head = self._cut_head(pending)
+        if head is None or self._stopping or not pending:
+            return True
+        start = head.endpoint.start
+        begin = len(self._head_bytes)
+        end = begin + head.length
+        if start is None or head.length < 0 or len(pending) < end or "content-encoding" in head.headers:
+            return True
+        parts = self._parts
+        if head.length > parts.settings.max_body_bytes:
+            return True
+        self._request_id = head.request_id or new_request_id()
+        request = Request(head.path, head.query, head.headers, pending[begin:end], self._request_id)
+        connection.pending = pending[end:]
+        self._started = True
+        try:
+            self._held.grow(head.length)
+            limit = start(request, self._answered)
+        except Exception as error:  # noqa: BLE001  # a bug is answered, and logged, as one
+            self._answered(answer_to(error, self._request_id))
+            return self._needs_task
+        if limit is None:
+            self._started = False
+            self._held.release()
+            connection.pending = pending
+            return True
+        if self._started:
+            parts.reactor.works(connection)
+            parts.reactor.expire(connection, *limit)
+        return self._needs_task
+
+    @property
+    def _needs_task(self) -> bool:
+        return self._unsent is not None or self._leaving
+
+    def _cut_head(self, pending: bytes) -> Head | None:
+        """The head that ``pending`` begins with, remembered; None: it is not whole, or not for the lane."""
+        end = pending.find(b"\r\n\r\n") + 4
+        if not 4 <= end <= MAX_HEAD_BYTES:
+            return None
+        raw = pending[:end]
+        if raw != self._head_bytes:
+            routes = self._parts.routes
+            self._head = parse_head(raw, routes) if raw.startswith(routes.prefixes) else None
+            self._head_bytes = raw
+        return self._head
+
+    def _answered(self, answer: Answer) -> None:
+        """The handler that was started without the task has answered. It neither waits nor raises."""
+        head = self._head
+        if not self._started or head is None:
+            return  # the connection has ended meanwhile
+        parts, connection = self._parts, self._connection
+        self._started = False
+        self.served = True
+        self._held.release()
+        parts.reactor.answered(connection)
+        keep = head.keep_alive and not self._stopping
+        body = answer.body
+        if not isinstance(body, bytes) or len(body) > FREE_BYTES or len(body) >= parts.settings.gzip_min_bytes:
+            self._unsent = (answer, keep)
+            connection.wake()
+            return
+        whole = connection.send_now(
+            wire.answer_head(answer, self._request_id, chunks=head.chunks, close=not keep) + body
+        )
+        self._leaving = not keep
+        if self._leaving or not whole:
+            connection.wake()
+            return
+        parts.reactor.rests(connection)
+        if connection.pending or connection.edge:
+            parts.reactor.again(connection)
+
+    # --- with the task ----------------------------------------------------------------------------
+
     async def _serve(self) -> bytes | None:
         while True:
             head = await self._read_head()
             if head is None:
+                if self._leaving:
+                    return None
                 self._connection.scope.deadline = inf
                 return self._connection.pending
             if not await self._serve_one(head) or self._stopping:
@@ -132,13 +247,12 @@ class Lane:
                 await trio.lowlevel.checkpoint()  # pipelined requests must not keep the others waiting
 
     async def _read_head(self) -> Head | None:
-        """The next head, taken off what is pending; None when the request there is not for the lane."""
+        """The next head, taken off what is pending; None when the request there is not for the lane, or none is to come."""
         connection, settings = self._connection, self._parts.settings
         if not connection.pending:
-            self._resting = True
-            connection.scope.deadline = trio.current_time() + settings.keep_alive_s
-            connection.pending = await connection.receive()
-            self._resting = False
+            await self._rest()
+            if self._leaving:
+                return None
         waiting = False
         while not 4 <= (end := connection.pending.find(b"\r\n\r\n") + 4) <= MAX_HEAD_BYTES:
             if self._is_foreign(connection.pending):
@@ -147,16 +261,38 @@ class Lane:
                 waiting = True
                 connection.scope.deadline = trio.current_time() + settings.header_timeout_s
             connection.pending += await connection.receive()
-        raw = connection.pending[:end]
-        if raw != self._head_bytes:
-            routes = self._parts.routes
-            self._head = parse_head(raw, routes) if raw.startswith(routes.prefixes) else None
-            self._head_bytes = raw
-        head = self._head
+        head = self._cut_head(connection.pending)
         if head is None:
             return None
         connection.pending = connection.pending[end:]
         return head
+
+    async def _rest(self) -> None:
+        """Sleep until there is a request that needs the task; send what an answer without it could not."""
+        connection = self._connection
+        while True:
+            connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S if self._stopping else inf
+            await connection.rest()
+            connection.scope.deadline = inf
+            if self._unsent is not None:
+                (answer, keep), self._unsent = self._unsent, None
+                await self._send_made(answer, keep=keep)
+                self._leaving = not keep
+            await connection.send_rest()
+            if self._leaving or connection.pending:
+                return
+            if connection.ended:
+                raise PeerLeft
+
+    async def _send_made(self, answer: Answer, *, keep: bool) -> None:
+        head = self._head
+        assert head is not None  # it has been answered
+        await compress(answer, head.headers.get("accept-encoding"), self._parts.settings.gzip_min_bytes)
+        try:
+            answer = await admitted(answer, self._room, only_looks=head.endpoint.route.reads_only)
+            await self._send(answer, self._request_id, chunks=head.chunks, keep=keep)
+        finally:
+            self._room.release()
 
     def _is_foreign(self, data: bytes) -> bool:
         """Whether bytes without the end of a head are certainly not the lane's."""
@@ -502,6 +638,8 @@ LINGER_S = 2.0
 #: The same for a client that may have sent ahead what will have no answer.
 BRIEF_LINGER_S = 0.1
 _RESET = struct.pack("ii", 1, 0)
+#: Events of a socket whose other side sends no more.
+_ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class PeerLeft(Exception):
@@ -509,18 +647,129 @@ class PeerLeft(Exception):
 
 
 class Connection:
-    """One accepted socket, not blocking."""
+    """One accepted socket, not blocking, and its place in the reactor."""
 
-    __slots__ = ("_send_timeout_s", "_sock", "_watching", "pending", "scope")
+    __slots__ = (
+        "_ends",
+        "_lane",
+        "_reactor",
+        "_receiver",
+        "_send_timeout_s",
+        "_sock",
+        "_unsent",
+        "_watching",
+        "edge",
+        "ended",
+        "pending",
+        "resting",
+        "scope",
+    )
 
-    def __init__(self, sock: socket.socket, send_timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, send_timeout_s: float, reactor: Reactor, lane: Lane) -> None:
         self._sock = sock
         self._send_timeout_s = send_timeout_s
+        self._reactor = reactor
+        self._lane = lane
+        self._receiver: trio.lowlevel.Task | None = None
         self._watching: trio.CancelScope | None = None
+        self._unsent = memoryview(b"")
+        #: Whether there may be something to read; whether the end has come with it; and whether it was read.
+        self.edge = False
+        self._ends = False
+        self.ended = False
+        #: Whether the connection waits for its next request, or for the answer to one without its task.
+        self.resting = False
         #: Around everything; its end is the connection's.
         self.scope = trio.CancelScope()
         #: Received, and not yet part of a request.
         self.pending = b""
+        reactor.add(sock, self)
+
+    def leave(self) -> None:
+        """The reactor has nothing more to do with the socket. Idempotent."""
+        self._reactor.remove(self._sock, self)
+
+    # --- in the reactor's task --------------------------------------------------------------------
+
+    def readable(self, events: int = 0) -> None:
+        """Something has come, or the other side has gone."""
+        self.edge = True
+        if events & _ENDS:
+            self._ends = True
+        if not self.resting or (not self._lane.started and self._read() and self._lane.came()):
+            self.wake()
+
+    def rested_too_long(self) -> None:
+        """Nothing came for ``keep_alive_s``."""
+        self.scope.cancel()
+
+    def _read(self) -> bool:
+        """Reads what is there, without waiting; whether there is something to see to."""
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            self.edge = False
+            return bool(self.pending)
+        except OSError:
+            data = b""
+        if not data:
+            self.ended = True
+            return True
+        # Behind a short read nothing is left, but for the end: that came with the same edge, or has one of its own.
+        self.edge = self._ends or len(data) == RECEIVE_BYTES
+        self.pending = self.pending + data if self.pending else data
+        return True
+
+    def wake(self) -> None:
+        """Wakes the task, if it sleeps."""
+        self.resting = False
+        self._reactor.works(self)
+        task, self._receiver = self._receiver, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def send_now(self, data: bytes) -> bool:
+        """Sends ``data`` without waiting; False: not all of it, and ``send_rest`` sends the rest, or raises."""
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            sent = 0  # the task meets it again
+        if sent < len(data):
+            self._unsent = memoryview(data)[sent:]
+            return False
+        return True
+
+    # --- in the connection's task -----------------------------------------------------------------
+
+    async def rest(self) -> None:
+        """Sleeps until the task is needed."""
+        self.resting = True
+        self._reactor.rests(self)
+        if self.edge:
+            self.readable()
+        if self.resting:
+            await self._sleep()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def send_rest(self) -> None:
+        """Sends what ``send_now`` left. Raises OSError."""
+        rest, self._unsent = self._unsent, memoryview(b"")
+        if rest:
+            await self._send_rest(rest)
+            self.scope.deadline = inf
+
+    async def _sleep(self) -> None:
+        self._receiver = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._receiver = None
+            self.resting = False
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
 
     async def receive(self, max_bytes: int = RECEIVE_BYTES) -> bytes:
         """At least one byte.
@@ -530,11 +779,16 @@ class Connection:
           OSError: the connection is broken.
         """
         while True:
-            await wait_readable(self._sock)
+            if self.ended:
+                raise PeerLeft
+            if not self.edge:
+                await self._sleep()
             try:
                 data = self._sock.recv(max_bytes)
             except BlockingIOError:
+                self.edge = False
                 continue
+            self.edge = self._ends or len(data) == max_bytes
             if not data:
                 raise PeerLeft
             return data

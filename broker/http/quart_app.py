@@ -65,7 +65,7 @@ def rule_of(path: str) -> str:
 
 
 def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable[Response]]:
-    route, handler = endpoint
+    route, handler, _ = endpoint
     max_bytes = 0 if route.body is None else route.body.max_bytes
 
     async def view(**path: str) -> Response:
@@ -142,7 +142,7 @@ def passage() -> Passage:
 
 def hot_view(endpoint: Endpoint, settings: HttpSettings) -> Callable[..., Awaitable[Response]]:
     """A view that answers as the lane does, byte for byte."""
-    route, handler = endpoint
+    route, handler, _ = endpoint
 
     async def view(**path: str) -> Response:
         through = passage()

@@ -27,6 +27,7 @@ from broker.http import wire
 from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
 from broker.http.lane import BRIEF_LINGER_S, HotRoutes, Lane, LaneParts, Watch
 from broker.http.messages import Conversations, answer_for, new_request_id
+from broker.http.reactor import Reactor
 from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.link import PREFACE
@@ -83,18 +84,21 @@ async def serve_http(
       OSError: the server cannot listen on an address of ``binds``; nothing is left open.
     """
     listeners: list[socket.socket] = []
+    reactor = Reactor(settings.keep_alive_s)
     try:
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
         hypercorn = HypercornServer(app, settings, budget, begin)
         # Without routes a lane only finds out how a connection begins.
-        parts = LaneParts(settings, HotRoutes(endpoints if settings.lane else ()), budget, Watch())
+        routes = HotRoutes(endpoints if settings.lane else ())
+        parts = LaneParts(settings, routes, budget, Watch(), reactor)
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with hypercorn.opened():
             await server.run(listeners, stop, grace_s, task_status)
     finally:
         for listener in listeners:
             listener.close()
+        reactor.close()
 
 
 class _Server:
@@ -121,6 +125,8 @@ class _Server:
     ) -> None:
         async with trio.open_nursery() as watching:
             watching.start_soon(self._parts.watch.run)
+            watching.start_soon(self._parts.reactor.run)
+            watching.start_soon(self._parts.reactor.sweep)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:

@@ -67,7 +67,7 @@ async def nothing(request):
 def test_transactions_are_forwarded_where_an_instance_decides_them(decides, forwarded):
     endpoints = [Endpoint(route, nothing) for route in ROUTES]
     given = Forwarding(None, SimpleNamespace(poll=nothing), decides=decides, max_wait_ms=0).endpoints(endpoints)
-    elsewhere = {route.owner for route, handler in given if handler is not nothing}
+    elsewhere = {route.owner for route, handler, _ in given if handler is not nothing}
     assert elsewhere == {"topic", "topics", "namespaces"} | forwarded
 
 

@@ -1,0 +1,128 @@
+"""The reactor: one task that waits for the sockets of all connections at once.
+
+A task of its own for every wait costs trio a registration with the kernel, a deadline and a turn of the loop for each
+read: with small requests more than the requests themselves. Here each socket is registered once, edge-triggered, in an
+epoll of its own, and one task waits for that. For a connection that rests it calls ``readable``, which may answer a
+request on the spot; otherwise it wakes the connection's task.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import OrderedDict, deque
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+from trio.lowlevel import wait_readable
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import NoReturn
+
+_EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+#: Sockets served in one turn of the loop, so that other tasks are never far from theirs.
+MAX_READY = 128
+#: How often connections that rest too long, and requests that wait too long, are looked for.
+SWEEP_S = 0.25
+
+
+class Member(Protocol):
+    """A connection in the reactor."""
+
+    def readable(self, events: int = 0) -> None:
+        """Something has come, or the other side has gone. Called in the reactor's task: it neither waits nor raises.
+
+        Args:
+          events: what epoll told of it.
+        """
+
+    def rested_too_long(self) -> None:
+        """Nothing came for ``keep_alive_s``. Called in the reactor's task: it neither waits nor raises."""
+
+
+class Reactor:
+    """Waits for all its members. Run ``run`` and ``sweep``, both until cancelled."""
+
+    def __init__(self, keep_alive_s: float) -> None:
+        self._keep_alive_s = keep_alive_s
+        self._epoll = select.epoll()
+        self._members: dict[int, Member] = {}
+        self._again: deque[Member] = deque()
+        #: Member → since when it rests; the longest first.
+        self._resting: OrderedDict[Member, float] = OrderedDict()
+        #: Member → when its request has waited too long, and what to do then; the oldest first.
+        self._timed: OrderedDict[Member, tuple[float, Callable[[], object]]] = OrderedDict()
+
+    def close(self) -> None:
+        """Free the epoll."""
+        self._epoll.close()
+
+    def add(self, sock: socket.socket, member: Member) -> None:
+        """Have ``member`` told of what comes from now on; also of what has come before."""
+        self._members[sock.fileno()] = member
+        self._epoll.register(sock, _EDGES)
+
+    def remove(self, sock: socket.socket, member: Member) -> None:
+        """Forget a member. Idempotent."""
+        if self._members.get(sock.fileno()) is member:
+            del self._members[sock.fileno()]
+            self._epoll.unregister(sock)
+        self._resting.pop(member, None)
+        self._timed.pop(member, None)
+
+    def again(self, member: Member) -> None:
+        """Call ``readable`` in this turn or the next, although no edge will come: there may be more to read."""
+        self._again.append(member)
+
+    def rests(self, member: Member) -> None:
+        """The member waits for its next request from now on."""
+        self._resting.pop(member, None)
+        self._resting[member] = trio.current_time()
+
+    def works(self, member: Member) -> None:
+        """The member does not rest any more."""
+        self._resting.pop(member, None)
+
+    def expire(self, member: Member, timeout_s: float, expired: Callable[[], object]) -> None:
+        """Call ``expired`` if the member's request is not answered in ``timeout_s``, the same for all of them."""
+        if timeout_s < inf:
+            self._timed[member] = (trio.current_time() + timeout_s, expired)
+
+    def answered(self, member: Member) -> None:
+        """The member's request is answered."""
+        self._timed.pop(member, None)
+
+    async def run(self) -> NoReturn:
+        """Serve the sockets."""
+        epoll, members = self._epoll, self._members
+        while True:
+            if self._again:
+                await trio.lowlevel.checkpoint()
+            else:
+                await wait_readable(epoll)
+            for _ in range(len(self._again)):
+                self._again.popleft().readable()
+            for descriptor, events in epoll.poll(0, MAX_READY):
+                member = members.get(descriptor)
+                if member is not None:
+                    member.readable(events)
+
+    async def sweep(self) -> NoReturn:
+        """End what takes too long."""
+        while True:
+            await trio.sleep(SWEEP_S)
+            now_s = trio.current_time()
+            while self._timed:
+                member, (due_s, expired) = next(iter(self._timed.items()))
+                if due_s > now_s:
+                    break
+                del self._timed[member]
+                expired()
+            while self._resting:
+                member, since_s = next(iter(self._resting.items()))
+                if since_s + self._keep_alive_s > now_s:
+                    break
+                del self._resting[member]
+                member.rested_too_long()
