@@ -102,13 +102,17 @@ class Directory:
         """Ask without waiting: the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Args:
-          on_settled: as ``Future.on_settled``.
+          on_settled: as ``Future.on_settled``; the topic's turn is due then, and the caller runs ``Turns``.
         Raises as ``Mailbox.put`` does.
         """
         ticket = Ticket(ask)
-        if on_settled is not None:
-            ticket.on_settled(on_settled)
-        self.entry(name).mailbox.put(ticket)
+        entry = self.entry(name)
+        if on_settled is None:
+            entry.mailbox.put(ticket)
+            return ticket
+        ticket.on_settled(on_settled)
+        entry.mailbox.put(ticket, wake=False)
+        self.environment.turns.soon(entry.actor)
         return ticket
 
     def entry(self, name: TopicName) -> DirectoryEntry:

@@ -106,6 +106,8 @@ class Mailbox:
         self._bytes = 0
         self._is_closed = False
         self._receiver: trio.lowlevel.Task | None = None
+        #: A commit is being written without the receiver's task: what arrives meanwhile need not wake it.
+        self.held = False
         #: Called with the ticket of a caller that leaves; the actor at work sets it.
         self.on_leave: Callable[[Ticket[Any]], object] = _drop_abandoned
         #: Makes the error for requests that are refused just now; None while the actor takes them.
@@ -132,8 +134,12 @@ class Mailbox:
         self.put(ticket)
         return await ticket.wait(self._left)
 
-    def put(self, ticket: Ticket[Any]) -> None:
-        """Queue a ticket, without waiting. Raises as ``ask`` does when the ticket is refused."""
+    def put(self, ticket: Ticket[Any], *, wake: bool = True) -> None:
+        """Queue a ticket, without waiting. Raises as ``ask`` does when the ticket is refused.
+
+        Args:
+          wake: False: the caller makes the actor take its turn.
+        """
         if self.closed_for is not None:
             raise self.closed_for()
         size = ticket.ask.size
@@ -145,8 +151,13 @@ class Mailbox:
             raise Overloaded(f"{len(self._queue)} requests wait for this topic already")
         self._queue.append(ticket)
         self._bytes += size
-        if self._receiver is not None:
+        if wake and not self.held and self._receiver is not None:
             self.wake()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the receiver sleeps until something arrives."""
+        return self._receiver is not None
 
     async def receive_batch(
         self, max_requests: int, max_bytes: int, deadline_s: float | None = None
@@ -158,17 +169,20 @@ class Mailbox:
         Raises:
           trio.EndOfChannel: the mailbox is closed, and all its tickets have been received.
         """
+        await self.wait(deadline_s)
+        return self.take(max_requests, max_bytes)
+
+    async def wait(self, deadline_s: float | None = None) -> None:
+        """Wait until a ticket has arrived, ``wake`` is called, the deadline passes, or the mailbox is closed."""
         if self._queue:
             await trio.lowlevel.checkpoint()  # callers that are ready to run put their tickets into this batch
         elif self._is_closed:
             await trio.lowlevel.checkpoint_if_cancelled()
-            raise trio.EndOfChannel
         elif deadline_s is None:
             await self._park()
         else:
             with trio.move_on_at(deadline_s):
                 await self._park()
-        return self._take(max_requests, max_bytes)
 
     async def _park(self) -> None:
         self._receiver = trio.lowlevel.current_task()
@@ -179,7 +193,10 @@ class Mailbox:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    def _take(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
+    def take(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
+        """The tickets that have arrived, within the bounds. Raises trio.EndOfChannel: as ``receive_batch``."""
+        if self._is_closed and not self._queue:
+            raise trio.EndOfChannel
         tickets: list[Ticket[Any]] = []
         size = 0
         while self._queue and len(tickets) < max_requests and (size < max_bytes or not tickets):
@@ -210,9 +227,7 @@ class Mailbox:
     def close(self) -> None:
         """Refuse new tickets; the receiver gets the waiting ones, then EndOfChannel. Idempotent."""
         self._is_closed = True
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            trio.lowlevel.reschedule(receiver, outcome.Error(trio.EndOfChannel()))
+        self.wake()
 
 
 def _drop_abandoned(ticket: Ticket[Any]) -> None:

@@ -17,6 +17,7 @@ from actors.loading import load_topic
 from actors.observe import NoObserver
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
+from actors.turns import Turns
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
 from plainsong.protocol.ids import ID_BYTES, after
 from plainsong.protocol.topic.asks import (
@@ -97,6 +98,8 @@ class TopicEnvironment:
     """Which topics this instance owns."""
     enlistments: Enlistments | None = None
     """Enlistments of topics, where another instance may decide transactions; None: topics need not be enlisted."""
+    turns: Turns = field(default_factory=Turns)
+    """Turns of actors that are due."""
     closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_CLOSING))
     """Limits how many topics close at the same time."""
     openings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_OPENING))
@@ -114,8 +117,10 @@ class TopicActor(Actor[TopicCore, Step]):
             mailbox,
             commit_requests=environment.commit_requests,
             commit_bytes=environment.commit_bytes,
+            turns=environment.turns,
         )
         self.name = name
+        self._commit_begun_s = 0.0
         self._environment = environment
         self._cache = cache
         self._term: Term | None = None
@@ -156,7 +161,8 @@ class TopicActor(Actor[TopicCore, Step]):
     async def _close(self, core: TopicCore, claim: Claim) -> None:
         """Answer the parked polls, empty; leave a high-water mark, where it makes the next load shorter."""
         few_rows = FEW_ROWS if self._shared else 0
-        step, answers = core.close(self._environment.pointers.take_decided(self.name), few_rows=few_rows)
+        pointers = self._environment.pointers
+        step, answers = core.close(pointers.take_decided(self.name), few_rows=few_rows)
         if not self._shared:
             settle_all(answers)
         try:
@@ -165,7 +171,12 @@ class TopicActor(Actor[TopicCore, Step]):
                     await self._store.check(claim)
                 settle_all(answers)
                 if step.operations:
-                    await self._write(core, claim, step)
+                    self._commit_begins(step)
+                    try:
+                        await self._store.write(step.operations, claim=claim)
+                    finally:
+                        self._commit_ends(step)
+                    pointers.drop(self.name, [each for each in step.dropped if each not in core.state.pending])
         except BaseException as error:
             self._fail([as_ticket(ticket) for ticket, _ in answers], None, (), error)
             raise
@@ -195,31 +206,30 @@ class TopicActor(Actor[TopicCore, Step]):
         del core
         return step.operations
 
-    async def _commit(self, core: TopicCore, claim: Claim, step: Step, operations: Sequence[Operation]) -> None:
-        del operations  # they are the step's
-        begun_s = trio.current_time()
-        await self._write(core, claim, step)
+    def _commit_begins(self, step: Step) -> None:
+        """Meanwhile the index says that rows of the step's pointers are being written."""
+        self._commit_begun_s = trio.current_time()
+        if step.pointers:
+            self._environment.pointers.begin(self.name, step.pointers)
+
+    def _commit_ends(self, step: Step) -> None:
+        if step.pointers:
+            self._environment.pointers.end(step.pointers)
+
+    def _committed(self, core: TopicCore, step: Step) -> None:
+        pointers = self._environment.pointers
+        if step.dropped:
+            pointers.drop(self.name, [each for each in step.dropped if each not in core.state.pending])
         self._update_cache(core.state.prefix, step)
         for pointer in {pointer for pointer, _, _ in step.rolled_back}:
-            self._environment.pointers.wake(pointer)
+            pointers.wake(pointer)
         if step.messages:
             publishes = sum(1 for ticket, _ in step.answers if isinstance(as_ticket(ticket).ask, PUBLISHES))
-            self._environment.observer.committed(publishes, step.messages, trio.current_time() - begun_s)
-        # A caller that left during the commit was not parked yet, so its leaving has taken nothing out of the parking.
-        step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
-
-    async def _write(self, core: TopicCore, claim: Claim, step: Step) -> None:
-        """Write the operations; meanwhile the index says that rows of the step's pointers are being written."""
-        if not step.pointers and not step.dropped:
-            await self._store.write(step.operations, claim=claim)
-            return
-        pointers = self._environment.pointers
-        pointers.begin(self.name, step.pointers)
-        try:
-            await self._store.write(step.operations, claim=claim)
-        finally:
-            pointers.end(step.pointers)
-        pointers.drop(self.name, [each for each in step.dropped if each not in core.state.pending])
+            seconds = trio.current_time() - self._commit_begun_s
+            self._environment.observer.committed(publishes, step.messages, seconds)
+        if step.looks:
+            # A caller that left during the commit was not parked yet, so its leaving took nothing out of the parking.
+            step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
 
     def _update_cache(self, prefix: bytes, step: Step) -> None:
         """Bring the scan cache to what is durable now."""

@@ -427,10 +427,14 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _operations(self, core: ManagerCore, step: ManagerStep) -> Sequence[Operation]:
         return core.operations(step)
 
-    async def _commit(
-        self, core: ManagerCore, claim: Claim, step: ManagerStep, operations: Sequence[Operation]
-    ) -> None:
-        await self._store.write(operations, claim=claim)
+    def _commit_begins(self, step: ManagerStep) -> None:
+        """Nobody looks at what is being written."""
+
+    def _commit_ends(self, step: ManagerStep) -> None:
+        """As ``_commit_begins``."""
+
+    def _committed(self, core: ManagerCore, step: ManagerStep) -> None:
+        """``_settled`` says it to the core."""
 
     def _settled(self, core: ManagerCore, step: ManagerStep) -> Answers:
         return core.settled(step)

@@ -389,6 +389,7 @@ async def serve(
             grace_s=config.shutdown.drain_s,
             begin=daemon.begin,
             peers=peers,
+            turns=daemon.directory.environment.turns,
             task_status=task_status,
         )
     finally:

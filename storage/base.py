@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from plainsong.protocol.errors import PlainsongError, StorageFailed
 from plainsong.protocol.rows import HAS_POINTER
@@ -122,6 +122,18 @@ class StoreStatistics:
     """Its size on disk; None where the store cannot tell cheaply."""
     free_bytes: int | None
     """Free space on that disk; None where there is no disk, or the store cannot tell."""
+
+
+@runtime_checkable
+class BeginsWrites(Protocol):
+    """A store that needs no task for a commit, since it is the only writer of its rows."""
+
+    def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
+        """As ``Store.write``, without waiting: ``settled`` is called on the event loop, with the error that
+        ``Store.write`` would raise, or None.
+
+        Raises StoreError: nothing was begun.
+        """
 
 
 class Store(Protocol):

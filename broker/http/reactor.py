@@ -47,6 +47,8 @@ class Reactor:
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
+        #: Called behind the requests of each turn of the loop, some of which may have been started.
+        self.took_in: Callable[[], None] = lambda: None
         self._epoll = select.epoll()
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
@@ -96,18 +98,23 @@ class Reactor:
 
     async def run(self) -> NoReturn:
         """Serve the sockets."""
-        epoll, members = self._epoll, self._members
         while True:
             if self._again:
                 await trio.lowlevel.checkpoint()
             else:
-                await wait_readable(epoll)
-            for _ in range(len(self._again)):
-                self._again.popleft().readable()
-            for descriptor, events in epoll.poll(0, MAX_READY):
-                member = members.get(descriptor)
-                if member is not None:
-                    member.readable(events)
+                await wait_readable(self._epoll)
+            self.take_in()
+            self.took_in()
+
+    def take_in(self) -> None:
+        """Serve what has come by now, without waiting."""
+        for _ in range(len(self._again)):
+            self._again.popleft().readable()
+        members = self._members
+        for descriptor, events in self._epoll.poll(0, MAX_READY):
+            member = members.get(descriptor)
+            if member is not None:
+                member.readable(events)
 
     async def sweep(self) -> NoReturn:
         """End what takes too long."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework, LifespanState
 
+    from actors.turns import Turns
     from broker.api.route import Endpoint
     from broker.http.budgets import BodyBudget, HttpSettings
     from broker.http.messages import Begin
@@ -68,6 +69,7 @@ async def serve_http(
     tls: ssl.SSLContext | None = None,
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
+    turns: Turns | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
@@ -78,6 +80,7 @@ async def serve_http(
       begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
         like any other that is not HTTP.
+      turns: those of the actors that requests are started at without a task; None: there are no such routes.
       task_status: gets the addresses as ``host:port``.
 
     Raises:
@@ -85,6 +88,8 @@ async def serve_http(
     """
     listeners: list[socket.socket] = []
     reactor = Reactor(settings.keep_alive_s)
+    if turns is not None:
+        reactor.took_in, turns.take_in = turns.run_due, reactor.take_in
     try:
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
@@ -98,6 +103,8 @@ async def serve_http(
     finally:
         for listener in listeners:
             listener.close()
+        if turns is not None:
+            turns.take_in = lambda: None
         reactor.close()
 
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import outcome
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Expect, Operation
     from storage.leveldb.database import Database
 
+T = TypeVar("T")
 #: Bytes after which a group takes no further commit: beyond, joining saves nothing and delays the first one.
 MAX_GROUP_BYTES = 4 << 20
 #: What a row costs besides its value, roughly.
@@ -79,23 +80,24 @@ class GroupCommit:
             raise StoreError("the store is closed")
         self._waiting.put(work)
 
-    async def submit(self, work: PendingWrite) -> None:
-        """Return when ``work`` is written; cancellation does not interrupt it.
+    @staticmethod
+    async def written(begin: Callable[[Callable[[T], None]], None]) -> T:
+        """Begin something, and wait until the function that ``begin`` is given is called; returns what it is called with.
 
-        Raises:
-          StoreError, StoreConflict: as ``write`` raised it.
+        Cancellation does not interrupt it.
         """
         task = trio.lowlevel.current_task()
-        work.on_settled = lambda _: trio.lowlevel.reschedule(task)
-        self.begin(work)
-        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
-        if work.error is not None:
-            raise own_error(work.error)
+        begin(lambda found: trio.lowlevel.reschedule(task, outcome.Value(found)))
+        found: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        return found
 
     async def quiet(self) -> None:
-        """Return once everything submitted before has been written, or has failed."""
-        with suppress(StoreError):
-            await self.submit(PendingWrite(()))
+        """Return once everything begun before has been written, or has failed."""
+
+        def begin(settled: Callable[[PendingWrite], None]) -> None:
+            self.begin(PendingWrite((), on_settled=settled))
+
+        await self.written(begin)
 
     async def close(self) -> None:
         """Settle what waits, then end the thread. Idempotent."""
@@ -159,7 +161,7 @@ class GroupCommit:
 _NOTHING = PendingWrite(())
 
 
-def own_error(error: StoreError | StoreConflict) -> Exception:
+def own_error(error: StoreError | StoreConflict) -> StoreError | StoreConflict:
     """An exception of its own for each caller: one object raised in several tasks mixes their tracebacks."""
     made = type(error)(error.detail, hint=error.hint)
     made.__cause__ = error

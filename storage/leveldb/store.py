@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
@@ -19,13 +20,14 @@ from plainsong.protocol.effects import Delete
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.directory import DataDirectory
 from storage.leveldb.database import Database, LevelDBOptions
-from storage.leveldb.group_commit import GroupCommit, PendingWrite, write_group
+from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Expect, Operation, Table
+    from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
     from storage.base import Row
 
@@ -108,26 +110,47 @@ class LevelDBStore:
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
+        del claim
         await trio.lowlevel.checkpoint_if_cancelled()
-        work = PendingWrite(commit, expect)
-        await self._group_commit.submit(work)
-        while work.rest:
-            # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
-            work = PendingWrite(work.rest)
-            await self._finish(work)
+        failed = await self._group_commit.written(partial(self._begin, PendingWrite(commit, expect)))
+        if failed is not None:
+            raise failed
 
-    async def _finish(self, work: PendingWrite) -> None:
-        try:
-            await self._group_commit.submit(work)
-        except NothingWritten as error:
-            raise StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint) from error
+    def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
+        """See ``BeginsWrites.begin_write``."""
+        self._begin(PendingWrite(commit), settled)
+
+    def _begin(self, work: PendingWrite, settled: Callable[[PlainsongError | None], object]) -> None:
+        """Begin a commit, and go on with what a long rollback leaves to do."""
+
+        def written(done: PendingWrite) -> None:
+            error = done.error
+            if error is not None:
+                if done is not work and isinstance(error, NothingWritten):
+                    settled(StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint))
+                else:
+                    settled(own_error(error))
+            elif done.rest:
+                # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
+                try:
+                    self._group_commit.begin(PendingWrite(done.rest, on_settled=written))
+                except StoreError as closed:
+                    settled(closed)
+            else:
+                settled(None)
+
+        work.on_settled = written
+        self._group_commit.begin(work)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``; joins commits, a bounded number of rows at a time."""
         await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._group_commit.submit(PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False))
+            work = PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False)
+            failed = await self._group_commit.written(partial(self._begin, work))
+            if failed is not None:
+                raise failed
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""
