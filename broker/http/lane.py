@@ -30,7 +30,7 @@ from broker.http.budgets import (
 )
 from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
-from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.errors import Overloaded, PlainsongError
 from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Lane:
     __slots__ = (
         "_busy",
         "_connection",
+        "_gathering",
         "_head",
         "_head_bytes",
         "_held",
@@ -95,6 +96,7 @@ class Lane:
         #: In a handler of the task; whether one was started without it; after a request whose end we know.
         self._busy = False
         self._started = False
+        self._gathering = False
         self._in_step = True
         self._stopping = False
         #: The last answer said so, or could not be sent.
@@ -144,6 +146,11 @@ class Lane:
     # --- without the task -------------------------------------------------------------------------
 
     @property
+    def gathering(self) -> bool:
+        """Whether the first part of a body has come, and the rest is waited for without the task."""
+        return self._gathering
+
+    @property
     def started(self) -> bool:
         """Whether a request is being answered without the task."""
         return self._started
@@ -161,13 +168,15 @@ class Lane:
         if head is None or self._stopping or not pending:
             return True
         start = head.endpoint.start
+        parts = self._parts
         begin = len(self._head_bytes)
         end = begin + head.length
-        if start is None or head.length < 0 or len(pending) < end or "content-encoding" in head.headers:
+        if start is None or not 0 <= head.length <= parts.settings.max_body_bytes or "content-encoding" in head.headers:
             return True
-        parts = self._parts
-        if head.length > parts.settings.max_body_bytes:
-            return True
+        if len(pending) < end:
+            return not self._gather(head, end - len(pending))
+        if self._gathering:
+            self._end_gathering()
         self._request_id = head.request_id or new_request_id()
         request = Request(head.path, head.query, head.headers, pending[begin:end], self._request_id)
         connection.pending = pending[end:]
@@ -187,6 +196,28 @@ class Lane:
             parts.reactor.works(connection)
             parts.reactor.expire(connection, *limit)
         return self._needs_task
+
+    def _gather(self, head: Head, missing_bytes: int) -> bool:
+        """Waits for the rest of a body without the task; False: that is better left to it."""
+        connection, reactor = self._connection, self._parts.reactor
+        if connection.ended or head.expects_continue or len(connection.pending) + missing_bytes > GATHERED_BYTES:
+            return False
+        try:
+            self._held.grow(len(connection.pending) - self._held.reserved_bytes)
+        except Overloaded:
+            return False
+        if not self._gathering:
+            self._gathering = True
+            reactor.works(connection)
+            reactor.expire(connection, GATHER_S, connection.wake)
+        connection.wanted_bytes = max(missing_bytes, RECEIVE_BYTES)
+        return True
+
+    def _end_gathering(self) -> None:
+        self._gathering = False
+        self._held.release()
+        self._connection.wanted_bytes = RECEIVE_BYTES
+        self._parts.reactor.answered(self._connection)
 
     @property
     def _needs_task(self) -> bool:
@@ -274,6 +305,8 @@ class Lane:
             connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S if self._stopping else inf
             await connection.rest()
             connection.scope.deadline = inf
+            if self._gathering:
+                self._end_gathering()
             if self._unsent is not None:
                 (answer, keep), self._unsent = self._unsent, None
                 await self._send_made(answer, keep=keep)
@@ -631,6 +664,9 @@ class _Intake:
 
 
 RECEIVE_BYTES = 64 << 10
+#: Bodies up to this size are waited for without a task, for so long.
+GATHERED_BYTES = 256 << 10
+GATHER_S = 1.0
 #: What a client may send ahead while its answer is awaited.
 MAX_PIPELINED_BYTES = 64 << 10
 #: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
@@ -663,6 +699,7 @@ class Connection:
         "pending",
         "resting",
         "scope",
+        "wanted_bytes",
     )
 
     def __init__(self, sock: socket.socket, send_timeout_s: float, reactor: Reactor, lane: Lane) -> None:
@@ -683,6 +720,8 @@ class Connection:
         self.scope = trio.CancelScope()
         #: Received, and not yet part of a request.
         self.pending = b""
+        #: How much is read at once while the connection rests.
+        self.wanted_bytes = RECEIVE_BYTES
         reactor.add(sock, self)
 
     def leave(self) -> None:
@@ -696,8 +735,16 @@ class Connection:
         self.edge = True
         if events & _ENDS:
             self._ends = True
-        if not self.resting or (not self._lane.started and self._read() and self._lane.came()):
+        if not self.resting:
             self.wake()
+            return
+        lane = self._lane
+        while not lane.started and self._read():
+            if lane.came():
+                self.wake()
+                return
+            if not (lane.gathering and self.edge):
+                return
 
     def rested_too_long(self) -> None:
         """Nothing came for ``keep_alive_s``."""
@@ -706,7 +753,7 @@ class Connection:
     def _read(self) -> bool:
         """Reads what is there, without waiting; whether there is something to see to."""
         try:
-            data = self._sock.recv(RECEIVE_BYTES)
+            data = self._sock.recv(self.wanted_bytes)
         except BlockingIOError:
             self.edge = False
             return bool(self.pending)
@@ -716,7 +763,7 @@ class Connection:
             self.ended = True
             return True
         # Behind a short read nothing is left, but for the end: that came with the same edge, or has one of its own.
-        self.edge = self._ends or len(data) == RECEIVE_BYTES
+        self.edge = self._ends or len(data) == self.wanted_bytes
         self.pending = self.pending + data if self.pending else data
         return True
 
