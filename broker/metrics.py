@@ -8,17 +8,21 @@ counted, and never fails a request.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client.metrics_core import Metric
 
@@ -45,17 +49,13 @@ class Metrics:
         build.labels(version).set(1)
         self.readings = Readings(self._scrape_errors)
         self.registry.register(self.readings)
-        self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        #: Counted on the hot path, and read at each scrape.
+        self._answers: dict[tuple[str, int], int] = {}
+        self._published = 0
+        self.registry.register(_HotCounters(self._answers, lambda: self._published))
 
     def _counters(self) -> None:
         registry = self.registry
-        self._requests = Counter(
-            "plainsong_requests_total",
-            "Requests answered, by route and status.",
-            ["route", "status"],
-            registry=registry,
-        )
-        self._messages = Counter("plainsong_published_messages_total", "Messages made durable.", registry=registry)
         self._producer_events = Counter(
             "plainsong_producer_events_total",
             "What became of producers' requests and of producers, by event.",
@@ -112,25 +112,18 @@ class Metrics:
 
     def _histograms(self) -> None:
         registry = self.registry
-        self._latency = Histogram(
+        self._latency = Distributions(
             "plainsong_request_duration_seconds",
             "Time from the whole request to its answer, by route; polls that wait included.",
-            ["route"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+            LATENCY_BUCKETS_S,
+            label="route",
         )
-        self._commit_messages = Histogram(
-            "plainsong_commit_messages", "Messages in one commit.", buckets=SIZE_BUCKETS, registry=registry
-        )
-        self._commit_requests = Histogram(
-            "plainsong_commit_requests", "Publishes that shared one commit.", buckets=SIZE_BUCKETS, registry=registry
-        )
-        self._sync = Histogram(
-            "plainsong_sync_duration_seconds",
-            "Time to make one commit durable.",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
+        messages = Distributions("plainsong_commit_messages", "Messages in one commit.", SIZE_BUCKETS)
+        requests = Distributions("plainsong_commit_requests", "Publishes that shared one commit.", SIZE_BUCKETS)
+        sync = Distributions("plainsong_sync_duration_seconds", "Time to make one commit durable.", LATENCY_BUCKETS_S)
+        self._commit_messages, self._commit_requests, self._sync = messages.of(), requests.of(), sync.of()
+        for each in (self._latency, messages, requests, sync):
+            registry.register(each)
         self._load = Histogram(
             "plainsong_topic_load_duration_seconds",
             "Time to load one topic from disk.",
@@ -155,12 +148,9 @@ class Metrics:
     def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
         """A request was answered, or several as one. ``route`` is a route's name, never what the client sent."""
         key = (route, status)
-        children = self._children.get(key)
-        if children is None:
-            children = self._requests.labels(route, str(status)), self._latency.labels(route)
-            self._children[key] = children
-        children[0].inc(requests)
-        children[1].observe(seconds)
+        counts = self._answers
+        counts[key] = counts.get(key, 0) + requests
+        self._latency.of(route).observe(seconds)
 
     def lagged(self, seconds: float) -> None:
         """The event loop woke a task this late."""
@@ -208,7 +198,7 @@ class Metrics:
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
         """A commit was made durable."""
-        self._messages.inc(messages)
+        self._published += messages
         self._commit_requests.observe(requests)
         self._commit_messages.observe(messages)
         self._sync.observe(write_s)
@@ -290,6 +280,78 @@ class Readings(Collector):
 def _family(name: str, text: str, value: float | None) -> Metric:
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     return kind(name, text, value=value)
+
+
+# --- the hot path ----------------------------------------------------------------------------------
+
+
+#
+# prometheus_client takes a lock for each number, and looks at every bucket: 3.5 µs for an observation, of which a publish
+# had two and its commit three. These cost a tenth of that, and the event loop is the only one to touch them.
+
+
+class Distribution:
+    """Observations in buckets."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        #: Observations up to each bound and above the one before; the last has those above all bounds.
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class Distributions(Collector):
+    """A histogram, with a series for each value of its label if it has one."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], *, label: str | None = None) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._labels = [] if label is None else [label]
+        self._series: dict[str, Distribution] = {}
+
+    def of(self, value: str = "") -> Distribution:
+        """The series of a value of the label."""
+        found = self._series.get(value)
+        if found is None:
+            found = self._series[value] = Distribution(self._bounds)
+        return found
+
+    def describe(self) -> Iterator[Metric]:
+        """The histogram without its numbers."""
+        yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram as of now."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        names = [floatToGoString(bound) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
+        for value, series in self._series.items():
+            buckets = [(name, float(count)) for name, count in zip(names, accumulate(series.counts), strict=True)]
+            family.add_metric([value] if self._labels else [], buckets, series.total)
+        yield family
+
+
+class _HotCounters(Collector):
+    def __init__(self, answers: Mapping[tuple[str, int], int], published: Callable[[], int]) -> None:
+        self._answers = answers
+        self._published = published
+
+    def collect(self) -> Iterator[Metric]:
+        """The counters as of now."""
+        answers = CounterMetricFamily(
+            "plainsong_requests_total", "Requests answered, by route and status.", labels=["route", "status"]
+        )
+        for (route, status), count in self._answers.items():
+            answers.add_metric([route, str(status)], count)
+        yield answers
+        yield CounterMetricFamily("plainsong_published_messages_total", "Messages made durable.", self._published())
 
 
 # --- transactions ----------------------------------------------------------------------------------
