@@ -102,7 +102,7 @@ class Directory:
         """Ask without waiting: the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Args:
-          on_settled: as ``Future.on_settled``; the topic's turn is due then, and the caller runs ``Turns``.
+          on_settled: as ``Future.on_settled``; where a server runs turns, the topic's is due then.
         Raises as ``Mailbox.put`` does.
         """
         ticket = Ticket(ask)
@@ -111,8 +111,10 @@ class Directory:
             entry.mailbox.put(ticket)
             return ticket
         ticket.on_settled(on_settled)
-        entry.mailbox.put(ticket, wake=False)
-        self.environment.turns.soon(entry.actor)
+        turns = self.environment.turns
+        entry.mailbox.put(ticket, wake=not turns.are_run)
+        if turns.are_run:
+            turns.soon(entry.actor)
         return ticket
 
     def entry(self, name: TopicName) -> DirectoryEntry:

@@ -26,8 +26,20 @@ class Turns:
     def __init__(self) -> None:
         self._due: dict[TakesTurns, None] = {}
         self._running = False
-        #: Takes in the requests that have arrived by now; they may make more turns due.
-        self.take_in: Callable[[], None] = lambda: None
+        self._take_in: Callable[[], None] | None = None
+
+    @property
+    def are_run(self) -> bool:
+        """Whether a server runs them; otherwise tasks have to be woken."""
+        return self._take_in is not None
+
+    def attach(self, take_in: Callable[[], None] | None) -> None:
+        """A server runs the turns from now on, or, with None, does no more.
+
+        Args:
+          take_in: takes in the requests that have arrived by now; they may make more turns due.
+        """
+        self._take_in = take_in
 
     def soon(self, actor: TakesTurns) -> None:
         """The actor has mail, and its task was not woken: call ``run`` in the same turn of the event loop."""
@@ -39,7 +51,8 @@ class Turns:
             return
         self._running = True
         try:
-            self.take_in()
+            if self._take_in is not None:
+                self._take_in()
             self.run_due()
         finally:
             self._running = False

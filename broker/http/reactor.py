@@ -8,6 +8,7 @@ request on the spot; otherwise it wakes the connection's task.
 
 from __future__ import annotations
 
+import os
 import select
 from collections import OrderedDict, deque
 from math import inf
@@ -50,6 +51,9 @@ class Reactor:
         #: Called behind the requests of each turn of the loop, some of which may have been started.
         self.took_in: Callable[[], None] = lambda: None
         self._epoll = select.epoll()
+        #: Wakes the reactor's task for what came by no socket.
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
         #: Member → since when it rests; the longest first.
@@ -60,6 +64,7 @@ class Reactor:
     def close(self) -> None:
         """Free the epoll."""
         self._epoll.close()
+        os.close(self._bell)
 
     def add(self, sock: socket.socket, member: Member) -> None:
         """Have ``member`` told of what comes from now on; also of what has come before."""
@@ -75,7 +80,9 @@ class Reactor:
         self._timed.pop(member, None)
 
     def again(self, member: Member) -> None:
-        """Call ``readable`` in this turn or the next, although no edge will come: there may be more to read."""
+        """Call ``readable`` soon, although no edge will come: there may be more to read."""
+        if not self._again:
+            os.eventfd_write(self._bell, 1)
         self._again.append(member)
 
     def rests(self, member: Member) -> None:
@@ -99,10 +106,7 @@ class Reactor:
     async def run(self) -> NoReturn:
         """Serve the sockets."""
         while True:
-            if self._again:
-                await trio.lowlevel.checkpoint()
-            else:
-                await wait_readable(self._epoll)
+            await wait_readable(self._epoll)
             self.take_in()
             self.took_in()
 

@@ -89,7 +89,8 @@ async def serve_http(
     listeners: list[socket.socket] = []
     reactor = Reactor(settings.keep_alive_s)
     if turns is not None:
-        reactor.took_in, turns.take_in = turns.run_due, reactor.take_in
+        turns.attach(reactor.take_in)
+        reactor.took_in = turns.run_due
     try:
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
@@ -104,7 +105,7 @@ async def serve_http(
         for listener in listeners:
             listener.close()
         if turns is not None:
-            turns.take_in = lambda: None
+            turns.attach(None)
         reactor.close()
 
 

@@ -104,6 +104,7 @@ async def in_process(*, store=None, door=None, **values):
                 service.endpoints,
                 app,
                 begin=service.begin,
+                turns=service.directory.environment.turns,
             )
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)

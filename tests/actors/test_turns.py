@@ -1,0 +1,199 @@
+"""Turns without the actor's task: mail is decided on the spot, and a commit answers when the store says what became of it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from actors_in_process import NAME, actors
+from trio.testing import wait_all_tasks_blocked
+
+from plainsong.protocol.errors import OutcomeUnknown, ShuttingDown, StorageFailed, TopicNotFound
+from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.topic.asks import Publish
+from storage.base import NothingWritten, StoreError
+from storage.memory import MemoryStore
+
+
+class BackgroundStore(MemoryStore):
+    """Keeps the commits that were begun until the test says what becomes of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+        self._claims = []
+
+    async def claim(self, name):
+        self._claims.append(await super().claim(name))
+        return self._claims[-1]
+
+    def begin_write(self, commit, settled):
+        self.begun.append((commit, settled))
+
+    def release_all(self):
+        """Nothing is held back here that ``finish`` does not finish."""
+
+    async def finish(self):
+        """The oldest commit is durable."""
+        commit, settled = self.begun.pop(0)
+        await self.write(commit, claim=self._claims[-1])
+        settled(None)
+
+    def fail(self, error):
+        """The oldest commit has failed."""
+        self.begun.pop(0)[1](error)
+
+
+@asynccontextmanager
+async def background():
+    """Actors whose turns are run by the test, and a function that brings a publish."""
+    store = BackgroundStore()
+    async with actors(store=store) as around:
+        await around.create()
+        turns = around.directory.environment.turns
+        turns.attach(lambda: None)
+        answers = []
+
+        def bring(payload, **more):
+            request = PublishRequest([payload], **more)
+            around.directory.put(NAME, Publish(request, len(payload)), answers.append)
+
+        try:
+            yield around, store, turns, bring, answers
+        finally:
+            while store.begun:
+                await store.finish()
+
+
+async def payloads(around):
+    return [payload for _, payload in (await around.page()).messages()]
+
+
+async def test_publishes_that_are_brought_together_share_a_commit_and_are_answered_once_it_is_durable():
+    async with background() as (around, store, turns, bring, answers):
+        for number in range(3):
+            bring(b"%d" % number)
+        turns.run()
+        assert len(store.begun) == 1
+        assert answers == []
+        await store.finish()
+        assert [type(answer) for answer in answers] == [Receipt] * 3
+        assert await payloads(around) == [b"0", b"1", b"2"]
+
+
+async def test_what_is_brought_during_a_commit_goes_into_the_next_which_begins_before_the_answers_are_given():
+    async with background() as (around, store, turns, bring, answers):
+        bring(b"first")
+        turns.run()
+        begun = []
+        around.directory.put(NAME, Publish(PublishRequest([b"second"]), 6), lambda _: None)
+        bring(b"third")
+        answers_at = []
+        turns.attach(lambda: answers_at.append(len(answers)))
+        turns.run()
+        assert len(store.begun) == 1
+        await store.finish()
+        begun.append(len(store.begun))
+        assert begun == [1]
+        assert answers_at == [0, 0]
+        assert len(answers) == 1
+        await store.finish()
+        assert len(answers) == 2
+        assert await payloads(around) == [b"first", b"second", b"third"]
+
+
+async def test_a_refusal_is_answered_without_a_commit():
+    async with background() as (around, store, turns, bring, answers):
+        del bring
+        around.directory.environment.turns.attach(lambda: None)
+        other = NAME._replace(topic="missing")
+        with trio.fail_after(5):
+            around.directory.put(other, Publish(PublishRequest([b"x"]), 1), answers.append)
+            turns.run()
+            while not answers:
+                await wait_all_tasks_blocked()
+        assert isinstance(answers[0], TopicNotFound)
+        assert store.begun == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(StoreError("the disk is gone"), OutcomeUnknown), (NothingWritten("not begun"), StorageFailed)],
+)
+async def test_when_a_commit_fails_all_of_it_learns_so_and_the_topic_is_loaded_again(failure, told):
+    async with background() as (around, store, turns, bring, answers):
+        bring(b"lost")
+        bring(b"too")
+        turns.run()
+        bring(b"waits")
+        store.fail(failure)
+        assert [type(answer) for answer in answers] == [told] * 2
+        await wait_all_tasks_blocked()
+        while store.begun:
+            await store.finish()
+        assert isinstance(answers[-1], Receipt)
+        assert await payloads(around) == [b"waits"]
+
+
+async def test_a_task_that_asks_during_such_a_commit_is_answered_behind_it():
+    async with background() as (around, store, turns, bring, answers), trio.open_nursery() as nursery:
+        bring(b"first")
+        turns.run()
+        found = []
+
+        async def publish():
+            found.append(await around.publish("second"))
+
+        nursery.start_soon(publish)
+        await wait_all_tasks_blocked()
+        assert found == []
+        await store.finish()
+        await wait_all_tasks_blocked()
+        while store.begun:
+            await store.finish()
+        await wait_all_tasks_blocked()
+        assert len(found) == len(answers) == 1
+        assert found[0].first_id > answers[0].last_id
+
+
+async def test_a_topic_that_closes_waits_for_such_a_commit_and_answers_it():
+    async with background() as (around, store, turns, bring, answers):
+        bring(b"last")
+        turns.run()
+        around.directory.close()
+        await wait_all_tasks_blocked()
+        assert around.directory.closing == 1
+        with pytest.raises(ShuttingDown):
+            bring(b"too late")
+        await store.finish()
+        await around.directory.drained()
+        assert isinstance(answers[0], Receipt)
+
+
+async def test_a_daemon_that_is_cancelled_leaves_no_commit_without_its_answer():
+    async with background() as (around, store, turns, bring, answers):
+        bring(b"last")
+        turns.run()
+        around.directory._nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await wait_all_tasks_blocked()
+            await store.finish()
+            await wait_all_tasks_blocked()
+        assert isinstance(answers[0], Receipt)
+
+
+async def test_a_deadline_that_such_a_turn_brings_nearer_is_kept(autojump_clock):
+    async with background() as (around, store, turns, bring, answers):
+        bring(b"x", producer="p", sequence_ids=[1])
+        turns.run()
+        await store.finish()
+        assert isinstance(answers[0], Receipt)
+        core = around.directory.entry(NAME).actor.core
+        assert core.next_deadline_s() is not None
+        # The snapshot of the producers is written by the task, although nothing else is asked.
+        with trio.fail_after(1000):
+            while core.next_deadline_s() is not None:
+                await trio.sleep(1)
+                while store.begun:
+                    await store.finish()

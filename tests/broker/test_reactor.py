@@ -1,0 +1,253 @@
+"""Requests that are started without a task: answered in order, bounded, and with nobody's end left open."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import trio
+from doors import SETTINGS, Reader, post
+from quart_trio import QuartTrio
+
+from broker.api.route import NO_LIMIT, Endpoint, Limit
+from broker.api.routes import ROUTES
+from broker.http.budgets import AnswerBudget, BodyBudget
+from broker.http.lane import GATHERED_BYTES
+from broker.http.messages import Answer
+from broker.http.reactor import SWEEP_S
+from broker.http.server import serve_http
+from plainsong.protocol.errors import TopicNotFound
+
+PUBLISH = next(route for route in ROUTES if route.name == "publish")
+
+
+async def until(condition):
+    with trio.fail_after(5):
+        while not condition():
+            await trio.lowlevel.checkpoint()
+
+
+@dataclass
+class Started:
+    """A server whose publishes are started, and answered by the test."""
+
+    port: int = 0
+    budget: BodyBudget = field(default_factory=lambda: BodyBudget(SETTINGS.max_inflight_bytes, AnswerBudget(1 << 20)))
+    stop: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+    waiting: list = field(default_factory=list)
+    by_task: int = 0
+    limit: Limit = NO_LIMIT
+
+    def start(self, request, answered):
+        topic = request.path["topic"]
+        if topic == "missing":
+            raise TopicNotFound("no topic 'missing'")
+        if topic == "bug":
+            raise ZeroDivisionError("a secret")
+        if topic == "task":
+            return None
+        if topic == "echo":
+            answered(Answer(200, request.body))
+            return NO_LIMIT
+        self.waiting.append((request, answered))
+        return self.limit
+
+    async def handler(self, request):
+        self.by_task += 1
+        return Answer(200, b"task:" + request.body)
+
+    async def until_waiting(self, count):
+        await until(lambda: len(self.waiting) >= count)
+
+    def answer(self, body=b"done"):
+        request, answered = self.waiting.pop(0)
+        answered(Answer(200, body))
+        return request
+
+    async def connect(self):
+        return Client(await trio.open_tcp_stream("127.0.0.1", self.port))
+
+
+class Client(Reader):
+    """A connection."""
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.stream.aclose()
+
+    async def send_all(self, data):
+        await self.stream.send_all(data)
+
+
+@asynccontextmanager
+async def started(**changes):
+    server = Started()
+    settings = replace(SETTINGS, **changes)
+    async with trio.open_nursery() as nursery:
+
+        async def serve(task_status):
+            await serve_http(
+                settings,
+                [Endpoint(PUBLISH, server.handler, server.start)],
+                QuartTrio("nothing"),
+                binds=["127.0.0.1:0"],
+                budget=server.budget,
+                stop=server.stop,
+                grace_s=5,
+                task_status=task_status,
+            )
+            server.ended.set()
+
+        (address,) = await nursery.start(serve)
+        server.port = int(address.rpartition(":")[2])
+        yield server
+        server.stop.set()
+        with trio.fail_after(5):
+            await server.ended.wait()
+
+
+async def test_pipelined_requests_are_started_one_after_the_other_and_answered_in_order():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"one") + post("t/publish", b"two") + post("task/publish", b"three"))
+        await server.until_waiting(1)
+        assert len(server.waiting) == 1
+        assert server.answer(b"1").body == b"one"
+        await server.until_waiting(1)
+        assert server.answer(b"2").body == b"two"
+        assert [(await client.reply()).body for _ in range(3)] == [b"1", b"2", b"task:three"]
+
+
+async def test_what_the_start_raises_is_a_problem_and_a_bug_says_nothing_of_itself():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("missing/publish", b"x"))
+        reply = await client.reply()
+        assert (reply.status, reply.code) == (404, "topic_not_found")
+        await client.send_all(post("bug/publish", b"x"))
+        reply = await client.reply()
+        assert (reply.status, reply.code) == (500, "internal")
+        assert b"secret" not in reply.body
+        await client.send_all(post("echo/publish", b"on"))
+        assert (await client.reply()).body == b"on"
+
+
+@pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
+async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(size):
+    async with started() as server, await server.connect() as client:
+        body = bytes(range(256)) * (size // 256)
+        whole = post("t/publish", body)
+        half = len(whole) // 2
+        await client.send_all(whole[:half])
+        await until(lambda: server.budget.reserved_bytes)
+        await client.send_all(whole[half:])
+        await server.until_waiting(1)
+        assert server.budget.reserved_bytes >= len(body)
+        assert server.answer().body == body
+        assert (await client.reply()).status == 200
+        assert server.budget.reserved_bytes == 0
+
+
+async def test_a_larger_body_is_left_to_the_task():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"x" * GATHERED_BYTES))
+        assert (await client.reply()).body == b"task:" + b"x" * GATHERED_BYTES
+
+
+async def test_a_body_that_stops_coming_is_refused_in_its_time_and_frees_its_room():
+    async with started(body_timeout_s=1.5) as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"x" * 1000)[:-1])
+        with trio.fail_after(10):
+            reply = await client.reply()
+        assert (reply.status, reply.code) == (400, "malformed_body")
+        await until(lambda: not server.budget.reserved_bytes)
+
+
+async def test_beyond_the_budget_a_body_is_refused():
+    async with started() as server, await server.connect() as client:
+        with server.budget.reserve() as held:
+            held.grow(server.budget.max_bytes - 10)
+            await client.send_all(post("t/publish", b"x" * 100))
+            reply = await client.reply()
+        assert (reply.status, reply.code) == (503, "overloaded")
+
+
+async def test_a_client_that_closes_its_sending_half_gets_its_answer():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"one") + post("echo/publish", b"two"))
+        await client.stream.send_eof()
+        await server.until_waiting(1)
+        server.answer(b"late")
+        assert (await client.reply()).body == b"late"
+        assert (await client.reply()).body == b"two"
+        assert await client.at_end()
+
+
+async def test_an_answer_whose_client_has_gone_is_dropped_and_others_are_served(caplog):
+    async with started() as server:
+        async with await server.connect() as client:
+            await client.send_all(post("t/publish", b"one"))
+            await server.until_waiting(1)
+        async with await server.connect() as other:
+            server.answer()
+            await other.send_all(post("echo/publish", b"on"))
+            assert (await other.reply()).body == b"on"
+        assert server.budget.reserved_bytes == 0
+    assert not caplog.records
+
+
+async def test_at_a_stop_what_was_started_is_answered_and_is_the_last():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"one"))
+        await server.until_waiting(1)
+        server.stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not server.ended.is_set()
+        server.answer(b"last")
+        reply = await client.reply()
+        assert (reply.body, reply.headers["connection"]) == (b"last", "close")
+        assert await client.at_end()
+
+
+async def test_a_connection_that_rests_too_long_is_closed_and_one_that_waits_for_its_answer_is_not():
+    async with (
+        started(keep_alive_s=0.5) as server,
+        await server.connect() as resting,
+        await server.connect() as waiting,
+    ):
+        await waiting.send_all(post("t/publish", b"one"))
+        await server.until_waiting(1)
+        assert await resting.at_end()
+        server.answer(b"late")
+        assert (await waiting.reply()).body == b"late"
+
+
+async def test_a_request_that_takes_too_long_is_told_to_its_limit_once():
+    async with started() as server, await server.connect() as client:
+        expired = []
+
+        def expire():
+            expired.append(1)
+            server.answer(b"too late")
+
+        server.limit = Limit(0.1, expire)
+        await client.send_all(post("t/publish", b"one"))
+        assert (await client.reply()).body == b"too late"
+        await client.send_all(post("echo/publish", b"on"))
+        assert (await client.reply()).body == b"on"
+        # Nothing is left to be told: the limit has gone with its request.
+        await trio.sleep(2 * SWEEP_S)
+        assert expired == [1]
+
+
+async def test_a_large_answer_is_left_to_the_task_and_counted():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"one"))
+        await server.until_waiting(1)
+        server.answer(b"y" * (1 << 20))
+        assert (await client.reply()).body == b"y" * (1 << 20)
+        await client.send_all(post("task/publish", b"on"))
+        assert (await client.reply()).body == b"task:on"
+        assert server.by_task == 1
