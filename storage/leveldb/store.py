@@ -219,7 +219,8 @@ class LevelDBStore:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
         if not group:
             return
-        database.compare(group[0].expect)
+        if group[0].expect:
+            database.compare(group[0].expect)
         try:
             write_group(database, group)
         except BaseException as error:

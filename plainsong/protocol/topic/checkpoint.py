@@ -45,12 +45,6 @@ def schedule_snapshot(state: TopicState, now: Now) -> None:
         producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
 
 
-def is_snapshot_due(state: TopicState, now: Now) -> bool:
-    """Whether a snapshot is due, even if there is nothing else to write."""
-    due_s = state.producers.due_s
-    return due_s is not None and now.mono_s >= due_s
-
-
 # --- write pointers --------------------------------------------------------------------------------
 
 

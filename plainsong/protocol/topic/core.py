@@ -47,7 +47,6 @@ from plainsong.protocol.topic.asks import (
 )
 from plainsong.protocol.topic.checkpoint import (
     MAX_FORGOTTEN,
-    is_snapshot_due,
     schedule_snapshot,
     write_mark,
     write_pointers,
@@ -101,7 +100,8 @@ class TopicCore:
             remove_torn_rows(state, step)
         if state.torn_payloads:
             remove_torn_payloads(state, step)
-        follow_policy(state, step, now)
+        if not state.follows(now.deduplication):
+            follow_policy(state, step, now)
         for ticket, ask in arrivals:
             if isinstance(ask, Look):
                 step.looks.append((ticket, ask))
@@ -112,18 +112,22 @@ class TopicCore:
                 answer = error
             step.answers.append((ticket, answer))
         step.flush()
-        schedule_snapshot(state, now)
-        if step.operations or step.pointers or len(state.forgotten) > MAX_FORGOTTEN or is_snapshot_due(state, now):
-            self._write_about(step, now)
+        if state.producers.changed:
+            schedule_snapshot(state, now)
+        due_s = state.producers.due_s
+        is_due = due_s is not None and now.mono_s >= due_s
+        if step.operations or step.pointers or is_due or len(state.forgotten) > MAX_FORGOTTEN:
+            self._write_about(step, is_due=is_due)
         return step
 
-    def _write_about(self, step: Step, now: Now) -> None:
+    def _write_about(self, step: Step, *, is_due: bool) -> None:
         """Write the rows about the topic itself that are due, behind the message rows of the step."""
         state = self.state
         if state.metadata is None:
             return
-        write_pointers(state, step)
-        if state.needs_mark() or is_snapshot_due(state, now):
+        if state.changed or state.forgotten:
+            write_pointers(state, step)
+        if is_due or state.needs_mark():
             forget_expired_producers(state, step)
             write_mark(state, step)
 

@@ -346,6 +346,20 @@ class TopicState:
         key = system_key(HIGH_WATER, self.name, self.living_or_last().generation)
         return put_one(Table.METADATA, key, mark.encode())
 
+    def follows(self, policy: NamespacePolicy) -> bool:
+        """Whether a namespace's policy for producers, and the topic's own, have been applied."""
+        metadata, producers = self.metadata, self.producers
+        if metadata is None or metadata.deleted_ms is not None:
+            return True
+        applied = producers.applied
+        return (
+            applied is not None
+            and applied.policy == policy
+            and applied.generation == metadata.generation
+            and applied.own == metadata.properties.deduplication
+            and not producers.obsolete
+        )
+
     def needs_mark(self) -> bool:
         """Whether replaying from the last mark has become too long, or would miss a due expiry."""
         own = self.usage.own_expiry_ms()

@@ -67,6 +67,8 @@ class Usage:
             bucket.last_sequence_id = last
         #: The position (10 bytes) of the last message of all buckets dropped; None: none was.
         self.last_dropped = last_dropped
+        #: Whether any bucket may have messages with a time to live of their own.
+        self._has_own = any(bucket.own_expiry_ms for bucket in self.buckets)
         self.messages = sum(bucket.messages for bucket in self.buckets)
         self.bytes = sum(bucket.bytes for bucket in self.buckets)
 
@@ -93,6 +95,7 @@ class Usage:
         """Count messages published at ``ts_ms``, which never decreases; the last has the given sequence id."""
         self.messages += messages
         self.bytes += size
+        self._has_own = self._has_own or own_expiry_ms != 0
         new = Bucket(ts_ms, ts_ms, messages, size, own_expiry_ms, last_sequence_id)
         last = self.buckets[-1] if self.buckets else None
         # No millisecond is in two slices, even if a shorter ttl shortens the slices in the middle of one.
@@ -136,6 +139,8 @@ class Usage:
 
     def own_expiry_ms(self) -> int:
         """When the next message with a time to live of its own expires; 0: none has one."""
+        if not self._has_own:
+            return 0
         return min((b.own_expiry_ms for b in self.buckets if b.own_expiry_ms), default=0)
 
     def due(self, now_ms: int) -> list[tuple[int, int]]:
@@ -158,6 +163,7 @@ class Usage:
         self.bytes -= size
         if (bucket.first_ms, bucket.last_ms) == (first_ms, last_ms):
             bucket.own_expiry_ms = own_expiry_ms
+            self._has_own = self._has_own or own_expiry_ms != 0
 
     def _join_neighbours(self) -> None:
         pairs = zip(self.buckets[::2], self.buckets[1::2], strict=False)
