@@ -1,15 +1,21 @@
 """``python -m bench``: measure, print ratios and verdicts, write the report.
 
-    python -m bench [--quick] [--only publish,stream,poll,wake,transactions,delivery,cleaning,memory,spark,hbase,cluster,front] [--report DIR] [--scratch DIR]
+    python -m bench [SECTION ...] [--quick] [--json] [--report DIR] [--scratch DIR]
+    python -m bench evenness --beside alone,cleaning --seconds 30
+    python -m bench growth --messages 1m,10m --topics 100,1000
 
-The full run takes about ten minutes and two gigabytes of disk; ``--quick`` a minute or two, for seeing that it works. It
-exits 0 whether or not the targets are reached: what they say is in the report.
+All sections take about an hour and twelve gigabytes of disk, most of both for growth; ``--quick`` takes a minute or two,
+for seeing that it works. It exits 0 whether or not the targets are reached: what they say is in the report.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,14 +23,16 @@ from typing import TYPE_CHECKING
 from bench.cleaning import measure_cleaning
 from bench.cluster import measure_cluster
 from bench.delivery import measure_delivery
+from bench.evenness import CONDITIONS, measure_evenness
 from bench.front import measure_front
+from bench.growth import measure_growth
 from bench.hbase import measure_hbase
 from bench.memory import measure_memory
 from bench.polling import measure_polling
 from bench.producers import measure_producers
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
-from bench.report import machine, verdict_line, write_report
+from bench.report import machine, results_of, verdict_line, write_report
 from bench.sparking import measure_spark
 from bench.streaming import measure_streaming
 from bench.targets import judge
@@ -47,6 +55,8 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "delivery": measure_delivery,
     "producers": measure_producers,
     "cleaning": measure_cleaning,
+    "evenness": measure_evenness,
+    "growth": measure_growth,
     "spark": measure_spark,
     "hbase": measure_hbase,
     "cluster": measure_cluster,
@@ -57,23 +67,28 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
 def main() -> None:
     """The command line."""
     args = _arguments()
-    profile = QUICK if args.quick else FULL
+    profile = _chosen(QUICK if args.quick else FULL, args)
+    # What a program is to read stands alone on standard output.
+    say: Callable[[str], None] = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
     facts = machine()
     args.scratch.mkdir(parents=True, exist_ok=True)
     sections = []
     begun_s = time.monotonic()
-    for name in args.only:
+    for name in args.sections or args.only or MEASUREMENTS:
         with TemporaryDirectory(prefix=f"{name}-", dir=args.scratch) as scratch:
-            section = MEASUREMENTS[name](profile, Path(scratch), lambda line: print(line, flush=True))
+            section = MEASUREMENTS[name](profile, Path(scratch), say)
         if section.rows:  # one has none where what it needs is not there, and has said so
             sections.append(section)
     facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
     verdicts = judge(sections)
-    print()
+    say("")
     for verdict in verdicts:
-        print(verdict_line(verdict))
-    files = write_report(args.report, profile, facts, sections, verdicts)
-    print("\nreport: " + ", ".join(str(file) for file in files))
+        say(verdict_line(verdict))
+    results = results_of(profile, facts, sections, verdicts)
+    files = write_report(args.report, results, sections)
+    say("\nreport: " + ", ".join(str(file) for file in files))
+    if args.json:
+        print(json.dumps(results, ensure_ascii=False))
 
 
 def _arguments() -> argparse.Namespace:
@@ -81,14 +96,58 @@ def _arguments() -> argparse.Namespace:
         prog="python -m bench", description="Measures the daemon beside raw plyvel and a bare server."
     )
     parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help="which (all): " + " ".join(MEASUREMENTS), type=_name
+    )
+    parser.add_argument("--only", type=_names, help="the same, by commas")
+    parser.add_argument(
         "--quick", action="store_true", help="a minute or two, to see that it works; the numbers mean little"
     )
     parser.add_argument(
-        "--only", type=_names, default=list(MEASUREMENTS), help="which, by commas: " + ",".join(MEASUREMENTS)
+        "--json", action="store_true", help="print the results as JSON; progress goes to standard error"
     )
     parser.add_argument("--report", type=Path, default=Path("bench/report"), help="where the report goes")
     parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where stores are made and removed")
+    parser.add_argument("--beside", type=_conditions, help="evenness: beside what, of " + ",".join(CONDITIONS))
+    parser.add_argument("--seconds", type=float, help="evenness: how long each open loop lasts")
+    parser.add_argument("--messages", type=_sizes, help="growth: how many messages; 1m,10m,50m without --quick")
+    parser.add_argument("--topics", type=_sizes, help="growth: how many topics; 100,1000,10k without --quick")
     return parser.parse_args()
+
+
+def _chosen(profile: Profile, args: argparse.Namespace) -> Profile:
+    """The profile with what the command line says otherwise."""
+    said = {
+        "beside": args.beside,
+        "even_s": args.seconds,
+        "grown_messages": args.messages,
+        "grown_topics": args.topics,
+    }
+    return replace(profile, **{name: value for name, value in said.items() if value is not None})
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """`100,10k,1m`, in rising order; none for an empty text."""
+    factors = {"k": 1000, "m": 1_000_000}
+    try:
+        sizes = [
+            round(float(each.rstrip("km")) * factors.get(each[-1:], 1)) for each in text.lower().split(",") if each
+        ]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no list of sizes such as 100,10k,1m") from None
+    if sizes != sorted(set(sizes)):
+        raise argparse.ArgumentTypeError("sizes have to rise: what is filled grows")
+    return tuple(sizes)
+
+
+def _conditions(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := set(names) - CONDITIONS.keys():
+        raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; there are {', '.join(CONDITIONS)}")
+    return names
+
+
+def _name(text: str) -> str:
+    return _names(text)[0]
 
 
 def _names(text: str) -> list[str]:

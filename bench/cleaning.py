@@ -49,7 +49,7 @@ def measure_cleaning(profile: Profile, scratch: Path, say: Callable[[str], None]
 
 def _clean(ours: Daemon, home: Path, connections: int, profile: Profile) -> Row:
     request = bodies.publish(TOPIC, 1, SIZE)
-    before_mb = _size_mb(home)
+    before_mb = size_mb(home)
     quiet = [run_load(ours.port, connections, request, profile.quiet_s)]
     with load(ours.port, connections, request, warm_up=connections) as running:
         begun_s = time.monotonic()
@@ -57,7 +57,7 @@ def _clean(ours: Daemon, home: Path, connections: int, profile: Profile) -> Row:
         cleaned = _wait_for_cleaning(ours, profile.expired_rows)
         took_s = time.monotonic() - begun_s
         busy = running.enough()
-    after_mb = _size_mb(home)
+    after_mb = size_mb(home)
     quiet.append(run_load(ours.port, connections, request, profile.quiet_s))
     return Row(
         {"connections": connections, "rows": cleaned}, _values(quiet, busy, cleaned / took_s, before_mb, after_mb)
@@ -91,7 +91,7 @@ def _wait_for_cleaning(ours: Daemon, rows: int) -> int:
     return removed
 
 
-def _size_mb(directory: Path) -> float:
+def size_mb(directory: Path) -> float:
     """What the files of a directory take on the disk."""
     blocks = 0
     for parent, _, names in os.walk(directory):

@@ -3,16 +3,26 @@
     python bench/load.py --port 7420 --connections 16 --requests 20000 --request-file request.bin
     python bench/load.py --port 7420 --connections 16 --requests 20000 --path /v1/... --body-size 100 --header 'Content-Type: …'
 
-Several ``--port`` and ``--request-file``, as many of one as of the other, are dealt to the connections in turn.
-It needs nothing but the standard library, runs as a process of its own, and prints one JSON object: ``requests``,
-``seconds``, ``requests_per_s``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``p999_ms``, ``max_ms``, ``received_bytes``,
-``statuses`` (how often each), ``cpu_s`` (its own: near ``seconds`` means that it, and not the server, is the limit).
-It ends after ``--requests``, after ``--seconds``, or at SIGTERM, whichever comes first.
+Several ``--port`` and ``--request-file``, as many of one as of the other, are dealt to the connections in turn; with
+``--everywhere`` each connection sends all requests in turn, to one port. It needs nothing but the standard library, runs
+as a process of its own, and prints one JSON object: ``requests``, ``seconds``, ``requests_per_s``, ``p50_ms``,
+``p90_ms``, ``p99_ms``, ``p999_ms``, ``max_ms``, ``received_bytes``, ``statuses`` (how often each), ``cpu_s`` (its own:
+near ``seconds`` means that it, and not the server, is the limit). It ends after ``--requests``, after ``--seconds``, or
+at SIGTERM, whichever comes first.
+
+``--rate`` makes the loop open: a request is due every ``1 / rate`` seconds, is sent by whichever connection is free, or
+by the first that becomes free, and its wait is counted from when it was due. A server that stops for a second is then
+seen by all that would have come in that second, and not by the few that were under way. The result says besides
+``unsent`` (had no answer ten seconds after the end; their waits so far count), ``late_p99_ms`` and ``late_max_ms``: by
+how much requests left too late although a connection was free, which is the generator's own share in each wait.
+
+Where there is a C compiler, ``bench/generator.py`` starts ``bench/loadgen`` instead, which takes the same options.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import select
@@ -21,25 +31,33 @@ import socket
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 RECEIVE_BYTES = 1 << 20
+#: Of an answer's first line.
+_STATUS_END = 12
 
 
 class Answers:
     """One connection: sends a request, and says when its answer is complete."""
 
-    __slots__ = ("_need", "_parts", "_size", "_tail", "request", "sent_at", "sock")
+    __slots__ = ("_need", "_parts", "_requests", "_size", "_tail", "sent_at", "sock")
 
-    def __init__(self, sock: socket.socket, request: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, requests: Iterable[bytes] = ()) -> None:
         self.sock = sock
-        self.request = request
+        self._requests = itertools.cycle(requests)
         self.sent_at = 0.0
         self._reset()
+
+    def send(self, at_s: float) -> None:
+        """Send the next request; its wait counts from ``at_s``."""
+        self.sent_at = at_s
+        self.sock.sendall(next(self._requests))
 
     def _reset(self) -> None:
         self._parts: list[bytes] = []
@@ -63,7 +81,8 @@ class Answers:
             done = 0 < self._need <= self._size
         if not done:
             return None
-        status, size = int(self._parts[0][9:12]), self._size
+        first = self._parts[0] if len(self._parts[0]) >= _STATUS_END else b"".join(self._parts)
+        status, size = int(first[9:_STATUS_END]), self._size
         self._reset()
         return status, size
 
@@ -79,6 +98,17 @@ class Answers:
         return end + 4 + int(head[at + 17 : head.find(b"\r\n", at + 17)])
 
 
+@dataclass(slots=True)
+class _Found:
+    """What a run has measured."""
+
+    latencies: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    received: int = 0
+    unsent: int = 0
+
+
 def run(
     host: str,
     targets: Sequence[tuple[int, bytes]],
@@ -87,46 +117,62 @@ def run(
     *,
     warm_up: int = 0,
     seconds: float = 0,
+    rate: float = 0,
+    everywhere: bool = False,
 ) -> dict[str, Any]:
     """Sends ``requests`` requests over ``connections`` connections, after ``warm_up`` unmeasured ones.
 
-    ``targets``: port and request, dealt to the connections in turn. ``seconds``: send no more after so long; 0: as long
-    as it takes.
+    ``targets``: port and request, dealt to the connections in turn, or (``everywhere``) all sent by each. ``seconds``:
+    send no more after so long; 0: as long as it takes. ``rate``: requests due in a second, however long answers take;
+    0: each connection sends the next when it has its answer.
     """
     poll = select.epoll()
     by_fd: dict[int, Answers] = {}
     for number in range(connections):
         port, request = targets[number % len(targets)]
+        shift = number % len(targets) if everywhere else 0
+        mine = [each for _, each in (*targets[shift:], *targets[:shift])] if everywhere else [request]
         sock = socket.create_connection((host, port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        by_fd[sock.fileno()] = Answers(sock, request)
+        by_fd[sock.fileno()] = Answers(sock, mine)
         poll.register(sock, select.EPOLLIN)
     if warm_up:
         _drive(poll, by_fd, warm_up, math.inf)
     cpu = time.process_time()
     started = time.perf_counter()
-    latencies, statuses, received = _drive(poll, by_fd, requests, started + (seconds or math.inf))
+    if rate:
+        found = _drive_open(poll, by_fd, rate, seconds)
+    else:
+        found = _drive(poll, by_fd, requests, started + (seconds or math.inf))
     took = time.perf_counter() - started
     cpu = time.process_time() - cpu
     for connection in by_fd.values():
         connection.sock.close()
     poll.close()
-    latencies.sort()
+    answered = sum(found.statuses.values())
+    latencies = sorted(found.latencies)
     at = {f"p{name}_ms": latencies[int(len(latencies) * share)] * 1e3 for name, share in _SHARES}
-    return {
+    result = {
         "connections": connections,
-        "requests": len(latencies),
+        "requests": answered,
         "seconds": round(took, 4),
-        "requests_per_s": round(len(latencies) / took, 1),
+        "requests_per_s": round(answered / took, 1),
         **{name: round(value, 4) for name, value in at.items()},
         "max_ms": round(latencies[-1] * 1e3, 4),
-        "received_bytes": received,
-        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+        "received_bytes": found.received,
+        "statuses": {str(status): count for status, count in sorted(found.statuses.items())},
         "cpu_s": round(cpu, 4),
     }
+    if rate:
+        late = sorted(found.late) or [0.0]
+        result |= {"rate": rate, "unsent": found.unsent, "late_p99_ms": round(late[int(len(late) * 0.99)] * 1e3, 4)}
+        result["late_max_ms"] = round(late[-1] * 1e3, 4)
+    return result
 
 
 _SHARES = (("50", 0.50), ("90", 0.90), ("99", 0.99), ("999", 0.999))
+#: How long an open loop waits for answers after its last arrival.
+_DRAIN_S = 10.0
 
 
 class _Told:
@@ -135,21 +181,16 @@ class _Told:
     enough = False
 
 
-def _drive(
-    poll: select.epoll, by_fd: dict[int, Answers], requests: int, until_s: float
-) -> tuple[list[float], Counter[int], int]:
+def _drive(poll: select.epoll, by_fd: dict[int, Answers], requests: int, until_s: float) -> _Found:
     clock = time.perf_counter
-    latencies: list[float] = []
-    statuses: Counter[int] = Counter()
-    received = 0
+    found = _Found()
     to_send = requests
     outstanding = 0
     for connection in by_fd.values():
         if to_send:
             to_send -= 1
             outstanding += 1
-            connection.sent_at = clock()
-            connection.sock.sendall(connection.request)
+            connection.send(clock())
     while outstanding:
         for fd, _ in poll.poll():
             connection = by_fd[fd]
@@ -157,16 +198,59 @@ def _drive(
             if answer is None:
                 continue
             now = clock()
-            latencies.append(now - connection.sent_at)
-            statuses[answer[0]] += 1
-            received += answer[1]
+            found.latencies.append(now - connection.sent_at)
+            found.statuses[answer[0]] += 1
+            found.received += answer[1]
             if to_send and now < until_s and not _Told.enough:
                 to_send -= 1
-                connection.sent_at = now
-                connection.sock.sendall(connection.request)
+                connection.send(now)
             else:
                 outstanding -= 1
-    return latencies, statuses, received
+    return found
+
+
+def _drive_open(poll: select.epoll, by_fd: dict[int, Answers], rate: float, seconds: float) -> _Found:
+    clock = time.perf_counter
+    found = _Found()
+    idle = list(by_fd.values())
+    busy: set[int] = set()
+    start = free_since = clock()
+    total = math.ceil(seconds * rate)
+    arrivals = 0
+    while True:
+        now = clock()
+        while idle and arrivals < total and (due := start + arrivals / rate) <= now and not _Told.enough:
+            connection = idle.pop()
+            busy.add(connection.sock.fileno())
+            # Due while a connection was free: what has passed since is the generator's own.
+            if due >= free_since:
+                found.late.append(now - due)
+            connection.send(due)
+            arrivals += 1
+        over = _Told.enough or arrivals >= total
+        if over and not busy:
+            return found
+        if now > start + seconds + _DRAIN_S:
+            # The server cannot keep up: who still waits has waited at least so long.
+            waiting = [start + number / rate for number in range(arrivals, total)]
+            waiting += [by_fd[fd].sent_at for fd in busy]
+            found.latencies += [now - due for due in waiting]
+            found.unsent = len(waiting)
+            return found
+        timeout = max(0.0, start + arrivals / rate - now) if idle and not over else _DRAIN_S
+        for fd, _ in poll.poll(timeout):
+            connection = by_fd[fd]
+            answer = connection.take(connection.sock.recv(RECEIVE_BYTES))
+            if answer is None:
+                continue
+            now = clock()
+            found.latencies.append(now - connection.sent_at)
+            found.statuses[answer[0]] += 1
+            found.received += answer[1]
+            if not idle:
+                free_since = now
+            idle.append(connection)
+            busy.discard(fd)
 
 
 def post(path: str, body: bytes, headers: list[str]) -> bytes:
@@ -184,6 +268,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0, help="send no more after so long")
+    parser.add_argument("--rate", type=float, default=0, help="an open loop: so many requests are due in a second")
+    parser.add_argument("--everywhere", action="store_true", help="each connection sends all requests in turn")
     parser.add_argument("--request-file", type=Path, action="append", default=[], help="the bytes of one whole request")
     parser.add_argument("--path", default="/v1/namespaces/bench/topics/empty/publish")
     parser.add_argument("--header", action="append", default=[])
@@ -191,12 +277,20 @@ def main() -> None:
     parser.add_argument("--body-size", type=int, default=0, help="a body of so many zero bytes")
     args = parser.parse_args()
     body = args.body_file.read_bytes() if args.body_file else bytes(args.body_size)
-    requests = [file.read_bytes() for file in args.request_file] or [post(args.path, body, args.header)] * len(
-        args.port
-    )
-    targets = list(zip(args.port, requests, strict=True))
+    requests = [file.read_bytes() for file in args.request_file] or [post(args.path, body, args.header)]
+    ports = args.port * len(requests) if args.everywhere else args.port
+    targets = list(zip(ports, requests * len(ports) if len(requests) == 1 else requests, strict=True))
     signal.signal(signal.SIGTERM, lambda *_: setattr(_Told, "enough", True))
-    measured = run(args.host, targets, args.connections, args.requests, warm_up=args.warm_up, seconds=args.seconds)
+    measured = run(
+        args.host,
+        targets,
+        args.connections,
+        args.requests,
+        warm_up=args.warm_up,
+        seconds=args.seconds,
+        rate=args.rate,
+        everywhere=args.everywhere,
+    )
     json.dump(measured, sys.stdout)
     print()
 

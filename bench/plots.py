@@ -90,6 +90,43 @@ def _cleaning(pyplot: Any, rows: Sequence[Row]) -> Any:
     return figure
 
 
+def _evenness(pyplot: Any, rows: Sequence[Row]) -> Any:
+    kinds = list(dict.fromkeys(str(row.what["what"]) for row in rows))
+    figure, line = pyplot.subplots(1, len(kinds), figsize=(4.5 * len(kinds), 3.5), squeeze=False)
+    for axes, kind in zip(line[0], kinds, strict=True):
+        for index, beside in enumerate(dict.fromkeys(str(row.what["beside"]) for row in rows)):
+            mine = [row for row in rows if row.what["what"] == kind and row.what["beside"] == beside]
+            shares = [str(row.what["of the highest"]) for row in mine]
+            for column, style in (("p50 ms", ":"), ("p99.9 ms", "-")):
+                waits = [row.values[column].median for row in mine]
+                axes.plot(
+                    shares, waits, style, color=f"C{index}", marker="o", markersize=3, label=f"{beside}, {column}"
+                )
+        axes.set_title(kind, fontsize=9)
+        axes.set_xlabel("of the highest rate")
+        axes.set_ylabel("ms since it was due")
+        axes.set_yscale("log")
+    line[0][0].legend(fontsize=6)
+    return figure
+
+
+def _growth(pyplot: Any, rows: Sequence[Row]) -> Any:
+    columns = ("a second", "anon MB", "disk MB", "start s", "poll p50 ms")
+    kinds = list(dict.fromkeys(str(row.what["what"]) for row in rows))
+    figure, grid = pyplot.subplots(
+        len(kinds), len(columns), figsize=(2.6 * len(columns), 2.4 * len(kinds)), squeeze=False
+    )
+    for line, kind in zip(grid, kinds, strict=True):
+        mine = [row for row in rows if row.what["what"] == kind]
+        for axes, column in zip(line, columns, strict=True):
+            axes.plot([row.what["stored"] for row in mine], [row.values[column].median for row in mine], "o-")
+            axes.set_xscale("log")
+            axes.set_ylim(bottom=0)
+            axes.set_title(column, fontsize=9)
+            axes.set_xlabel(kind)
+    return figure
+
+
 _PLOTS: dict[str, Callable[[Any, Sequence[Row]], Any]] = {
     "publish": _publish,
     "poll": _across(
@@ -97,5 +134,7 @@ _PLOTS: dict[str, Callable[[Any, Sequence[Row]], Any]] = {
     ),
     "wake": _across("p99 ms", "p99, ms", lambda row: f"{row.what['server']}, {row.what['parked']} parked"),
     "cleaning": _cleaning,
+    "evenness": _evenness,
+    "growth": _growth,
     "memory": _across("resident MB", "MB resident", lambda row: str(row.what["state"])),
 }

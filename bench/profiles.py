@@ -59,6 +59,16 @@ class Profile:
     """That change hands at once."""
     micro_batches: int
     """Of which the first four, in which code is compiled, do not count."""
+    beside: tuple[str, ...]
+    """What goes on beside publishes whose evenness is measured; names of ``bench.evenness.CONDITIONS``."""
+    even_s: float
+    """How long each open loop lasts."""
+    cleaned_beside: int
+    """Messages that expire at once beside it."""
+    grown_messages: tuple[int, ...]
+    """Sizes, in messages, at which a growing store is looked at."""
+    grown_topics: tuple[int, ...]
+    """The same, in topics."""
     jvm: str
     """Options of HBase's and Spark's processes: none where they are measured."""
 
@@ -92,6 +102,11 @@ FULL = Profile(
     cluster_topics=6,
     handed_topics=300,
     micro_batches=12,
+    beside=("alone", "cleaning", "readers", "copy"),
+    even_s=15.0,
+    cleaned_beside=2_000_000,
+    grown_messages=(1_000_000, 10_000_000, 50_000_000),
+    grown_topics=(100, 1000, 10_000),
     jvm="",
 )
 
@@ -124,6 +139,11 @@ QUICK = Profile(
     cluster_topics=2,
     handed_topics=8,
     micro_batches=6,
+    beside=("alone", "cleaning", "readers", "copy"),
+    even_s=0.5,
+    cleaned_beside=20_000,
+    grown_messages=(20_000, 60_000),
+    grown_topics=(20, 60),
     # What starts once and works for seconds starts sooner so.
     jvm="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )

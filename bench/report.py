@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from typing import TYPE_CHECKING, Any
 
+from bench.generator import generator
 from bench.plots import draw
 
 if TYPE_CHECKING:
@@ -21,22 +23,26 @@ REPORT = "report.md"
 RESULTS = "results.json"
 
 
-def write_report(
-    directory: Path, profile: Profile, facts: dict[str, str], sections: Sequence[Section], verdicts: Sequence[Verdict]
-) -> list[Path]:
+def write_report(directory: Path, results: dict[str, Any], sections: Sequence[Section]) -> list[Path]:
     """Write the report into ``directory``, replacing an earlier one; the files."""
     directory.mkdir(parents=True, exist_ok=True)
     plots = draw(directory, sections)
-    results = {
+    files = {RESULTS: json.dumps(results, indent=1, ensure_ascii=False), REPORT: _markdown(results, sections, plots)}
+    for name, text in files.items():
+        (directory / name).write_text(text + "\n", encoding="utf-8")
+    return [directory / name for name in (*files, *plots.values())]
+
+
+def results_of(
+    profile: Profile, facts: dict[str, str], sections: Sequence[Section], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    """All that a run has found, as ``results.json`` has it."""
+    return {
         "profile": profile.name,
         "facts": facts,
         "targets": [verdict.record() for verdict in verdicts],
         "sections": {section.name: section.record() for section in sections},
     }
-    files = {RESULTS: json.dumps(results, indent=1, ensure_ascii=False), REPORT: _markdown(results, sections, plots)}
-    for name, text in files.items():
-        (directory / name).write_text(text + "\n", encoding="utf-8")
-    return [directory / name for name in (*files, *plots.values())]
 
 
 def machine() -> dict[str, str]:
@@ -46,6 +52,8 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "load generator": generator(),
+        "date": time.strftime("%Y-%m-%d"),
     }
 
 
@@ -63,16 +71,8 @@ def _markdown(results: dict[str, Any], sections: Sequence[Section], plots: dict[
         "with the lowest and highest in brackets. Columns with ÷ are ratios, taken within each round.",
         "",
     ]
-    out += [
-        "## Targets",
-        "",
-        "| target | bound | result | verdict | where it was lowest or highest |",
-        "|---|---|---|---|---|",
-    ]
-    for each in results["targets"]:
-        word = "reached" if each["reached"] else "**missed**"
-        bound = f"{each['direction']} {_number(each['bound'])}"
-        out.append(f"| {each['target']} | {bound} | {_number(each['result'])} | {word} | {each['where']} |")
+    if results["targets"]:
+        out += _targets(results["targets"])
     for section in sections:
         out += ["", f"## {section.title}", "", section.says, ""]
         if section.name in plots:
@@ -83,12 +83,26 @@ def _markdown(results: dict[str, Any], sections: Sequence[Section], plots: dict[
     return "\n".join(out)
 
 
+def _targets(targets: Sequence[dict[str, Any]]) -> list[str]:
+    out = [
+        "## Targets",
+        "",
+        "| target | bound | result | verdict | where it was lowest or highest |",
+        "|---|---|---|---|---|",
+    ]
+    for each in targets:
+        word = "reached" if each["reached"] else "**missed**"
+        bound = f"{each['direction']} {_number(each['bound'])}"
+        out.append(f"| {each['target']} | {bound} | {_number(each['result'])} | {word} | {each['where']} |")
+    return out
+
+
 def _table(rows: Sequence[Row]) -> list[str]:
-    labels = list(rows[0].what)
+    labels = list(dict.fromkeys(name for row in rows for name in row.what))
     columns = list(dict.fromkeys(name for row in rows for name in row.values))
     out = ["| " + " | ".join([*labels, *columns]) + " |", "|" + "---|" * (len(labels) + len(columns))]
     for row in rows:
-        cells = [str(row.what[label]) for label in labels]
+        cells = [str(row.what.get(label, "")) for label in labels]
         cells += [_spread(row.values[name]) if name in row.values else "" for name in columns]
         out.append("| " + " | ".join(cells) + " |")
     return out
@@ -105,4 +119,6 @@ def _number(value: float) -> str:
         return f"{value / 1e6:.2f} M"
     if value >= 1000:
         return f"{value / 1000:.1f} k"
+    if value == 0:
+        return "0"
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"

@@ -68,6 +68,10 @@ def _single(connections: int) -> Callable[[Mapping[str, Any]], bool]:
     return lambda what: what["messages"] == 1 and what["connections"] >= connections
 
 
+def _of_messages(what: Mapping[str, Any]) -> bool:
+    return what["what"] == "messages" and what["stored"] <= 10_000_000
+
+
 TARGETS = (
     Target(
         "single durable publishes ÷ bare ASGI requests, from 16 connections on",
@@ -260,6 +264,31 @@ TARGETS = (
     Target(
         "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
     ),
+    Target(
+        "longest wait of a request of 1000 in an open loop at half of the highest rate, ms",
+        "evenness",
+        "max ms",
+        "<",
+        250.0,
+        lambda what: (what["what"], what["beside"], what["of the highest"]) == ("batches", "alone", "1/2"),
+    ),
+    Target(
+        "messages a second into a store of ten million ÷ into one of a million, over 50 topics",
+        "growth",
+        "÷ first size",
+        ">=",
+        0.8,
+        _of_messages,
+    ),
+    Target(
+        "the daemon's own memory while ten million messages are stored, MB",
+        "growth",
+        "anon MB",
+        "<",
+        250.0,
+        _of_messages,
+    ),
+    Target("start with ten million messages, s", "growth", "start s", "<", 2.0, _of_messages),
     Target(
         "resident memory with idle topics, MB",
         "memory",

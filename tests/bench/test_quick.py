@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 #: Ten times what it takes.
 PATIENCE_S = 1200
 SECTIONS = (
-    *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning", "spark"),
-    *("hbase", "cluster", "front"),
+    *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning"),
+    *("evenness", "growth", "spark", "hbase", "cluster", "front"),
 )
 
 

@@ -1,0 +1,236 @@
+"""How evenly publishes are answered at a fixed rate: alone, and beside what else a daemon does.
+
+The loop is open: requests are due at fixed times, and each wait counts from when its request was due. The same daemon
+under a closed loop would hide a second's pause in the few requests that were under way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import bodies
+from bench.daemon import Daemon, daemon
+from bench.generator import generator, loads_everywhere, run_everywhere
+from bench.rounds import Row, Section, Spread
+from bench.seed import seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from bench.profiles import Profile
+
+SIZE = 100
+SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
+#: Topics over which batches are spread.
+TOPICS = 10
+PAGE = 10_000
+READERS = 2
+LONG_TTL_S = 7 * 86_400
+#: An expired topic is looked for so often.
+CLEANING_INTERVAL_S = 0.2
+SAYS = """Waits of durable publishes in an open loop: requests are due at a fixed rate, a quarter, a half and three
+quarters of the highest that a closed loop of as many connections reached just before, and a wait counts from when the
+request was due. *Singles* are one message of 100 B to one topic, *batches* 1000 of them over ten topics. *Late* is by
+how much the generator itself sent too late (99th percentile), *generator %* what it took of one core. *Unsent*, where
+there are any, had no answer ten seconds after the end: the daemon could not keep up. *Beside it* is what went on
+meanwhile, in messages a second: cleaned, read by two readers far behind, or copied from another store on the same disk
+(0: the measurement was over before the first copy was)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One shape of load."""
+
+    name: str
+    messages: int
+    connections: int
+    topics: tuple[str, ...]
+
+    def requests(self) -> list[bytes]:
+        return [bodies.publish(topic, self.messages, SIZE) for topic in self.topics]
+
+
+KINDS = (
+    _Kind("singles", 1, 32, ("single",)),
+    _Kind("batches", 1000, 8, tuple(f"batch-{number}" for number in range(TOPICS))),
+)
+
+
+def measure_evenness(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
+    """Both kinds of load, under each condition, at each share of the highest rate found for it."""
+    section = Section("evenness", "Evenness", SAYS)
+    for kind in KINDS:
+        home = scratch / f"evenness-{kind.name}"
+        home.mkdir()
+        conditions = _Conditions(profile, home)
+        with daemon(home / "data", retention_interval_s=CLEANING_INTERVAL_S) as ours:
+            for topic in kind.topics:
+                ours.create(topic)
+            requests = kind.requests()
+            run_everywhere(ours.port, kind.connections, requests, profile.even_s / 4)
+            highest = float(run_everywhere(ours.port, kind.connections, requests, profile.even_s / 2)["requests_per_s"])
+            say(f"evenness, {kind.name}: at most {highest * kind.messages:,.0f} messages/s, generator in {generator()}")
+            for name in profile.beside:
+                for shown, share in SHARES:
+                    with conditions.beside(name, ours) as noted:
+                        result = run_everywhere(
+                            ours.port, kind.connections, requests, profile.even_s, rate=highest * share
+                        )
+                    row = _row(kind, name, shown, result, noted)
+                    section.rows.append(row)
+                    say(f"evenness, {_line(row)}")
+    return section
+
+
+def _row(kind: _Kind, condition: str, share: str, result: dict[str, Any], noted: dict[str, float]) -> Row:
+    values = {
+        "messages/s": result["requests_per_s"] * kind.messages,
+        **{f"{name} ms": result[f"{key}_ms"] for name, key in _PERCENTILES},
+        "late p99 ms": result["late_p99_ms"],
+        "generator %": 100 * result["cpu_s"] / result["seconds"],
+        "unsent": float(result["unsent"]),
+        **noted,
+    }
+    what: dict[str, str | int] = {"what": kind.name, "beside": condition, "of the highest": share}
+    return Row(what, {name: Spread.of([value]) for name, value in values.items()})
+
+
+_PERCENTILES = (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"), ("max", "max"))
+
+
+def _line(row: Row) -> str:
+    at = row.values
+    waits = " / ".join(f"{at[f'{name} ms'].median:.2f}" for name, _ in _PERCENTILES)
+    unsent = f", {at['unsent'].median:,.0f} unsent" if at["unsent"].median else ""
+    where = f"{row.what['what']} beside {row.what['beside']}, {row.what['of the highest']}"
+    return f"{where}: {at['messages/s'].median:,.0f}/s, p50/p99/p99.9/max {waits} ms{unsent}"
+
+
+class _Conditions:
+    """What goes on beside the measured load, in the same daemon or on the same machine."""
+
+    def __init__(self, profile: Profile, home: Path) -> None:
+        self._profile = profile
+        self._home = home
+        self._rounds = 0
+        self._firsts: dict[str, list[bytes]] = {}
+        if not CONDITIONS.keys() >= set(profile.beside):
+            raise ValueError(f"there are the conditions {', '.join(CONDITIONS)}")
+        #: Messages a reader far behind reads, and of each topic that expires: a topic can expire once.
+        if "readers" in profile.beside:
+            self._seed("behind", profile.behind_messages)
+        for number in range(len(SHARES) if "cleaning" in profile.beside else 0):
+            self._seed(f"old-{number}", profile.cleaned_beside)
+        if "copy" in profile.beside:
+            seed(home / "other", "copied", profile.behind_messages, SIZE, _now_ms() - 3_600_000, LONG_TTL_S)
+
+    def _seed(self, topic: str, messages: int) -> None:
+        first_ms = _now_ms() - 86_400_000
+        self._firsts[topic] = seed(self._home / "data", topic, messages, SIZE, first_ms, LONG_TTL_S)
+
+    def beside(self, name: str, ours: Daemon) -> AbstractContextManager[dict[str, float]]:
+        """The condition of this name while the context lasts; what it has to say of itself is there at its end."""
+        return CONDITIONS[name](self, ours)
+
+    @contextmanager
+    def alone(self, ours: Daemon) -> Iterator[dict[str, float]]:
+        yield {}
+
+    @contextmanager
+    def cleaning(self, ours: Daemon) -> Iterator[dict[str, float]]:
+        topic = f"old-{self._rounds % len(SHARES)}"
+        self._rounds += 1
+        noted: dict[str, float] = {}
+        begun_s = time.monotonic()
+        ours.ask("PUT", bodies.path(topic, "properties"), {"ttl": 1})
+        yield noted
+        removed = 0
+        while removed < self._profile.cleaned_beside:
+            line = ours.wait_for("topic cleaned", 600)
+            if line["topic"].endswith(topic):
+                removed += int(line["expired"])
+        noted["beside it"] = removed / (time.monotonic() - begun_s)
+
+    @contextmanager
+    def readers(self, ours: Daemon) -> Iterator[dict[str, float]]:
+        """Readers that ask for one page after the other, none of which is in the cache."""
+        pages = [bodies.poll("behind", "avro", first, PAGE) for first in self._firsts["behind"]]
+        noted: dict[str, float] = {}
+        with loads_everywhere(ours.port, READERS, pages) as reading:
+            yield noted
+            noted["beside it"] = float(reading.enough()["requests_per_s"]) * PAGE
+
+    @contextmanager
+    def copy(self, ours: Daemon) -> Iterator[dict[str, float]]:
+        """Copies of another store, one after the other: on the same disk and cores, not in the same process."""
+        noted: dict[str, float] = {}
+        copies = _Copies(self._home / "other", self._home / f"copies-{self._rounds}")
+        self._rounds += 1
+        copies.start()
+        begun_s = time.monotonic()
+        try:
+            yield noted
+        finally:
+            copies.stop()
+        noted["beside it"] = copies.whole * self._profile.behind_messages / (time.monotonic() - begun_s)
+
+
+#: What can go on beside, by its name in a profile. A backup of the daemon itself will be one.
+CONDITIONS: dict[str, Callable[[_Conditions, Daemon], AbstractContextManager[dict[str, float]]]] = {
+    "alone": _Conditions.alone,
+    "cleaning": _Conditions.cleaning,
+    "readers": _Conditions.readers,
+    "copy": _Conditions.copy,
+}
+
+
+class _Copies(threading.Thread):
+    """``plainsong copy`` from one directory into new ones, again and again until it is stopped."""
+
+    def __init__(self, source: Path, targets: Path) -> None:
+        super().__init__(daemon=True)
+        self._command = [str(Path(sys.executable).with_name("plainsong")), "copy", "--no-progress"]
+        self._command += ["--from", f"leveldb:{source}", "--to"]
+        self._targets = targets
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._running: subprocess.Popen[bytes] | None = None
+        self.whole = 0
+
+    def run(self) -> None:
+        while (process := self._next()) is not None:
+            if process.wait() == 0:
+                self.whole += 1
+            elif not self._stopped:
+                raise RuntimeError("the copy failed")
+
+    def _next(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._stopped:
+                return None
+            shutil.rmtree(self._targets, ignore_errors=True)
+            command = [*self._command, f"leveldb:{self._targets}"]
+            self._running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            return self._running
+
+    def stop(self) -> None:
+        """End the copy under way; a copy that is killed can be continued, and its target is removed with the scratch."""
+        with self._lock:
+            self._stopped = True
+            if self._running is not None:
+                self._running.kill()
+        self.join()
+        shutil.rmtree(self._targets, ignore_errors=True)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
