@@ -5,7 +5,7 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check quick-tests format bench torture lock etc clean
+.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -45,6 +45,10 @@ format: venv  ## bring the code into shape
 bench:  ## the benchmark, with its report and plots in bench/report; options go in ARGS
 	@etc/venv bench
 	.venv/bin/python -m bench $(ARGS)
+
+bench-peers:  ## the daemon beside the original service, Kafka, NATS, Redis and PostgreSQL, synced alike; report in bench/report/peers
+	@etc/venv bench
+	.venv/bin/python -m bench.peers $(ARGS)
 
 torture: venv tools  ## every test with many more rounds: hours, not minutes
 	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture

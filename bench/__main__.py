@@ -84,7 +84,7 @@ def main() -> None:
     say("")
     for verdict in verdicts:
         say(verdict_line(verdict))
-    results = results_of(profile, facts, sections, verdicts)
+    results = results_of(profile.name, facts, sections, verdicts)
     files = write_report(args.report, results, sections)
     say("\nreport: " + ", ".join(str(file) for file in files))
     if args.json:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_TIMEOUT_S = 60.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Daemon:
@@ -31,16 +31,22 @@ class Daemon:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.lines: Queue[dict[str, Any]] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         said = self.wait_for("serving", START_TIMEOUT_S)
         self.port = int(said["addresses"][0].rpartition(":")[2])
 
     def _read(self) -> None:
         assert self.process.stdout is not None  # a pipe was asked for
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self.lines.put(json.loads(line))
+        with self.process.stdout as output:
+            for line in output:
+                if line.startswith("{"):
+                    self.lines.put(json.loads(line))
         self.lines.put({"event": "ended"})
+
+    def ended(self) -> None:
+        """Wait until all that the process has said has been read, after its end."""
+        self._reader.join()
 
     def wait_for(self, event: str, timeout_s: float) -> dict[str, Any]:
         """The next log line with this event. Raises TimeoutError."""
@@ -91,7 +97,7 @@ def cpu_s(pid: int) -> float:
     """Processor time that a process has used so far."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def resident_mb(pid: int) -> float:
@@ -116,8 +122,10 @@ def daemon(data_dir: Path, **settings: object) -> Iterator[Daemon]:
     for name, value in chosen.items():
         command += ["--set", f"{name}={value}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    running = None
     try:
-        yield Daemon(process)
+        running = Daemon(process)
+        yield running
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -125,3 +133,5 @@ def daemon(data_dir: Path, **settings: object) -> Iterator[Daemon]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if running is not None:
+            running.ended()

@@ -127,6 +127,43 @@ def _growth(pyplot: Any, rows: Sequence[Row]) -> Any:
     return figure
 
 
+def _peers_rates(pyplot: Any, rows: Sequence[Row]) -> Any:
+    peers = list(dict.fromkeys(name for row in rows for name in row.values if not name.startswith("÷")))
+    columns = 3
+    lines = -(-len(rows) // columns)
+    figure, grid = pyplot.subplots(
+        lines, columns, figsize=(4 * columns, 0.35 * (len(peers) + 2) * lines), squeeze=False
+    )
+    for axes, row in zip(grid.flat, rows, strict=False):
+        names = [name for name in peers if name in row.values]
+        values = [row.values[name] for name in names]
+        errors = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
+        colors = ["C1" if name == "plainsong" else "C0" for name in names]
+        axes.barh(names, [v.median for v in values], xerr=errors, color=colors, error_kw={"linewidth": 0.7})
+        axes.invert_yaxis()
+        axes.set_title(f"{row.what['load']}, messages/s", fontsize=8)
+        axes.tick_params(labelsize=7)
+    for axes in list(grid.flat)[len(rows) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _peers_open(pyplot: Any, rows: Sequence[Row]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    rates = list(dict.fromkeys(str(row.what["rate"]) for row in rows))
+    for index, peer in enumerate(dict.fromkeys(str(row.what["peer"]) for row in rows)):
+        mine = {str(row.what["rate"]): row.values for row in rows if row.what["peer"] == peer}
+        for column, style in (("p50 ms", ":"), ("p99.9 ms", "-")):
+            places = [place for place, rate in enumerate(rates) if rate in mine]
+            waits = [mine[rates[place]][column].median for place in places]
+            axes.plot(places, waits, style, color=f"C{index}", marker="o", markersize=3, label=f"{peer}, {column}")
+    axes.set_xticks(range(len(rates)), rates, fontsize=7)
+    axes.set_yscale("log")
+    axes.set_ylabel("ms since it was due")
+    axes.legend(fontsize=6, ncols=2)
+    return figure
+
+
 _PLOTS: dict[str, Callable[[Any, Sequence[Row]], Any]] = {
     "publish": _publish,
     "poll": _across(
@@ -135,6 +172,8 @@ _PLOTS: dict[str, Callable[[Any, Sequence[Row]], Any]] = {
     "wake": _across("p99 ms", "p99, ms", lambda row: f"{row.what['server']}, {row.what['parked']} parked"),
     "cleaning": _cleaning,
     "evenness": _evenness,
+    "peers-rates": _peers_rates,
+    "peers-open": _peers_open,
     "growth": _growth,
     "memory": _across("resident MB", "MB resident", lambda row: str(row.what["state"])),
 }

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from bench.profiles import Profile
     from bench.rounds import Row, Section, Spread
     from bench.targets import Verdict
 
@@ -34,11 +33,11 @@ def write_report(directory: Path, results: dict[str, Any], sections: Sequence[Se
 
 
 def results_of(
-    profile: Profile, facts: dict[str, str], sections: Sequence[Section], verdicts: Sequence[Verdict]
+    profile: str, facts: dict[str, str], sections: Sequence[Section], verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
     """All that a run has found, as ``results.json`` has it."""
     return {
-        "profile": profile.name,
+        "profile": profile,
         "facts": facts,
         "targets": [verdict.record() for verdict in verdicts],
         "sections": {section.name: section.record() for section in sections},

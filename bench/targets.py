@@ -69,7 +69,15 @@ def _single(connections: int) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def _of_messages(what: Mapping[str, Any]) -> bool:
-    return what["what"] == "messages" and what["stored"] <= 10_000_000
+    return bool(what["what"] == "messages" and what["stored"] <= 10_000_000)
+
+
+def _load(*starts: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda what: str(what["load"]).startswith(starts)
+
+
+def _same_rate(what: Mapping[str, Any]) -> bool:
+    return what["peer"] == "plainsong" and str(what["rate"]).endswith("a second")
 
 
 TARGETS = (
@@ -289,6 +297,14 @@ TARGETS = (
         _of_messages,
     ),
     Target("start with ten million messages, s", "growth", "start s", "<", 2.0, _of_messages),
+    Target("single publishes ÷ the original service's", "peers-rates", "÷ original", ">=", 1.0, _load("single")),
+    Target("requests of 1000 ÷ the original service's", "peers-rates", "÷ original", ">=", 1.2, _load("batch")),
+    Target("a page again and again ÷ the original service's", "peers-rates", "÷ original", ">=", 1.5, _load("page")),
+    Target("a topic from its start ÷ the original service's", "peers-rates", "÷ original", ">=", 1.0, _load("walk")),
+    Target(
+        "median wait in an open loop ÷ the original service's", "peers-open", "p50 ÷ original", "<=", 1.0, _same_rate
+    ),
+    Target("p99.9 in an open loop ÷ the original service's", "peers-open", "p99.9 ÷ original", "<=", 1.0, _same_rate),
     Target(
         "resident memory with idle topics, MB",
         "memory",

@@ -121,8 +121,9 @@ def test_a_run_gives_the_costs_that_the_plan_reckons_with(report):
 
 def test_every_target_that_was_measured_has_a_verdict(report):
     verdicts = results(report)["targets"]
-    # One is about 64 connections, which the quick profile leaves out.
-    assert [each["target"] for each in verdicts] == [t.says for t in TARGETS if "from 64" not in t.says]
+    # One is about 64 connections, which the quick profile leaves out; some are about peers, which have a run of their own.
+    wanted = [t.says for t in TARGETS if "from 64" not in t.says and t.section in SECTIONS]
+    assert [each["target"] for each in verdicts] == wanted
     assert all(each["reached"] in (True, False) for each in verdicts)
     assert all(each["target"] in report[1] for each in verdicts)
 

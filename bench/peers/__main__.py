@@ -1,0 +1,125 @@
+"""``python -m bench.peers``: the daemon beside other brokers, in turns, with a table, plots and the conditions.
+
+    python -m bench.peers [--only plainsong,original,...] [--quick] [--json] [--report DIR] [--scratch DIR]
+
+The full run takes about half an hour and up to twenty gigabytes of disk; ``--quick`` two minutes, most of them for
+starting. What a peer needs is fetched into ``.cache/peers`` first (as root also by apt); a peer that cannot be had is
+named in the report with its reason. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from bench.generator import compiled
+from bench.peers.kafka import Kafka
+from bench.peers.loads import FULL, QUICK, Comparison, settled
+from bench.peers.nats import Nats
+from bench.peers.plainsong import Original, Plainsong
+from bench.peers.postgres import Postgres
+from bench.peers.redis import Redis
+from bench.report import machine, results_of, verdict_line, write_report
+from bench.targets import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.peers.peer import Peer
+
+PEERS: dict[str, type[Peer]] = {each.name: each for each in (Plainsong, Original, Kafka, Nats, Redis, Postgres)}
+_SYNCS = 300
+_ROW_BYTES = 200
+
+
+def main() -> None:
+    """The command line."""
+    args = _arguments()
+    if compiled() is None:
+        sys.exit("a C compiler is needed: the load generator speaks the peers' protocols in C only (bench/loadgen)")
+    say: Callable[[str], None] = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    profile = QUICK if args.quick else FULL
+    if args.rounds:
+        profile = replace(profile, rounds=args.rounds)
+    args.scratch.mkdir(parents=True, exist_ok=True)
+    begun_s = time.monotonic()
+    comparison = Comparison(profile, say)
+    with TemporaryDirectory(prefix="peers-", dir=args.scratch) as directory, ExitStack() as ending:
+        home = Path(directory).resolve()
+        home.chmod(0o711)  # one of them runs as another user
+        facts = machine() | _conditions(home)
+        say(", ".join(f"{name} {value}" for name, value in facts.items()))
+        comparison.start([PEERS[name]() for name in args.only], home, ending)
+        comparison.warm_up()
+        settle = (lambda: None) if args.quick else settled
+        rates, waits = comparison.measure(settle)
+        sections = [rates, waits, comparison.measure_open(settle)]
+    facts["load after"] = f"{os.getloadavg()[0]:.2f}"
+    facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
+    sections = [comparison.who(), *(section for section in sections if section.rows)]
+    verdicts = judge(sections)
+    say("")
+    for verdict in verdicts:
+        say(verdict_line(verdict))
+    results = results_of(profile.name, facts, sections, verdicts)
+    files = write_report(args.report, results, sections)
+    say("\nreport: " + ", ".join(str(file) for file in files))
+    if args.json:
+        print(json.dumps(results, ensure_ascii=False))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers", description="Measures the daemon beside other brokers at the same durability."
+    )
+    parser.add_argument("--only", type=_names, default=list(PEERS), help="which, by commas: " + ",".join(PEERS))
+    parser.add_argument("--quick", action="store_true", help="to see that it works; the numbers mean little")
+    parser.add_argument("--rounds", type=int, help=f"how often each load is put on each peer ({FULL.rounds})")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON; progress goes to standard error"
+    )
+    parser.add_argument("--report", type=Path, default=Path("bench/report/peers"), help="where the report goes")
+    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where their data is, and removed")
+    return parser.parse_args()
+
+
+def _names(text: str) -> Sequence[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    return names
+
+
+def _conditions(home: Path) -> dict[str, str]:
+    """What else one has to know of the machine: its processor, its system, what a sync costs on this disk."""
+    model = [line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line]
+    probe = home / "probe"
+    took_ms = []
+    with probe.open("wb", buffering=0) as file:
+        for _ in range(_SYNCS):
+            begun_s = time.perf_counter()
+            file.write(bytes(_ROW_BYTES))
+            os.fdatasync(file.fileno())
+            took_ms.append((time.perf_counter() - begun_s) * 1e3)
+    probe.unlink()
+    cuts = quantiles(took_ms, n=100)
+    return {
+        "processor": model[0].partition(":")[2].strip() if model else "unknown",
+        "kernel": platform.release(),
+        "a synced append of 200 B": f"{cuts[49]:.2f} ms (p99 {cuts[98]:.2f})",
+    }
+
+
+if __name__ == "__main__":
+    main()

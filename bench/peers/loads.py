@@ -1,0 +1,356 @@
+"""The loads that every peer gets, in turns, and what is read off them."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bench.bodies import payloads
+from bench.generator import started
+from bench.peers.peer import Lacking
+from bench.rounds import Row, Section, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from bench.peers.peer import Asked, Peer, Running
+
+SIZE = 100
+BATCH = 1000
+PAGE = 10_000
+SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
+#: Connections of the open loop.
+OPEN_CONNECTIONS = 32
+#: More than any run reaches: the time ends it.
+_REQUESTS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PeersProfile:
+    """Sizes and durations."""
+
+    name: str
+    rounds: int
+    seconds: float
+    """Of each load, in each round."""
+    warm_up_s: float
+    """Of singles, and half of it of pages, before anything counts: virtual machines compile."""
+    sustained_s: float
+    topics: int
+    singles: tuple[int, ...]
+    """Connections, of which each sends one message a request."""
+    batches: tuple[int, ...]
+    """The same with requests of 1000."""
+    read_messages: int
+    """Of the topic that is read, as far as ten times ``seconds`` are enough to fill it."""
+    open_rates: tuple[int, ...]
+    """Singles a second, the same for all."""
+    open_s: float
+
+
+FULL = PeersProfile(
+    name="full",
+    rounds=3,
+    seconds=4.0,
+    warm_up_s=10.0,
+    sustained_s=20.0,
+    topics=50,
+    singles=(1, 16, 50),
+    batches=(1, 4),
+    read_messages=1_000_000,
+    open_rates=(300, 1000, 2000),
+    open_s=10.0,
+)
+QUICK = PeersProfile(
+    name="quick",
+    rounds=1,
+    seconds=0.3,
+    warm_up_s=0.3,
+    sustained_s=0.5,
+    topics=4,
+    singles=(1, 16),
+    batches=(4,),
+    read_messages=20_000,
+    open_rates=(100,),
+    open_s=0.5,
+)
+
+RATES_SAY = """Messages a second; requests of one message (*single*) or of 1000 (*batch*) of 100 B, each answered once it was synced.
+*÷* is Plainsong's rate divided by the peer's, within each round: above 1 Plainsong is faster. *Page* is the same 10 000
+messages again and again, *walk* a topic from its start to its end in pages of 10 000, on one connection."""
+WAITS_SAY = """The same loads: how long a request waited for its answer, the processor time that the peer's processes spent on
+a message, and how much of one core the load generator took. Where that is near 100 the generator is the limit."""
+OPEN_SAY = """Single messages of 100 B in an open loop over 32 connections: due at a fixed rate, waits counted from when they were
+due. First the same rates for all, then shares of the highest rate that each reached just before, in a closed loop of as
+many connections. *Unsent* had no answer ten seconds after the end: that peer cannot keep up with this rate."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One load, one round, one peer."""
+
+    messages_per_s: float
+    result: dict[str, Any]
+    server_us: float
+    """Processor time of the peer a message."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """A peer that runs, and what belongs to it alone."""
+
+    peer: Peer
+    running: Running
+    version: str
+    topics: int = 0
+
+    def topic(self, count: int = 1) -> list[str]:
+        """Topics that have never been used."""
+        names = [f"peer-{self.topics + number}" for number in range(count)]
+        self.topics += count
+        self.peer.create(self.running, names)
+        return names
+
+    def load(self, asked: Sequence[Asked], connections: int, per_request: int, *options: str) -> _Measured:
+        """Run the generator; ``per_request`` 0: the messages in the answers count."""
+        peer, first = self.peer, asked[0]
+        hello = peer.hello + first.prepared
+        command = ["--protocol", peer.protocol, "--connections", str(connections), "--replies", str(first.replies)]
+        command += ["--number", "--everywhere", *options]
+        if "--requests" not in options:
+            command += ["--requests", str(_REQUESTS)]
+        if hello:
+            command += ["--hello-replies", str(peer.hello_replies * bool(peer.hello) + bool(first.prepared))]
+        cpu_s = self.running.cpu_s()
+        with started([each.request for each in asked], [self.running.port], *command, hello=hello) as running:
+            result = running.end()
+        cpu_s = self.running.cpu_s() - cpu_s
+        messages = result["requests"] * per_request if per_request else result["messages"]
+        seconds = max(result["seconds"], 1e-9)
+        return _Measured(messages / seconds, result, 1e6 * cpu_s / max(messages, 1))
+
+
+@dataclass(slots=True)
+class Comparison:
+    """All peers at work, and what has been found so far."""
+
+    profile: PeersProfile
+    say: Callable[[str], None]
+    sides: list[_Side] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    """Peers, or loads of peers, that there are no figures for, and why."""
+    reading: dict[str, str] = field(default_factory=dict)
+    """The topic of each peer that is read."""
+
+    def start(self, peers: Sequence[Peer], home: Path, ending: ExitStack) -> None:
+        """Fetch and start all of them; those that cannot be had are named with their reason."""
+        for peer in peers:
+            try:
+                version = peer.fetch()
+                place = home / peer.name
+                place.mkdir()
+                running = ending.enter_context(peer.run(place))
+            except (Lacking, OSError) as error:
+                self.lacking[peer.name] = _one_line(str(error))
+                self.say(f"{peer.name}: not measured: {_one_line(str(error))}")
+                continue
+            self.sides.append(_Side(peer, running, version))
+            self.say(f"{peer.name}: {version}")
+
+    def warm_up(self) -> None:
+        """A while of singles, batches and pages; and fill the topic that is read, which has to hold all that was acknowledged."""
+        seconds = self.profile.warm_up_s
+        messages = payloads(BATCH, SIZE)
+        for side in list(self.sides):
+            try:
+                (topic,) = side.topic()
+                side.load([side.peer.publish(topic, messages[:1])], 16, 1, "--seconds", str(seconds))
+                (topic,) = side.topic()
+                requests = str(self.profile.read_messages // BATCH)
+                limit = str(10 * self.profile.seconds)
+                batch = side.peer.publish(topic, messages)
+                filled = (
+                    side.load([batch], 4, BATCH, "--seconds", limit, "--requests", requests).result["requests"] * BATCH
+                )
+                self.reading[side.peer.name] = topic
+                found = self._walk(side).result["messages"]
+                if found != filled:
+                    raise RuntimeError(f"it acknowledged {filled:,} messages and returned {found:,}")
+                walk_until = time.monotonic() + seconds / 2
+                while time.monotonic() < walk_until:
+                    self._walk(side)
+            except RuntimeError as error:
+                self.lacking[side.peer.name] = f"it failed while it warmed up: {error}"
+                self.sides.remove(side)
+
+    def _walk(self, side: _Side) -> _Measured:
+        asked = side.peer.walk(side.running, self.reading[side.peer.name], PAGE)
+        return side.load([asked], 1, 0, "--walk", str(asked.position_at))
+
+    def _page(self, side: _Side) -> _Measured | None:
+        asked = side.peer.page(side.running, self.reading[side.peer.name], PAGE)
+        if asked is None:
+            return None
+        return side.load([asked], 1, 0, "--messages", "--seconds", str(self.profile.seconds))
+
+    def _publish(self, side: _Side, connections: int, per_request: int, topics: int, seconds: float) -> _Measured:
+        messages = payloads(BATCH, SIZE)[:per_request]
+        asked = [side.peer.publish(topic, messages) for topic in side.topic(topics)]
+        return side.load(asked, connections, per_request, "--seconds", str(seconds))
+
+    def loads(self) -> dict[str, tuple[int, Callable[[_Side], _Measured | None]]]:
+        """Name of each load, its rounds, and how it is put on a peer."""
+        profile, publish = self.profile, self._publish
+        seconds = profile.seconds
+
+        def publishing(connections: int, per_request: int, topics: int = 1, lasts_s: float = seconds) -> Any:
+            return lambda side: publish(side, connections, per_request, topics, lasts_s)
+
+        rounds = profile.rounds
+        return {
+            **{f"single, {_connections(c)}": (rounds, publishing(c, 1)) for c in profile.singles},
+            **{f"batch, {_connections(c)}": (rounds, publishing(c, BATCH)) for c in profile.batches},
+            f"batch over {profile.topics} topics, 4 connections": (rounds, publishing(4, BATCH, profile.topics)),
+            f"batch for {profile.sustained_s:g} s, 4 connections": (
+                1,
+                publishing(4, BATCH, lasts_s=profile.sustained_s),
+            ),
+            "page": (rounds, self._page),
+            "walk": (rounds, self._walk),
+        }
+
+    def measure(self, settle: Callable[[], None]) -> tuple[Section, Section]:
+        """All loads but the open ones: their rates, and their waits."""
+        rates = Section("peers-rates", "Rates", RATES_SAY)
+        waits = Section("peers-waits", "Waits and work", WAITS_SAY)
+        for load, (rounds, put) in self.loads().items():
+            found: dict[str, list[_Measured]] = {}
+            refused: set[str] = set()
+            for number in range(rounds):
+                for side in self._in_turn(number):
+                    if side.peer.name in refused:
+                        continue
+                    settle()
+                    try:
+                        measured = put(side)
+                    except RuntimeError as error:
+                        self.lacking[f"{side.peer.name}, {load}"] = str(error)
+                        measured = None
+                    if measured is None:
+                        refused.add(side.peer.name)
+                        found.pop(side.peer.name, None)
+                        continue
+                    found.setdefault(side.peer.name, []).append(measured)
+                    self.say(
+                        f"{load}: {side.peer.name} {measured.messages_per_s:,.0f}/s,"
+                        f" p50 {measured.result['p50_ms']:.2f} ms, {measured.server_us:.1f} µs of its processors each"
+                    )
+            if found:
+                rates.rows.append(Row({"load": load}, _rates(found)))
+            for name in (side.peer.name for side in self.sides if side.peer.name in found):
+                waits.rows.append(Row({"load": load, "peer": name}, _waits(found[name])))
+        return rates, waits
+
+    def _in_turn(self, number: int) -> list[_Side]:
+        return self.sides if number % 2 == 0 else self.sides[::-1]
+
+    def measure_open(self, settle: Callable[[], None]) -> Section:
+        """The open loops."""
+        profile = self.profile
+        section = Section("peers-open", "Waits at a fixed rate", OPEN_SAY)
+        found: dict[tuple[str, str], list[_Measured]] = {}
+        for number in range(profile.rounds):
+            for rate in profile.open_rates:
+                for side in self._in_turn(number):
+                    settle()
+                    self._open(side, f"{rate:,} a second", rate, found)
+        for side in self.sides:
+            settle()
+            highest = self._publish(side, OPEN_CONNECTIONS, 1, 1, profile.seconds).messages_per_s
+            for shown, share in SHARES:
+                settle()
+                self._open(side, f"{shown} of its highest", highest * share, found)
+        for rate_name, name in sorted(
+            found, key=lambda key: list(dict.fromkeys(rate for rate, _ in found)).index(key[0])
+        ):
+            values = _open_waits(found[rate_name, name])
+            beside = found.get((rate_name, "original"))
+            if name == "plainsong" and beside and "highest" not in rate_name:
+                for shown, key in (("p50", "p50_ms"), ("p99.9", "p999_ms")):
+                    ours = [each.result[key] for each in found[rate_name, name]]
+                    values[f"{shown} ÷ original"] = Spread.ratio(ours, [each.result[key] for each in beside])
+            section.rows.append(Row({"rate": rate_name, "peer": name}, values))
+        return section
+
+    def _open(self, side: _Side, name: str, rate: float, found: dict[tuple[str, str], list[_Measured]]) -> None:
+        asked = [side.peer.publish(topic, payloads(1, SIZE)) for topic in side.topic()]
+        try:
+            measured = side.load(asked, OPEN_CONNECTIONS, 1, "--rate", str(rate), "--seconds", str(self.profile.open_s))
+        except RuntimeError as error:
+            self.lacking[f"{side.peer.name}, {name}"] = str(error)
+            return
+        found.setdefault((name, side.peer.name), []).append(measured)
+        at = measured.result
+        waits = " / ".join(f"{at[f'{key}_ms']:.2f}" for key in ("p50", "p99", "p999", "max"))
+        self.say(
+            f"open loop, {name}: {side.peer.name} {rate:,.0f}/s, p50/p99/p99.9/max {waits} ms, {at['unsent']} unsent"
+        )
+
+    def who(self) -> Section:
+        """The peers, and those that are not there."""
+        section = Section(
+            "peers", "Peers", "All at their defaults but for what makes acknowledged messages synced ones."
+        )
+        for side in self.sides:
+            what: dict[str, str | int] = {"peer": side.peer.name, "version": side.version, "synced": side.peer.synced}
+            section.rows.append(Row(what, {}))
+        for name, reason in self.lacking.items():
+            section.rows.append(Row({"peer": name, "version": "not measured", "synced": reason}, {}))
+        return section
+
+
+def settled() -> None:
+    """Let what a peer has left to the system be written before the next one is measured."""
+    os.sync()
+
+
+def _one_line(text: str) -> str:
+    """For a cell of a table."""
+    return " ".join(text.replace("|", "/").split())[:400]
+
+
+def _connections(count: int) -> str:
+    return "1 connection" if count == 1 else f"{count} connections"
+
+
+def _rates(found: dict[str, list[_Measured]]) -> dict[str, Spread]:
+    rates = {name: [each.messages_per_s for each in measured] for name, measured in found.items()}
+    ordered = sorted(rates, key=lambda name: (name != "plainsong", name != "original", name))
+    values = {name: Spread.of(rates[name]) for name in ordered}
+    if "plainsong" in rates:
+        ours = rates["plainsong"]
+        values |= {f"÷ {name}": Spread.ratio(ours, rates[name]) for name in ordered if name != "plainsong"}
+    return values
+
+
+def _waits(measured: Sequence[_Measured]) -> dict[str, Spread]:
+    values = {
+        "p50 ms": [each.result["p50_ms"] for each in measured],
+        "p99 ms": [each.result["p99_ms"] for each in measured],
+        "max ms": [each.result["max_ms"] for each in measured],
+        "its µs a message": [each.server_us for each in measured],
+        "generator %": [100 * each.result["cpu_s"] / max(each.result["seconds"], 1e-9) for each in measured],
+    }
+    return {name: Spread.of(each) for name, each in values.items()}
+
+
+def _open_waits(measured: Sequence[_Measured]) -> dict[str, Spread]:
+    names = (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"), ("max", "max"), ("late p99", "late_p99"))
+    values = {"messages/s": Spread.of([each.messages_per_s for each in measured])}
+    values |= {f"{name} ms": Spread.of([each.result[f"{key}_ms"] for each in measured]) for name, key in names}
+    values["unsent"] = Spread.of([float(each.result["unsent"]) for each in measured])
+    return values

@@ -1,0 +1,91 @@
+"""Plainsong itself and the original Java service: one protocol, so the same bytes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING
+
+import plainsong
+from bench import bodies
+from bench.daemon import daemon
+from bench.load import post
+from bench.peers.fetch import jars, java
+from bench.peers.peer import Asked, Peer, Running, free_port, process
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.ids import ID_BYTES
+from plainsong.protocol.requests import PollRequest, PublishRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+class Http(Peer):
+    """The HTTP interface that both have: Avro, version 1."""
+
+    protocol = "http"
+
+    def create(self, running: Running, topics: Sequence[str]) -> None:
+        connection = HTTPConnection("127.0.0.1", running.port, timeout=60)
+        for topic in topics:
+            connection.request("PUT", bodies.path(topic))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RuntimeError(f"{topic}: {answer.status} {answer.read()!r}")
+            answer.read()
+        connection.close()
+
+    def publish(self, topic: str, messages: Sequence[bytes]) -> Asked:
+        body = AVRO.encode_publish(PublishRequest(messages))
+        return Asked(post(bodies.path(topic, "publish"), body, [bodies.AVRO_TYPE]))
+
+    def walk(self, running: Running, topic: str, limit: int) -> Asked:
+        # From an id before all others on, so that every request of a walk has the same form.
+        start = bytes(ID_BYTES)
+        body = AVRO.encode_poll(PollRequest(start, inclusive=False, limit=limit))
+        request = post(bodies.path(topic, "poll"), body, [bodies.AVRO_TYPE])
+        return Asked(request, position_at=request.index(start))
+
+
+class Plainsong(Http):
+    """The daemon of this tree, at default settings."""
+
+    name = "plainsong"
+    synced = "always, by group commit"
+
+    def fetch(self) -> str:
+        return plainsong.__version__
+
+    @contextmanager
+    def run(self, home: Path) -> Iterator[Running]:
+        with daemon(home / "data") as ours:
+            yield Running(ours.port, ours.process.pid, home)
+
+
+class Original(Http):
+    """CDAP's messaging service as published, in its local mode on LevelDB; `bench/peers/original` starts it."""
+
+    name = "original"
+    synced = "always: a synced write of its store for each request"
+
+    def fetch(self) -> str:
+        found = jars("original")
+        version = found.partition("cdap-tms-")[2].partition(".jar")[0]
+        return f"cdap-tms {version}"
+
+    @contextmanager
+    def run(self, home: Path) -> Iterator[Running]:
+        port = free_port()
+        command = [
+            java(),
+            "--add-opens",
+            "java.base/java.lang=ALL-UNNAMED",
+            "-Xms2g",
+            "-Xmx2g",
+            "-cp",
+            jars("original"),
+        ]
+        command += ["peer.TmsServer", "--port", str(port), "--data", str(home / "data")]
+        with process(command, port, home, ready=b"ready ") as running:
+            yield running

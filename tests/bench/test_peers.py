@@ -1,0 +1,150 @@
+"""Peers get the same loads in turns, return what they acknowledged, and one that cannot be had is named with its reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from bench import generator
+from bench.peers import fetch
+from bench.peers.__main__ import PEERS
+from bench.peers.kafka import crc32c
+from bench.peers.loads import QUICK, Comparison
+from bench.peers.peer import Lacking, Peer
+from bench.peers.plainsong import Plainsong
+from bench.report import results_of, write_report
+
+ROOT = Path(__file__).parents[2]
+#: Ten times what it takes.
+PATIENCE_S = 600
+SMALL = replace(QUICK, seconds=0.1, warm_up_s=0.1, sustained_s=0.1, open_s=0.1, read_messages=3000)
+
+
+@pytest.fixture(autouse=True)
+def _compiler():
+    if generator.compiled() is None:
+        pytest.skip("there is no C compiler")
+
+
+class Absent(Plainsong):
+    """A peer that is not to be had."""
+
+    name = "absent"
+
+    def fetch(self) -> str:
+        raise Lacking("it is | not\nthere")
+
+
+class Refusing(Plainsong):
+    """A peer that refuses requests of more than one message."""
+
+    name = "refusing"
+
+    def publish(self, topic, messages):
+        return super().publish(topic if len(messages) == 1 else "no-such-topic", messages)
+
+
+class Forgetful(Plainsong):
+    """A peer that has lost some of what it acknowledged."""
+
+    name = "forgetful"
+
+    def walk(self, running, topic, limit):
+        asked = super().walk(running, topic, limit)
+        # From an id in the far future on.
+        start = asked.position_at
+        return replace(asked, request=asked.request[:start] + b"\x7f" * 20 + asked.request[start + 20 :])
+
+
+@contextmanager
+def open_directory():
+    """A directory that other users may pass: one of the peers runs as one, and pytest's own are closed to them."""
+    with TemporaryDirectory() as directory:
+        Path(directory).chmod(0o711)
+        yield Path(directory)
+
+
+@contextmanager
+def started(tmp_path, *peers: Peer):
+    """A comparison of these, at work."""
+    home = tmp_path / "scratch"
+    home.mkdir()
+    with ExitStack() as ending:
+        comparison = Comparison(SMALL, lambda line: None)
+        comparison.start(peers, home, ending)
+        yield comparison
+
+
+def test_a_peer_that_cannot_be_had_is_named_with_its_reason(tmp_path):
+    with started(tmp_path, Absent()) as comparison:
+        who = comparison.who()
+    write_report(tmp_path / "report", results_of("quick", {}, [who], []), [who])
+    assert "| absent | not measured | it is / not there |" in (tmp_path / "report/report.md").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize(("peer", "reason"), [(Refusing(), "404"), (Forgetful(), "3,000 messages and returned 0")])
+def test_a_peer_that_refuses_or_loses_messages_is_measured_no_further(tmp_path, peer, reason):
+    with started(tmp_path, peer) as comparison:
+        comparison.warm_up()
+    assert comparison.sides == []
+    assert reason in comparison.lacking[peer.name]
+
+
+def _is_here(name: str) -> bool:
+    """Whether a peer can be started without fetching anything."""
+    kept = {"nats": "nats/nats-server", "kafka": "kafka/classpath", "original": "original/classpath"}
+    if name in kept:
+        return (fetch.KEPT / kept[name]).exists() and (name == "nats" or shutil.which("java") is not None)
+    if name == "postgres":
+        return bool(list(Path("/usr/lib/postgresql").glob("*/bin/initdb")))
+    return name == "plainsong" or shutil.which(f"{name}-server") is not None
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_returns_what_it_acknowledged(name):
+    if not _is_here(name):
+        pytest.skip(f"{name} has not been fetched: make bench-peers")
+    with open_directory() as home, started(home, PEERS[name]()) as comparison:
+        assert comparison.lacking == {}
+        comparison.warm_up()
+        assert comparison.lacking == {}
+        assert comparison.sides[0].running.cpu_s() > 0
+
+
+def test_all_loads_are_put_on_a_peer_and_reported():
+    command = [sys.executable, "-m", "bench.peers", "--quick", "--json", "--only", "plainsong"]
+    with open_directory() as home:
+        command += ["--report", str(home / "report"), "--scratch", str(home / "scratch")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not list((home / "scratch").iterdir())
+        assert (home / "report/report.md").read_text(encoding="utf-8").startswith("# Benchmark\n")
+    results = json.loads(done.stdout)
+    assert {"processor", "kernel", "a synced append of 200 B", "load before", "load after", "date"} <= results[
+        "facts"
+    ].keys()
+    sections = results["sections"]
+    assert list(sections) == ["peers", "peers-rates", "peers-waits", "peers-open"]
+    loads = [row["what"]["load"] for row in sections["peers-rates"]["rows"]]
+    assert loads == [
+        *("single, 1 connection", "single, 16 connections", "batch, 4 connections"),
+        *("batch over 4 topics, 4 connections", "batch for 0.5 s, 4 connections", "page", "walk"),
+    ]
+    rates = [row["what"]["rate"] for row in sections["peers-open"]["rows"]]
+    assert rates == ["100 a second", "1/4 of its highest", "1/2 of its highest", "3/4 of its highest"]
+
+
+def test_the_checksum_of_record_batches_is_castagnolis():
+    # Source: RFC 3720, B.4 (32 bytes of zeros), and the common check of nine digits.
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"123456789") == 0xE3069283
