@@ -1,7 +1,7 @@
 """Starting the load generator in a process of its own, with its answers checked.
 
 It is ``bench/loadgen``, in C, where there is a compiler: on few cores a generator in Python takes from the server what
-it is to measure. Without one it is ``bench/load.py``, which does the same for HTTP at some ten times the cost.
+it is to measure. Without one it is ``bench/load.py``, which does the same for HTTP at two to three times the cost.
 """
 
 from __future__ import annotations

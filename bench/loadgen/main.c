@@ -181,10 +181,10 @@ static int hear(struct connection *c, const struct protocol *p, long replies, st
     if (got < 0 && errno == EAGAIN) return 0;
     if (got <= 0) refuse("the server closed a connection");
     c->in.used += (size_t)got;
-    *received += got;
     memset(answer, 0, sizeof *answer);
     size_t size = p->take(&c->in, &c->reading, replies, answer);
     if (!size) return 0;
+    *received += (long)size; /* of whole answers, so that it goes with their number */
     if (answer->status != 200) {
         static int shown;
         if (!shown++) {
@@ -374,8 +374,8 @@ int main(int argc, char **argv) {
     }
     cpu = processor_time() - cpu;
     double lasted = finish - start;
-    qsort(took.at, took.used, sizeof *took.at, ascending);
-    qsort(late.at, late.used, sizeof *late.at, ascending);
+    if (took.used) qsort(took.at, took.used, sizeof *took.at, ascending);
+    if (late.used) qsort(late.at, late.used, sizeof *late.at, ascending);
     printf("{\"connections\": %d, \"requests\": %ld, \"seconds\": %.4f, \"requests_per_s\": %.1f", connections, measured, lasted,
            lasted > 0 ? (double)measured / lasted : 0);
     printf(", \"p50_ms\": %.4f, \"p90_ms\": %.4f, \"p99_ms\": %.4f, \"p999_ms\": %.4f, \"max_ms\": %.4f", at_share(&took, 0.5) * 1e3,

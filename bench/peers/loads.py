@@ -180,6 +180,7 @@ class Comparison:
                 found = self._walk(side).result["messages"]
                 if found != filled:
                     raise RuntimeError(f"it acknowledged {filled:,} messages and returned {found:,}")
+                self.say(f"{side.peer.name}: warm, with {found:,} messages to read")
                 walk_until = time.monotonic() + seconds / 2
                 while time.monotonic() < walk_until:
                     self._walk(side)
