@@ -4,8 +4,8 @@
     python -m bench evenness --beside alone,cleaning --seconds 30
     python -m bench growth --messages 1m,10m --topics 100,1000
 
-All sections take about an hour and twelve gigabytes of disk, most of both for growth; ``--quick`` takes a minute or two,
-for seeing that it works. It exits 0 whether or not the targets are reached: what they say is in the report.
+All sections take about half an hour and ten gigabytes of disk, most of it for evenness and growth; ``--quick`` takes two
+minutes, for seeing that it works. It exits 0 whether or not the targets are reached: what they say is in the report.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", type=_names, help="the same, by commas")
     parser.add_argument(
-        "--quick", action="store_true", help="a minute or two, to see that it works; the numbers mean little"
+        "--quick", action="store_true", help="two minutes, to see that it works; the numbers mean little"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the results as JSON; progress goes to standard error"

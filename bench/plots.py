@@ -106,7 +106,7 @@ def _evenness(pyplot: Any, rows: Sequence[Row]) -> Any:
         axes.set_xlabel("of the highest rate")
         axes.set_ylabel("ms since it was due")
         axes.set_yscale("log")
-    line[0][0].legend(fontsize=6)
+    _legend_beside(line[0][-1])
     return figure
 
 
@@ -149,19 +149,26 @@ def _peers_rates(pyplot: Any, rows: Sequence[Row]) -> Any:
 
 
 def _peers_open(pyplot: Any, rows: Sequence[Row]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(8, 4))
+    """The rates that are the same for all, and those that are shares of what each can do."""
     rates = list(dict.fromkeys(str(row.what["rate"]) for row in rows))
-    for index, peer in enumerate(dict.fromkeys(str(row.what["peer"]) for row in rows)):
-        mine = {str(row.what["rate"]): row.values for row in rows if row.what["peer"] == peer}
-        for column, style in (("p50 ms", ":"), ("p99.9 ms", "-")):
-            places = [place for place, rate in enumerate(rates) if rate in mine]
-            waits = [mine[rates[place]][column].median for place in places]
-            axes.plot(places, waits, style, color=f"C{index}", marker="o", markersize=3, label=f"{peer}, {column}")
-    axes.set_xticks(range(len(rates)), rates, fontsize=7)
-    axes.set_yscale("log")
-    axes.set_ylabel("ms since it was due")
-    axes.legend(fontsize=6, ncols=2)
+    halves = [each for each in ([r for r in rates if "highest" not in r], [r for r in rates if "highest" in r]) if each]
+    figure, line = pyplot.subplots(1, len(halves), figsize=(5 * len(halves), 4), squeeze=False, sharey=True)
+    for axes, half in zip(line[0], halves, strict=True):
+        for index, peer in enumerate(dict.fromkeys(str(row.what["peer"]) for row in rows)):
+            mine = {str(row.what["rate"]): row.values for row in rows if row.what["peer"] == peer}
+            for column, style in (("p50 ms", ":"), ("p99.9 ms", "-")):
+                places = [place for place, rate in enumerate(half) if rate in mine]
+                waits = [mine[half[place]][column].median for place in places]
+                axes.plot(places, waits, style, color=f"C{index}", marker="o", markersize=3, label=f"{peer}, {column}")
+        axes.set_xticks(range(len(half)), half, fontsize=7)
+        axes.set_yscale("log")
+    line[0][0].set_ylabel("ms since it was due")
+    _legend_beside(line[0][-1])
     return figure
+
+
+def _legend_beside(axes: Any) -> None:
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.02, 1))
 
 
 _PLOTS: dict[str, Callable[[Any, Sequence[Row]], Any]] = {

@@ -2,8 +2,8 @@
 
     python -m bench.peers [--only plainsong,original,...] [--quick] [--json] [--report DIR] [--scratch DIR]
 
-The full run takes about half an hour and up to twenty gigabytes of disk; ``--quick`` two minutes, most of them for
-starting. What a peer needs is fetched into ``.cache/peers`` first (as root also by apt); a peer that cannot be had is
+The full run takes about half an hour and up to twenty gigabytes of disk; ``--rounds 1`` half of that time, ``--quick`` a
+minute, for seeing that it works. What a peer needs is fetched into ``.cache/peers`` first (as root also by apt); a peer that cannot be had is
 named in the report with its reason. Run it on a machine that does nothing else.
 """
 

@@ -48,7 +48,18 @@ class Running:
 
     def cpu_s(self) -> float:
         """Processor time used so far by all its processes, those that have ended included."""
-        return sum(_cpu_s(pid) for pid in _family(self.pid))
+        return sum(_cpu_s(pid) for pid in self.family())
+
+    def family(self) -> list[int]:
+        """Its process and all that descend from it."""
+        found = [self.pid]
+        for parent in found:  # which grows meanwhile
+            try:
+                for task in Path(f"/proc/{parent}/task").iterdir():
+                    found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
+            except FileNotFoundError:
+                continue
+        return found
 
 
 class Peer(ABC):
@@ -164,18 +175,6 @@ def exchange_sized(port: int, data: bytes) -> bytes:
         with connection.makefile("rb") as answers:
             size = answers.read(4)
             return size + answers.read(int.from_bytes(size, "big"))
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [pid]
-    for parent in found:  # which grows meanwhile
-        try:
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def _cpu_s(pid: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from bench import generator
+from bench.bodies import payloads
 from bench.peers import fetch
 from bench.peers.__main__ import PEERS
 from bench.peers.kafka import crc32c
@@ -110,15 +112,46 @@ def _is_here(name: str) -> bool:
     return name == "plainsong" or shutil.which(f"{name}-server") is not None
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_every_peer_returns_what_it_acknowledged(name):
-    if not _is_here(name):
-        pytest.skip(f"{name} has not been fetched: make bench-peers")
-    with open_directory() as home, started(home, PEERS[name]()) as comparison:
+@pytest.fixture(scope="module", params=PEERS)
+def warm(request):
+    """Each peer that is here, warm."""
+    if not _is_here(request.param):
+        pytest.skip(f"{request.param} has not been fetched: make bench-peers")
+    with open_directory() as home, started(home, PEERS[request.param]()) as comparison:
         assert comparison.lacking == {}
         comparison.warm_up()
-        assert comparison.lacking == {}
-        assert comparison.sides[0].running.cpu_s() > 0
+        yield comparison
+
+
+def test_every_peer_returns_what_it_acknowledged(warm):
+    # A peer that does not is taken out when it is warmed up.
+    assert warm.lacking == {}
+    assert warm.sides[0].running.cpu_s() > 0
+
+
+@contextmanager
+def traced(pid: int, output: Path):
+    """The syncs of a process, and of those that it starts from now on, which strace writes into a file."""
+    if shutil.which("strace") is None:
+        pytest.skip("there is no strace: etc/tools")
+    command = ["strace", "-f", "-e", "trace=fsync,fdatasync,msync", "-o", str(output), "-p", str(pid)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with process, process.stderr as said:
+        line = said.readline()
+        if "attached" not in line:
+            pytest.skip(f"strace may not attach: {line}")
+        yield
+        process.terminate()
+        said.read()
+
+
+def test_every_peer_syncs_each_of_a_hundred_publishes_that_follow_each_other(warm, tmp_path):
+    (side,) = warm.sides
+    asked = [side.peer.publish(topic, payloads(1, 100)) for topic in side.topic()]
+    with traced(side.running.pid, tmp_path / "syncs"):
+        assert side.load(asked, 1, 1, "--requests", "100").result["requests"] == 100
+    calls = re.findall(r"(?:fsync|fdatasync|msync)\(", (tmp_path / "syncs").read_text(encoding="utf-8"))
+    assert len(calls) >= 100
 
 
 def test_all_loads_are_put_on_a_peer_and_reported():
