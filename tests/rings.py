@@ -65,7 +65,7 @@ RINGS = (
     Ring("spark", 260, 61),
     Ring("pipeline", 520, 98),
     Ring("examples", 95, 55),
-    Ring("bench", 60, 40),
+    Ring("bench", 110, 65),
     Ring("test_docs.py", 5, 3),
     Ring("test_venv.py", 3, 2),
     Ring("test_rings.py", 8, 4),
