@@ -67,7 +67,7 @@ def main() -> None:
         sections = [rates, waits, comparison.measure_open(settle)]
     facts["load after"] = f"{os.getloadavg()[0]:.2f}"
     facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
-    sections = [comparison.who(), *(section for section in sections if section.rows)]
+    sections = [comparison.overview(), *(section for section in sections if section.rows)]
     verdicts = judge(sections)
     say("")
     for verdict in verdicts:

@@ -43,7 +43,7 @@ class Kafka(Peer):
 
     name = "kafka"
     protocol = "kafka"
-    synced = "`log.flush.interval.messages=1`: a sync for each request and partition"
+    synced = "`flush.messages=1`: a sync for each request and partition"
 
     def fetch(self) -> str:
         return f"Kafka {jars('kafka').partition('kafka-clients-')[2].partition('.jar')[0]}"

@@ -301,7 +301,7 @@ class Comparison:
             f"open loop, {name}: {side.peer.name} {rate:,.0f}/s, p50/p99/p99.9/max {waits} ms, {at['unsent']} unsent"
         )
 
-    def who(self) -> Section:
+    def overview(self) -> Section:
         """The peers, and those that are not there."""
         section = Section(
             "peers", "Peers", "All at their defaults but for what makes acknowledged messages synced ones."

@@ -87,8 +87,8 @@ def started(tmp_path, *peers: Peer):
 
 def test_a_peer_that_cannot_be_had_is_named_with_its_reason(tmp_path):
     with started(tmp_path, Absent()) as comparison:
-        who = comparison.who()
-    write_report(tmp_path / "report", results_of("quick", {}, [who], []), [who])
+        section = comparison.overview()
+    write_report(tmp_path / "report", results_of("quick", {}, [section], []), [section])
     assert "| absent | not measured | it is / not there |" in (tmp_path / "report/report.md").read_text(
         encoding="utf-8"
     )
