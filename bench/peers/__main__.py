@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from bench.peers.peer import Peer
 
 PEERS: dict[str, type[Peer]] = {each.name: each for each in (Plainsong, Original, Kafka, Nats, Redis, Postgres)}
+#: Load average over a minute from which on a run says little.
+_QUIET = 0.3
+#: Of which the median and the 99th percentile are told.
 _SYNCS = 300
 _ROW_BYTES = 200
 
@@ -60,8 +63,11 @@ def main() -> None:
         home.chmod(0o711)  # one of them runs as another user
         facts = machine() | _conditions(home)
         say(", ".join(f"{name} {value}" for name, value in facts.items()))
+        if os.getloadavg()[0] > _QUIET:
+            say("NOT QUIET: something else wants the cores; a run that counts begins below a load of 0.3")
         comparison.start([PEERS[name]() for name in args.only], home, ending)
         comparison.warm_up()
+        facts["all of them idle"] = f"{comparison.idle_percent(1.0 if args.quick else 10.0):.1f} % of a core"
         settle = (lambda: None) if args.quick else settled
         rates, waits = comparison.measure(settle)
         sections = [rates, waits, comparison.measure_open(settle)]

@@ -188,6 +188,13 @@ class Comparison:
                 self.lacking[side.peer.name] = f"it failed while it warmed up: {error}"
                 self.sides.remove(side)
 
+    def idle_percent(self, seconds: float) -> float:
+        """What all of them together take of one core while nobody asks them anything."""
+        before_s = [side.running.cpu_s() for side in self.sides]
+        time.sleep(seconds)
+        used_s = [side.running.cpu_s() - before for side, before in zip(self.sides, before_s, strict=True)]
+        return 100 * sum(used_s) / seconds
+
     def _walk(self, side: _Side) -> _Measured:
         asked = side.peer.walk(side.running, self.reading[side.peer.name], PAGE)
         return side.load([asked], 1, 0, "--walk", str(asked.position_at))
