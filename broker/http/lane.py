@@ -795,11 +795,8 @@ class Connection:
         self.resting = True
         self._reactor.rests(self)
         if self.edge:
-            self.readable()
-        if self.resting:
-            await self._sleep()
-        else:
-            await trio.lowlevel.checkpoint()
+            self._reactor.again(self)  # not here: what is started has its turn behind the reactor's
+        await self._sleep()
 
     async def send_rest(self) -> None:
         """Sends what ``send_now`` left. Raises OSError."""

@@ -119,6 +119,8 @@ class Reactor:
             member = members.get(descriptor)
             if member is not None:
                 member.readable(events)
+        if self._again:
+            os.eventfd_write(self._bell, 1)  # its last edge may have been taken just now
 
     async def sweep(self) -> NoReturn:
         """End what takes too long."""

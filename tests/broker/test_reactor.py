@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import pytest
 import trio
 from doors import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
+from actors.turns import Turns
 from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget
@@ -28,7 +30,7 @@ async def until(condition):
             await trio.lowlevel.checkpoint()
 
 
-@dataclass
+@dataclass(eq=False)
 class Started:
     """A server whose publishes are started, and answered by the test."""
 
@@ -37,6 +39,8 @@ class Started:
     stop: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
     waiting: list = field(default_factory=list)
+    mail: list = field(default_factory=list)
+    turns: Turns = field(default_factory=Turns)
     by_task: int = 0
     limit: Limit = NO_LIMIT
 
@@ -48,11 +52,21 @@ class Started:
             raise ZeroDivisionError("a secret")
         if topic == "task":
             return None
+        if topic == "turn":
+            self.mail.append((request, answered))
+            self.turns.soon(self)
+            return NO_LIMIT
         if topic == "echo":
             answered(Answer(200, request.body))
             return NO_LIMIT
         self.waiting.append((request, answered))
         return self.limit
+
+    def turn_now(self):
+        """Answer what was brought, as an actor does."""
+        mail, self.mail = self.mail, []
+        for request, answered in mail:
+            answered(Answer(200, b"turn:" + request.body))
 
     async def handler(self, request):
         self.by_task += 1
@@ -65,6 +79,13 @@ class Started:
         request, answered = self.waiting.pop(0)
         answered(Answer(200, body))
         return request
+
+    async def answer_all(self):
+        while True:
+            await trio.lowlevel.checkpoint()
+            while self.waiting:
+                request, answered = self.waiting.pop(0)
+                answered(Answer(200, request.body))
 
     async def connect(self):
         return Client(await trio.open_tcp_stream("127.0.0.1", self.port))
@@ -98,6 +119,7 @@ async def started(**changes):
                 budget=server.budget,
                 stop=server.stop,
                 grace_s=5,
+                turns=server.turns,
                 task_status=task_status,
             )
             server.ended.set()
@@ -119,6 +141,31 @@ async def test_pipelined_requests_are_started_one_after_the_other_and_answered_i
         await server.until_waiting(1)
         assert server.answer(b"2").body == b"two"
         assert [(await client.reply()).body for _ in range(3)] == [b"1", b"2", b"task:three"]
+
+
+async def test_pipelined_requests_of_every_kind_are_answered_whichever_is_behind_which():
+    for behind in permutations(["t", "echo", "echo", "task", "t"]):
+        async with started() as server, await server.connect() as client, trio.open_nursery() as nursery:
+            nursery.start_soon(server.answer_all)
+            sent = [f"{number}".encode() for number in range(len(behind))]
+            await client.send_all(
+                b"".join(post(f"{topic}/publish", body) for topic, body in zip(behind, sent, strict=True))
+            )
+            # Behind one that needs the task, the task serves what has come already.
+            assert [(await client.reply()).body.removeprefix(b"task:") for _ in behind] == sent
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_a_task_has_left_unread_is_started_in_the_reactors_turn_like_everything_else():
+    async with started() as server, await server.connect() as client:
+        body = b"x" * (GATHERED_BYTES + 10)
+        first = post("task/publish", body)
+        for _ in range(5):
+            await client.send_all(first[:-2])
+            await trio.testing.wait_all_tasks_blocked()
+            await client.send_all(first[-2:] + post("turn/publish", b"second"))
+            assert (await client.reply()).body == b"task:" + body
+            assert (await client.reply()).body == b"turn:second"
 
 
 async def test_what_the_start_raises_is_a_problem_and_a_bug_says_nothing_of_itself():
