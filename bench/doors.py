@@ -69,7 +69,7 @@ def serve_lane(told: Connection) -> None:
                 await serve_http(
                     settings,
                     [Endpoint(each, empty) for each in ROUTES if each.name == "publish"],
-                    bare,
+                    lambda: bare,
                     binds=["127.0.0.1:0"],
                     budget=budget,
                     stop=trio.Event(),

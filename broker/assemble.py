@@ -40,8 +40,7 @@ from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, Transac
 from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
-from broker.http.quart_app import build_application
-from broker.http.server import serve_http
+from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import Decisions, Rates
 from broker.stores import message_bound, place_of
@@ -382,7 +381,7 @@ async def serve(
         await serve_http(
             settings,
             daemon.endpoints,
-            build_application(daemon.endpoints, settings, daemon.accounting),
+            partial(load_application, daemon.endpoints, settings, daemon.accounting),
             binds=[config.http.bind],
             budget=budget,
             stop=stop,

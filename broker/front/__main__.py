@@ -10,6 +10,7 @@ owning process alone holds. (PR_SET_PDEATHSIG would not do: it fires when the th
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -48,9 +49,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name, link, handover, *listeners = sys.argv[1:]
     watch_parent(int(handover))
+    gc.disable()  # what is loaded is no garbage
     from broker.front.child import run_front_end
 
+    gc.freeze()
+    gc.enable()
     run_front_end(name, [int(number) for number in (link, handover, *listeners)])
+    gc.freeze()
 
 
 if __name__ == "__main__":

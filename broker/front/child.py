@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -19,8 +20,7 @@ from broker.config.config import config_of
 from broker.front.forward import FrontForwarding
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
-from broker.http.quart_app import build_application
-from broker.http.server import serve_http
+from broker.http.server import load_application, serve_http
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.wire import WITHIN_DAEMON
@@ -76,7 +76,6 @@ class FrontEnd:
         forwarding = FrontForwarding(self._link)
         endpoints = forwarding.endpoints()
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
-        application = build_application(endpoints, settings, accounting)
         try:
             if not (await self._link.call("ready", None)).value:
                 return
@@ -85,7 +84,7 @@ class FrontEnd:
         await serve_http(
             settings,
             endpoints,
-            application,
+            partial(load_application, endpoints, settings, accounting),
             binds=self._listeners,
             budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
             stop=self._stop,

@@ -3,7 +3,7 @@
     server      binds, accepts, stops; hands what is not hot to hypercorn      budgets     what bodies and answers may hold
     lane        HTTP/1.1 for the hot routes                                   messages    Request, Answer, query, statuses
     quart_app   every other route, behind hypercorn                           wire        heads, chunks, compression
-    websocket   streams                                                       hypercorn_patches   its bounds, made ours
+    websocket   streams                                                       hypercorn_server, hypercorn_patches   hypercorn, with our bounds
 
 quart, hypercorn and httptools are imported below this directory and nowhere else.
 """

@@ -102,7 +102,7 @@ async def in_process(*, store=None, door=None, **values):
                 serve_http,
                 replace(settings, lane=door == "lane"),
                 service.endpoints,
-                app,
+                lambda: app,
                 begin=service.begin,
                 turns=service.directory.environment.turns,
             )

@@ -152,13 +152,16 @@ async def running(
     toys = Toys()
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
     stop, ended = trio.Event(), trio.Event()
-    app = toy_app(toys, settings)
+
+    def build() -> QuartTrio:
+        toys.built += 1
+        return toy_app(toys, settings)
 
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve_http(
             settings,
             toys.endpoints,
-            app,
+            build,
             binds=[bind],
             budget=budget,
             stop=stop,

@@ -39,6 +39,22 @@ async def test_answers_are_compressed_for_those_who_take_gzip(lane: bool) -> Non
         assert gzip.decompress(streamed.body) == b"0;1;2;"
 
 
+async def test_the_framework_is_loaded_by_the_first_requests_that_need_it_and_once_for_all_of_them() -> None:
+    async with running() as door:
+        assert (await ask(door, post("t/store", b"x"))).status == 200
+        assert door.toys.built == 0
+        statuses = []
+
+        async def ping() -> None:
+            statuses.append((await ask(door, b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")).status)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ping)
+        assert statuses == [200] * 5
+        assert door.toys.built == 1
+
+
 @pytest.mark.parametrize(
     ("header", "taken"),
     [

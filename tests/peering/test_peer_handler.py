@@ -51,7 +51,7 @@ async def serving(dispatch=echo, *, lane: bool = True, **settings):
             await serve_http(
                 with_lane,
                 toys.endpoints,
-                toy_app(toys, with_lane),
+                lambda: toy_app(toys, with_lane),
                 binds=["127.0.0.1:0"],
                 budget=BodyBudget(with_lane.max_inflight_bytes),
                 stop=server.stop,

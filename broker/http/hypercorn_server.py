@@ -1,0 +1,236 @@
+"""Hypercorn's trio server for all that the lane does not serve, on connections whose first bytes may have been read.
+
+Three things differ from hypercorn's own ``TCPServer`` (0.18). Sends have a deadline and can be cut: its own are shielded
+for ever, so that a reader that stopped holds up the exit. A head has a time-out of its own. The refusals of its parser
+are problems like all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager, suppress
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
+from broker.http.lane import BRIEF_LINGER_S
+from broker.http.messages import Conversations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hypercorn.typing import ASGIFramework, LifespanState
+
+    from broker.http.budgets import BodyBudget, HttpSettings
+    from broker.http.messages import Begin
+
+#: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
+SEND_BYTES = 64 << 10
+#: Connections are long-lived here; hypercorn's default of 1000 requests would close them under publishers.
+KEEP_ALIVE_MAX_REQUESTS = 1 << 62
+
+
+class HypercornConnection(TCPServer):
+    """One connection served by hypercorn."""
+
+    def __init__(self, hypercorn: HypercornServer, stream: Any) -> None:
+        super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
+        self._send_timeout_s = hypercorn.settings.send_timeout_s
+        self._header_timeout_s = hypercorn.settings.header_timeout_s
+        self._conversations = hypercorn.conversations
+        self._idle = True
+        self._life = trio.CancelScope()
+        self._sending: trio.CancelScope | None = None
+        #: Around each read; its deadline is that of a head, or of the close.
+        self._reading = trio.CancelScope()
+        self._closing = False
+        #: The reader has gone or is given up: nothing more is sent, also by tasks that wait for the lock.
+        self._cut = False
+
+    async def run(self) -> None:
+        """Serves the connection to its end."""
+        with self._life:
+            try:
+                await self._serve(*await self._shake_hands())
+            except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                pass  # the client has gone, or never sent a handshake
+            finally:
+                await trio.aclose_forcefully(self.stream)
+
+    def cut(self) -> None:
+        """Ends the connection now, also in the middle of a send."""
+        self._cut = True
+        self._life.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _shake_hands(self) -> tuple[str, Any, bool]:
+        """The negotiated protocol, the socket, and whether it is TLS."""
+        if not isinstance(self.stream, trio.SSLStream):
+            return "http/1.1", self.stream.socket, False
+        with trio.fail_after(self._header_timeout_s):
+            await self.stream.do_handshake()
+        self.app = with_certificate(self.app, self.stream)
+        return self.stream.selected_alpn_protocol() or "http/1.1", self.stream.transport_stream.socket, True
+
+    async def _serve(self, alpn_protocol: str, socket: Any, tls: bool) -> None:
+        client = parse_socket_addr(socket.family, socket.getpeername())
+        server = parse_socket_addr(socket.family, socket.getsockname())
+        state = ConnectionState(self.state)
+        self.app = with_extension(self.app, CUT, self.cut)
+        async with TaskGroup() as tasks:
+            self._task_group = tasks
+            ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)
+            self.protocol = ProtocolWrapper(*ends, alpn_protocol)
+            if isinstance(self.protocol.protocol, H11Protocol):
+                self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations)
+            await self.protocol.initiate()
+            await self.idle_task.restart(tasks, self._idle_timeout)
+            await self._read_data()
+            await self.idle_task.stop()  # else it keeps a connection that is over until its time-out
+        await self._close()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Sends bytes, each piece with its deadline, or follows the connection's state.
+
+        All of it is shielded: half a frame would spoil the connection, and hypercorn reports an idle connection from
+        the very task that quart-trio cancels once it has answered (the time-out would never start again).
+        """
+        if isinstance(event, RawData):
+            if not await self._send_pieces(event.data):
+                self._cut = True
+                self._life.cancel()
+                await self.protocol.handle(Closed())
+            return
+        if isinstance(event, Updated):
+            self._idle = event.idle
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._send_timeout_s):
+            await super().protocol_send(event)
+
+    async def _idle_timeout(self) -> None:
+        """Closes the connection when it was idle too long, or when the server stops."""
+        with trio.move_on_after(self.config.keep_alive_timeout):
+            await self.context.terminated.wait()
+            # A client that was just answered may be sending its next request already, which is answered too.
+            await trio.sleep(BRIEF_LINGER_S)
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
+
+    async def _send_pieces(self, data: bytes) -> bool:
+        """Sends ``data``; False: the reader has gone, or has stopped reading."""
+        rest = memoryview(data)
+        async with self.send_lock:
+            while rest:
+                if self._cut:
+                    return False
+                with trio.CancelScope(shield=True) as self._sending:
+                    self._sending.deadline = trio.current_time() + self._send_timeout_s
+                    try:
+                        await self.stream.send_all(rest[:SEND_BYTES])
+                    except (trio.BrokenResourceError, trio.ClosedResourceError):
+                        return False
+                if self._sending.cancelled_caught:
+                    return False
+                rest = rest[SEND_BYTES:]
+        return True
+
+    async def _close(self) -> None:
+        """Half-closes; the reading task closes once the client has seen that, or the time is over.
+
+        Closing at once would reset a connection that has unread bytes, and the client would lose its last answer.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self._reading.deadline = min(self._reading.deadline, trio.current_time() + BRIEF_LINGER_S)
+        async with self.send_lock:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, AttributeError):  # TLS has no half close
+                await self.stream.send_eof()
+
+    async def _read_data(self) -> None:
+        """Feeds the protocol until the client leaves, or takes too long for the head of a request."""
+        deadline = inf
+        while True:
+            if not self._closing:
+                self._reading.deadline = deadline
+            with self._reading:
+                try:
+                    data = await self.stream.receive_some(MAX_RECV)
+                except (trio.ClosedResourceError, trio.BrokenResourceError):
+                    break
+            if self._reading.cancelled_caught:
+                break
+            linger_until = self._reading.deadline
+            self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
+            if not self._closing:  # else nothing would answer it
+                await self.protocol.handle(RawData(bytes(data)))
+            if not data:
+                break
+            if not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):
+                deadline = inf
+            elif deadline == inf:
+                deadline = trio.current_time() + self._header_timeout_s
+        await self.protocol.handle(Closed())
+
+
+class HypercornServer:
+    """Hypercorn and the application behind it, for as long as the server lives."""
+
+    def __init__(
+        self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget, begin: Begin | None = None
+    ) -> None:
+        self.settings = settings
+        self.conversations = None if begin is None else Conversations(begin, settings, budget)
+        self.config = Config()
+        self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")
+        self.config.accesslog = None
+        self.config.include_server_header = False
+        self.config.keep_alive_timeout = settings.keep_alive_s
+        self.config.keep_alive_max_requests = KEEP_ALIVE_MAX_REQUESTS
+        self.context = WorkerContext(None)
+        self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set))
+        self.state: LifespanState = {}
+        self._connections: set[HypercornConnection] = set()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """The application's lifespan: started on entry, shut down on exit."""
+        lifespan = Lifespan(self.app, self.config, self.state)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            yield
+            await lifespan.wait_for_shutdown()
+            nursery.cancel_scope.cancel()
+
+    async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
+        """Serves one connection, whose first bytes have been read already, to its end."""
+        whole = ResumedStream(stream, already_read) if isinstance(stream, trio.SocketStream) else stream
+        connection = HypercornConnection(self, whole)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+    async def stop(self) -> None:
+        """Closes idle connections, and the others after their current answer."""
+        await self.context.terminated.set()
+
+    def cut(self) -> None:
+        """Ends all connections now."""
+        for connection in self._connections:
+            connection.cut()
