@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.rings import RINGS
 from tests.spark.installed import build_wheel, make_interpreter
-from tests.spark_session import QUICK_JVM, open_session, why_not
+from tests.spark_session import LAUNCHER_JVM, QUICK_JVM, make_archive, open_session, spark_home, why_not
 
 _HERE = Path(__file__).parent
 _ORDER = [ring.name for ring in RINGS]
@@ -24,6 +24,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Nor does a driver of Spark live long enough for what its JVM would otherwise compile beside its work.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_JVM)
+if (_home := spark_home()) is not None:
+    os.environ.setdefault("SPARK_HOME", str(_home))
 
 # Time limits on an example would measure the machine's other guests.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -59,6 +62,7 @@ def spark():
     lacking = why_not()
     if lacking is not None:
         pytest.skip(lacking)
+    make_archive()
     session = open_session()
     yield session
     session.stop()
@@ -70,6 +74,7 @@ def cluster(tmp_path_factory):
     lacking = why_not()
     if lacking is not None:
         pytest.skip(lacking)
+    make_archive()
     from tests.spark.cluster import Cluster  # here, so that the inner rings need no pyspark
 
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:

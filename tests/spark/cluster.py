@@ -9,8 +9,6 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import pyspark
-
 from tests.daemon.harness import clean_environ, eventually, free_port
 from tests.spark_session import QUICK_JVM, spark_environ
 
@@ -69,7 +67,7 @@ class Cluster:
         return sum(words in line for line in self._lines)
 
     def _spawn(self, name: str, *arguments: str) -> None:
-        home = os.path.dirname(pyspark.__file__)
+        home = os.environ["SPARK_HOME"]
         environ = {
             **clean_environ(),
             **spark_environ(),
