@@ -17,7 +17,7 @@ import trio
 from bench import bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bench.daemon import Daemon
 
@@ -66,9 +66,10 @@ async def _silences(port: int, topics: list[str], end_owner: Callable[[], None],
                 return
             await trio.sleep(_RETRY_S)
 
+    waiting: Sequence[trio.SocketStream | None] = polls or [None] * len(topics)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            for stream, poll, topic in zip(streams, polls or [None] * len(topics), topics, strict=True):
+            for stream, poll, topic in zip(streams, waiting, topics, strict=True):
                 nursery.start_soon(ask, stream, poll, topic)
             if leaving is not None:
                 await _all_held(leaving, len(topics))

@@ -126,7 +126,6 @@ class _Topic:
 #
 # Rows of one length, as in most tables, take no step each: one join puts the same prefix between them.
 
-CONTENT_TYPE = "avro/binary; version=2"
 _NULL = b"\x00"
 #: The second branch of a union whose first is null.
 _GIVEN = b"\x02"

@@ -300,7 +300,6 @@ class Conversations:
 
 
 #: Longer ones, and ones a log line could choke on, are replaced.
-MAX_REQUEST_ID_CHARS = 128
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 _process = secrets.token_hex(5)
 _numbers = count(1)

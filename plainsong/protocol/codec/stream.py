@@ -166,7 +166,6 @@ def _said(broken: Exception) -> str:
 # --- answers ---------------------------------------------------------------------------------------
 
 _packed = msgpack.Packer().pack
-_ID_HEAD = b"\xc4\x14"
 
 
 def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
