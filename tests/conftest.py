@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,11 @@ def _ring(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_ring)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: looking through it for garbage took a tenth of an inner ring's processor time."""
+    gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
