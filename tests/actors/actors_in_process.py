@@ -64,7 +64,7 @@ class Watch(NoObserver):
 
 
 @dataclass
-class World:
+class Harness:
     """The actors and what is around them, to use and to look at."""
 
     store: FaultyStore
@@ -133,7 +133,7 @@ async def actors(
     sweeping=False,
     **around,
 ):
-    """A world; it is left as the daemon leaves: closed, drained, or cut off when the body raises."""
+    """A harness; it is left as the daemon leaves: closed, drained, or cut off when the body raises."""
     store = store or FaultyStore(MemoryStore())
     clock, watch = clock or SetClock(), Watch()
     space = SpaceGuard(store, 1)
@@ -149,7 +149,7 @@ async def actors(
         )
         if sweeping:
             nursery.start_soon(directory.run_sweeper)
-        yield World(
+        yield Harness(
             store, clock, space, directory, watch, Janitor(store, directory, clock, watch, janitor or JanitorSettings())
         )
         store.release_all()

@@ -76,7 +76,7 @@ class Message(NamedTuple):
     number: int
 
 
-class World(NamedTuple):
+class State(NamedTuple):
     """Everything there is."""
 
     terms: frozenset[Term]
@@ -94,7 +94,7 @@ class World(NamedTuple):
 
 
 class Model:
-    """Every world that can come about."""
+    """Every state that can come about."""
 
     def __init__(self, rules: Rules, *, topics: int = 1, claims: int = 3, owners: int = 2, questions: int = 2) -> None:
         self.rules = rules
@@ -104,122 +104,122 @@ class Model:
         self.questions = questions
 
     def explore(self) -> tuple[int, str | None]:
-        """How many worlds there are, and what is wrong with the first one found in which something is."""
-        start = World(frozenset(), frozenset(), (0,) * self.topics)
+        """How many states there are, and what is wrong with the first one found in which something is."""
+        start = State(frozenset(), frozenset(), (0,) * self.topics)
         seen, queue = {start}, deque([start])
         while queue:
-            for world in self.following(queue.popleft()):
-                if world.late:
+            for state in self.following(queue.popleft()):
+                if state.late:
                     return len(seen), WRONG
-                if world not in seen:
-                    seen.add(world)
-                    queue.append(world)
+                if state not in seen:
+                    seen.add(state)
+                    queue.append(state)
         return len(seen), None
 
-    def following(self, world: World) -> Iterator[World]:
+    def following(self, state: State) -> Iterator[State]:
         """What may happen next."""
-        if world.epoch < self.owners:
-            yield self.begin_service(world)
+        if state.epoch < self.owners:
+            yield self.begin_service(state)
         for topic in range(self.topics):
-            if sum(world.epochs) < self.claims:
+            if sum(state.epochs) < self.claims:
                 for instance in (0, 1):
-                    yield self.claim(world, topic, instance)
-        for term in world.terms:
-            yield from self.of_term(world, term)
-        for owner in world.owners:
-            yield from self.of_owner(world, owner)
-        for grant in world.grants:
-            yield self.arrive(world, grant)
+                    yield self.claim(state, topic, instance)
+        for term in state.terms:
+            yield from self.of_term(state, term)
+        for owner in state.owners:
+            yield from self.of_owner(state, owner)
+        for grant in state.grants:
+            yield self.arrive(state, grant)
 
     # --- topics ---
 
-    def claim(self, world: World, topic: int, instance: int) -> World:
-        epochs = (*world.epochs[:topic], world.epochs[topic] + 1, *world.epochs[topic + 1 :])
-        before = [each for each in world.terms if (each.topic, each.instance) == (topic, instance)]
+    def claim(self, state: State, topic: int, instance: int) -> State:
+        epochs = (*state.epochs[:topic], state.epochs[topic] + 1, *state.epochs[topic + 1 :])
+        before = [each for each in state.terms if (each.topic, each.instance) == (topic, instance)]
         kept = not self.rules.terms and any(each.held for each in before)
         # An instance has one owner of a topic at a time; its write may be under way still.
-        terms = world.terms - {each for each in before if not each.writing}
+        terms = state.terms - {each for each in before if not each.writing}
         stopped = {each for each in before if each.writing}
         terms = (terms - stopped) | {each._replace(held=False, asking=0) for each in stopped}
-        return world._replace(epochs=epochs, terms=terms | {Term(topic, epochs[topic], instance, kept)})
+        return state._replace(epochs=epochs, terms=terms | {Term(topic, epochs[topic], instance, kept)})
 
-    def of_term(self, world: World, term: Term) -> Iterator[World]:
-        if not (term.held or term.asking or term.writing) and world.asked < self.questions and not world.ended:
-            number = world.asked + 1
+    def of_term(self, state: State, term: Term) -> Iterator[State]:
+        if not (term.held or term.asking or term.writing) and state.asked < self.questions and not state.ended:
+            number = state.asked + 1
             question = Message(term.topic, term.epoch, term.instance, number)
-            asking = self.with_term(world, term, term._replace(asking=number))
-            yield asking._replace(questions=world.questions | {question}, asked=number)
+            asking = self.with_term(state, term, term._replace(asking=number))
+            yield asking._replace(questions=state.questions | {question}, asked=number)
         if term.held and not term.writing:
-            yield self.with_term(world, term, term._replace(writing=True))
+            yield self.with_term(state, term, term._replace(writing=True))
         if term.writing:
-            lands = term.epoch == world.epochs[term.topic] or not self.rules.fenced
-            after = self.with_term(world, term, term._replace(writing=False) if lands else None)
-            yield after._replace(late=lands and world.ended)
+            lands = term.epoch == state.epochs[term.topic] or not self.rules.fenced
+            after = self.with_term(state, term, term._replace(writing=False) if lands else None)
+            yield after._replace(late=lands and state.ended)
 
     @staticmethod
-    def with_term(world: World, before: Term, after: Term | None) -> World:
-        return world._replace(terms=(world.terms - {before}) | (set() if after is None else {after}))
+    def with_term(state: State, before: Term, after: Term | None) -> State:
+        return state._replace(terms=(state.terms - {before}) | (set() if after is None else {after}))
 
-    def arrive(self, world: World, grant: Message) -> World:
-        world = world._replace(grants=world.grants - {grant})
-        for term in world.terms:
+    def arrive(self, state: State, grant: Message) -> State:
+        state = state._replace(grants=state.grants - {grant})
+        for term in state.terms:
             if (term.topic, term.instance) != (grant.topic, grant.instance):
                 continue
             if self.rules.terms and term.epoch != grant.epoch:
                 continue
             if term.asking == grant.number or not self.rules.voided or not self.rules.terms:
-                return self.with_term(world, term, term._replace(held=True, asking=0))
-        return world
+                return self.with_term(state, term, term._replace(held=True, asking=0))
+        return state
 
     # --- the service ---
 
-    def begin_service(self, world: World) -> World:
-        owner = Owner(world.epoch + 1, world.rows)
-        return world._replace(epoch=owner.epoch, owners=world.owners | {owner})
+    def begin_service(self, state: State) -> State:
+        owner = Owner(state.epoch + 1, state.rows)
+        return state._replace(epoch=owner.epoch, owners=state.owners | {owner})
 
     @staticmethod
-    def with_owner(world: World, before: Owner, after: Owner | None) -> World:
-        return world._replace(owners=(world.owners - {before}) | (set() if after is None else {after}))
+    def with_owner(state: State, before: Owner, after: Owner | None) -> State:
+        return state._replace(owners=(state.owners - {before}) | (set() if after is None else {after}))
 
-    def of_owner(self, world: World, owner: Owner) -> Iterator[World]:
-        is_owner = owner.epoch == world.epoch
-        if not (is_owner and world.ended):
-            for question in world.questions:
-                yield self.answer(world, owner, question)
-        if not world.ended and not owner.closing:
-            yield self.with_owner(world, owner, owner._replace(closing=True))
+    def of_owner(self, state: State, owner: Owner) -> Iterator[State]:
+        is_owner = owner.epoch == state.epoch
+        if not (is_owner and state.ended):
+            for question in state.questions:
+                yield self.answer(state, owner, question)
+        if not state.ended and not owner.closing:
+            yield self.with_owner(state, owner, owner._replace(closing=True))
         if not owner.closing:
             return
-        for term in world.terms:
+        for term in state.terms:
             if term.topic in owner.enlisted - owner.closed:
-                yield self.close(world, owner, term)
+                yield self.close(state, owner, term)
         kept = frozenset() if self.rules.closed_anew else owner.closed
-        yield self.with_owner(world, owner, owner._replace(closing=False, closed=kept))
+        yield self.with_owner(state, owner, owner._replace(closing=False, closed=kept))
         if owner.enlisted <= owner.closed or not self.rules.closed:
-            ended = self.with_owner(world, owner, owner._replace(closing=False) if is_owner else None)
-            yield ended._replace(ended=world.ended or is_owner)
+            ended = self.with_owner(state, owner, owner._replace(closing=False) if is_owner else None)
+            yield ended._replace(ended=state.ended or is_owner)
 
-    def answer(self, world: World, owner: Owner, question: Message) -> World:
-        world = world._replace(questions=world.questions - {question})
+    def answer(self, state: State, owner: Owner, question: Message) -> State:
+        state = state._replace(questions=state.questions - {question})
         if owner.closing and self.rules.frozen:
-            return world
-        is_owner = owner.epoch == world.epoch
+            return state
+        is_owner = owner.epoch == state.epoch
         if question.topic in owner.enlisted:
             if self.rules.grants_checked and not is_owner:
-                return self.with_owner(world, owner, None)
+                return self.with_owner(state, owner, None)
         elif not is_owner:
-            return self.with_owner(world, owner, None)
+            return self.with_owner(state, owner, None)
         elif self.rules.enlisted_durably:
-            world = world._replace(rows=world.rows | {question.topic})
-        world = self.with_owner(world, owner, owner._replace(enlisted=owner.enlisted | {question.topic}))
-        return world._replace(grants=world.grants | {question})
+            state = state._replace(rows=state.rows | {question.topic})
+        state = self.with_owner(state, owner, owner._replace(enlisted=owner.enlisted | {question.topic}))
+        return state._replace(grants=state.grants | {question})
 
-    def close(self, world: World, owner: Owner, term: Term) -> World:
+    def close(self, state: State, owner: Owner, term: Term) -> State:
         """One owner of the topic is asked, whoever it is."""
         if term.writing and self.rules.in_turn:
-            return world  # it answers later
-        if self.rules.closings_checked and term.epoch != world.epochs[term.topic]:
-            return self.with_term(world, term, None)
+            return state  # it answers later
+        if self.rules.closings_checked and term.epoch != state.epochs[term.topic]:
+            return self.with_term(state, term, None)
         asking = 0 if self.rules.voided else term.asking
-        world = self.with_term(world, term, term._replace(held=False, asking=asking))
-        return self.with_owner(world, owner, owner._replace(closed=owner.closed | {term.topic}))
+        state = self.with_term(state, term, term._replace(held=False, asking=asking))
+        return self.with_owner(state, owner, owner._replace(closed=owner.closed | {term.topic}))

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import trio
-from actors_in_process import START_MS, SetClock, World, actors
+from actors_in_process import START_MS, Harness, SetClock, actors
 
 from actors.invalid_list import InvalidPass
 from actors.janitor import JanitorSettings
@@ -42,23 +42,23 @@ class OneClock(SetClock):
 class Daemon:
     """What tests use of it."""
 
-    world: World
+    harness: Harness
     service: TransactionService
     index: PointerIndex
     invalid_pass: InvalidPass
 
     async def clean(self):
         """What the janitor does in a round; the report of the pass."""
-        await self.world.janitor.clean_all()
+        await self.harness.janitor.clean_all()
         return await self.invalid_pass.run_once()
 
     async def read(self, name, view=None, limit=10**6):
         """All payloads a reader of ``name`` gets page by page, and the pointer that holds it."""
         payloads, since = [], FIRST_BOUND
         while True:
-            span = await self.world.ask(Look(since), name)
-            cache = self.world.directory.cache(name)
-            page = await read_page(self.world.store, cache, span, limit=limit, max_bytes=10**9, view=view)
+            span = await self.harness.ask(Look(since), name)
+            cache = self.harness.directory.cache(name)
+            page = await read_page(self.harness.store, cache, span, limit=limit, max_bytes=10**9, view=view)
             found = list(page.messages())
             payloads += [payload for _, payload in found]
             if page.held is not None or len(found) < limit:
@@ -84,15 +84,15 @@ async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, pru
     inside = actors(
         disk, clock=clock, limits=limits, janitor=janitor, pointers=index, authority=service, cache_bytes=1 << 14
     )
-    async with inside as world, trio.open_nursery() as nursery:
-        around.append(world)
+    async with inside as harness, trio.open_nursery() as nursery:
+        around.append(harness)
         loaded = trio.Event()
         nursery.start_soon(service.run, loaded.set)
         await loaded.wait()
-        yield Daemon(world, service, index, InvalidPass(world.directory, service))
-        world.store.release_all()
-        world.directory.close()
-        await world.directory.drained()
+        yield Daemon(harness, service, index, InvalidPass(harness.directory, service))
+        harness.store.release_all()
+        harness.directory.close()
+        await harness.directory.drained()
         service.close()
 
 

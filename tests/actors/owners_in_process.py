@@ -60,19 +60,19 @@ class View:
 
 @asynccontextmanager
 async def instances(*names, owner=None, **options):
-    """Worlds by name, each with ``views[name]``; ``owner`` (by default the first) owns everything."""
+    """Harnesses by name, each with ``views[name]``; ``owner`` (by default the first) owns everything."""
     shared = SharedMemory()
-    worlds = {}
+    harnesses = {}
     async with AsyncExitStack() as stack:
         for name in names:
             view = View(name, names)
             view.set(owner or names[0])
             store = OwnStore(shared)
-            worlds[name] = await stack.enter_async_context(actors(store, ownership=view, **options))
-        yield worlds
+            harnesses[name] = await stack.enter_async_context(actors(store, ownership=view, **options))
+        yield harnesses
 
 
-def say(worlds, owner, name=None):
+def say(harnesses, owner, name=None):
     """All of them learn at once who owns a topic."""
-    for world in worlds.values():
-        world.directory.environment.ownership.set(owner, name)
+    for harness in harnesses.values():
+        harness.directory.environment.ownership.set(owner, name)

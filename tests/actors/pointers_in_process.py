@@ -28,25 +28,25 @@ def request(payloads, pointer, **more):
     return PublishRequest([each.encode() for each in payloads], pointer, **more)
 
 
-async def store(world, pointer, *payloads, name=NAME, **more):
+async def store(harness, pointer, *payloads, name=NAME, **more):
     """Store messages under a pointer."""
-    await world.ask(StoreUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
+    await harness.ask(StoreUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
 
 
-async def publish(world, pointer, *payloads, name=NAME, **more):
+async def publish(harness, pointer, *payloads, name=NAME, **more):
     """Publish what is stored under a pointer, and these."""
-    return await world.ask(PublishUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
+    return await harness.ask(PublishUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
 
 
-async def roll_back(world, pointer, within=None, *, by_client=True, name=NAME):
-    await world.ask(RollBackPointer(pointer, within, by_client), name)
+async def roll_back(harness, pointer, within=None, *, by_client=True, name=NAME):
+    await harness.ask(RollBackPointer(pointer, within, by_client), name)
 
 
-def pointer_rows(world):
+def pointer_rows(harness):
     """Keys of all rows about write pointers."""
-    rows = world.store.inner.tables[Table.METADATA].rows
+    rows = harness.store.inner.tables[Table.METADATA].rows
     return [key for key in rows if key.startswith(SYSTEM + POINTER)]
 
 
-def payload_rows(world):
-    return world.rows(Table.PAYLOAD)
+def payload_rows(harness):
+    return harness.rows(Table.PAYLOAD)

@@ -26,19 +26,19 @@ class Notes:
         self.read = []
 
 
-async def publish_on(world, notes, who, count, random):
+async def publish_on(harness, notes, who, count, random):
     for number in range(count):
         payload = b"%d.%d" % (who, number)
         try:
-            receipt = await world.publish(payload, payload + b"+")
+            receipt = await harness.publish(payload, payload + b"+")
             notes.acknowledged[payload] = receipt
         except PlainsongError as error:
             (notes.refused if error.outcome == "not-applied" else notes.unknown).add(payload)
-        world.clock.ms += random.choice([0, 0, 1, 2, -50])
+        harness.clock.ms += random.choice([0, 0, 1, 2, -50])
         await trio.sleep(random.random())
 
 
-async def read_along(world, notes, done, random):
+async def read_along(harness, notes, done, random):
     """Follow the topic with long polls, some of them given up early, until nothing comes any more."""
     got, since = [], FIRST_BOUND
     notes.read.append(got)
@@ -46,9 +46,9 @@ async def read_along(world, notes, done, random):
         ended = done.is_set()
         try:
             with trio.move_on_after(random.choice([0.01, 5, 5])):
-                span = await world.ask(Look(since, None, trio.current_time() + 3))
+                span = await harness.ask(Look(since, None, trio.current_time() + 3))
                 page = await read_page(
-                    world.store, world.directory.cache(NAME), span, limit=random.randint(1, 9), max_bytes=100
+                    harness.store, harness.directory.cache(NAME), span, limit=random.randint(1, 9), max_bytes=100
                 )
                 got += page.messages()
                 since = after(page.last_id) if page.last_id is not None else since
@@ -58,29 +58,29 @@ async def read_along(world, notes, done, random):
             await trio.sleep(0.1)
 
 
-async def fail_on(world, random):
+async def fail_on(harness, random):
     while True:
         op = random.choice(["write", "write", "scan", "get", "claim", "discard"])
-        world.store.fail_next(op, applied=random.choice([False, True, 1]) if op == "write" else False)
+        harness.store.fail_next(op, applied=random.choice([False, True, 1]) if op == "write" else False)
         if random.random() < 0.1:
-            world.store.crash(keep_rows=random.randint(0, 3))
+            harness.store.crash(keep_rows=random.randint(0, 3))
         await trio.sleep(random.random() * 2)
 
 
-async def clean_on(world, done):
+async def clean_on(harness, done):
     while not done.is_set():
         await trio.sleep(2)
         try:
-            await world.janitor.clean_all()
+            await harness.janitor.clean_all()
         except PlainsongError:
             continue
 
 
-async def use_others(world, done, random):
+async def use_others(harness, done, random):
     """Make the directory let topics go and open them again."""
     while not done.is_set():
         try:
-            await world.look(name=TopicName("ns", f"absent{random.randint(0, 3)}"))
+            await harness.look(name=TopicName("ns", f"absent{random.randint(0, 3)}"))
         except PlainsongError:
             await trio.sleep(random.random())
 
@@ -90,24 +90,24 @@ async def test_promises_hold_while_everything_fails(seed, autojump_clock):
     random, notes, done = Random(seed), Notes(), trio.Event()
     async with actors(
         max_open=2, cache_bytes=3_000, mailbox_requests=8, idle_s=4, sweeping=True, janitor=JanitorSettings(step_rows=2)
-    ) as world:
-        await world.create()
+    ) as harness:
+        await harness.create()
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(read_along, world, notes, done, random)
-            nursery.start_soon(clean_on, world, done)
-            nursery.start_soon(use_others, world, done, random)
+                nursery.start_soon(read_along, harness, notes, done, random)
+            nursery.start_soon(clean_on, harness, done)
+            nursery.start_soon(use_others, harness, done, random)
             async with trio.open_nursery() as faults:
-                faults.start_soon(fail_on, world, random)
+                faults.start_soon(fail_on, harness, random)
                 async with trio.open_nursery() as publishers:
                     for who in range(6):
-                        publishers.start_soon(publish_on, world, notes, who, 30, random)
+                        publishers.start_soon(publish_on, harness, notes, who, 30, random)
                 faults.cancel_scope.cancel()
-            world.store._faults.clear()
+            harness.store._faults.clear()
             await trio.sleep(20)
             done.set()
-        everything = list((await world.page(cached=False)).messages())
-        assert list((await world.page()).messages()) == everything
+        everything = list((await harness.page(cached=False)).messages())
+        assert list((await harness.page()).messages()) == everything
     assert [each for each, _ in everything] == sorted({each for each, _ in everything})
     assert all(got == everything for got in notes.read), "every reader, each message once, in the one order"
     payloads = dict(everything)

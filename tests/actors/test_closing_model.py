@@ -20,9 +20,9 @@ INGREDIENTS = [field.name for field in fields(Rules)]
     ids=["one topic", "two topics"],
 )
 def test_no_row_comes_behind_the_end_in_any_order_of_events(bounds):
-    worlds, wrong = Model(Rules(), **bounds).explore()
+    states, wrong = Model(Rules(), **bounds).explore()
     assert wrong is None
-    assert worlds > 5_000
+    assert states > 5_000
 
 
 @pytest.mark.parametrize("left_out", INGREDIENTS)

@@ -43,7 +43,7 @@ STEPS = st.lists(
 class Course:
     """What everybody was told, and what has to be true in the end."""
 
-    worlds: dict
+    harnesses: dict
     numbers: count = field(default_factory=count)
     acknowledged: list[bytes] = field(default_factory=list)
     refused: list[bytes] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Course:
         payloads = [b"%d" % next(self.numbers) for _ in range(size)]
         self.begun.append((payloads, list(self.acknowledged)))
         try:
-            await self.worlds[name].publish(*payloads)
+            await self.harnesses[name].publish(*payloads)
         except PlainsongError as error:
             if error.outcome == "not-applied":
                 self.refused += payloads
@@ -65,7 +65,7 @@ class Course:
     async def read(self, name):
         before = list(self.acknowledged)
         try:
-            found = await self.worlds[name].read()
+            found = await self.harnesses[name].read()
         except PlainsongError:
             return
         self.reads.append((before, found))
@@ -74,7 +74,7 @@ class Course:
         """A long poll behind what was acknowledged last; whatever it says must not be older than its begin."""
         before = list(self.acknowledged)
         try:
-            span = await self.worlds[name].look(wait_s=5)
+            span = await self.harnesses[name].look(wait_s=5)
             if span.since < span.until:
                 return
         except PlainsongError:
@@ -97,26 +97,26 @@ class Course:
 
 
 async def run(steps):
-    async with instances(*ALL) as worlds:
-        course = Course(worlds)
-        await worlds["a"].create()
+    async with instances(*ALL) as harnesses:
+        course = Course(harnesses)
+        await harnesses["a"].create()
         async with trio.open_nursery() as nursery:
             for step in steps:
                 await take(course, nursery, step)
-            for world in worlds.values():
-                world.store.reachable.set()
-        for world in worlds.values():
-            world.directory.environment.ownership.set("a")
+            for harness in harnesses.values():
+                harness.store.reachable.set()
+        for harness in harnesses.values():
+            harness.directory.environment.ownership.set("a")
         with trio.move_on_after(60):
-            await read_or_be_told(worlds["a"])  # it may be the one that learns only now that it was replaced
-            return course, await worlds["a"].read(cached=False)
+            await read_or_be_told(harnesses["a"])  # it may be the one that learns only now that it was replaced
+            return course, await harnesses["a"].read(cached=False)
         raise AssertionError("nobody serves the topic")
 
 
-async def read_or_be_told(world):
+async def read_or_be_told(harness):
     while True:
         try:
-            return await world.read()
+            return await harness.read()
         except NoOwner:
             await trio.sleep(0.1)
 
@@ -126,15 +126,15 @@ async def take(course, nursery, step):
     if kind in ("publish", "read", "wait"):
         nursery.start_soon(getattr(course, kind), *rest)
     elif kind == "view":
-        course.worlds[rest[0]].directory.environment.ownership.set(rest[1])
+        course.harnesses[rest[0]].directory.environment.ownership.set(rest[1])
     elif kind == "agree":
-        for world in course.worlds.values():
-            world.directory.environment.ownership.set(rest[0])
+        for harness in course.harnesses.values():
+            harness.directory.environment.ownership.set(rest[0])
     elif kind == "stall":
-        store = course.worlds[rest[0]].store
+        store = course.harnesses[rest[0]].store
         store.reachable = trio.Event() if store.reachable.is_set() else store.reachable
     elif kind == "release":
-        course.worlds[rest[0]].store.reachable.set()
+        course.harnesses[rest[0]].store.reachable.set()
     elif kind == "settle":
         await wait_all_tasks_blocked()
     else:

@@ -84,7 +84,7 @@ class Course:
         brings = tx.stored.pop(name, [])
         messages = {(name, payload.encode()) for payload in [*payloads, *brings]}
         try:
-            await publish(self.it.world, tx.pointer, *payloads, name=name)
+            await publish(self.it.harness, tx.pointer, *payloads, name=name)
         except OutcomeUnknown:
             tx.doubtful |= messages
             raise
@@ -98,14 +98,14 @@ class Course:
             return
         payloads = self.payloads(tx, count)
         try:
-            await store(self.it.world, tx.pointer, *payloads, name=name)
+            await store(self.it.harness, tx.pointer, *payloads, name=name)
         except OutcomeUnknown:
             tx.doubtful |= {(name, payload.encode()) for payload in payloads}
             raise
         tx.stored.setdefault(name, []).extend(payloads)
 
     async def plain(self, tx, slot, name, count):
-        await self.it.world.publish("plain", name=name)
+        await self.it.harness.publish("plain", name=name)
 
     async def commit(self, tx, slot, name, count):
         if tx is None:
@@ -194,7 +194,7 @@ class Course:
             try:
                 self.it.service.view()
                 for name in NAMES:
-                    await self.it.world.look(name=name)
+                    await self.it.harness.look(name=name)
                 return
             except PlainsongError:
                 await trio.sleep(0.1)
@@ -266,7 +266,7 @@ def test_no_schedule_makes_a_message_visible_that_was_not_committed_or_loses_one
                 async with daemon(course.disk, clock) as course.it:
                     if first:
                         for name in NAMES:
-                            await course.it.world.create(name, ttl_s=10**8)
+                            await course.it.harness.create(name, ttl_s=10**8)
                         for slot in range(SLOTS):
                             await course.act("begin", slot, 0, 0)
                     first = False

@@ -44,7 +44,7 @@ async def an_invalid_one(it, *names):
     """An invalid transaction with a message in each of these topics."""
     pointer = (await it.service.begin()).transaction.write_pointer
     for name in names:
-        await publish(it.world, pointer, "m", name=name)
+        await publish(it.harness, pointer, "m", name=name)
     await it.service.invalidate(pointer)
     return pointer
 
@@ -52,29 +52,29 @@ async def an_invalid_one(it, *names):
 async def test_a_complete_pass_rolls_back_every_row_of_invalid_pointers_and_of_no_others(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
         for name in (NAME, OTHER):
-            await it.world.create(name)
+            await it.harness.create(name)
         invalid = await an_invalid_one(it, NAME, OTHER)
         living = (await it.service.begin()).transaction.write_pointer
-        await publish(it.world, living, "m")
+        await publish(it.harness, living, "m")
         report = await it.clean()
         assert (report.complete, report.invalid, report.rolled_back) == (True, 1, 2)
-        assert sorted(signs(it.world.store)) == [-invalid, -invalid, living]
+        assert sorted(signs(it.harness.store)) == [-invalid, -invalid, living]
         assert await it.read(OTHER, it.service.view()) == ([], None)
 
 
 async def test_topics_are_asked_once_about_a_pointer_and_not_in_every_round(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
-        await it.world.create()
+        await it.harness.create()
         await an_invalid_one(it, NAME)
         assert (await it.clean()).rolled_back == 1
-        commits = it.world.watch.count["commits"]
+        commits = it.harness.watch.count["commits"]
         assert [(await it.clean()).rolled_back for _ in range(3)] == [0, 0, 0]
-        assert it.world.watch.count["commits"] == commits
+        assert it.harness.watch.count["commits"] == commits
 
 
 async def test_a_pointer_is_pruned_by_a_complete_pass_once_it_is_past_its_longest_life(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
-        await it.world.create()
+        await it.harness.create()
         invalid = await an_invalid_one(it, NAME)
         assert (await it.clean()).pruned == 0
         assert it.service.invalids() == (invalid,)
@@ -82,17 +82,17 @@ async def test_a_pointer_is_pruned_by_a_complete_pass_once_it_is_past_its_longes
         assert (await it.clean()).pruned == 1
         assert it.service.invalids() == ()
         await it.clean()
-        assert pointer_rows(it.world) == []
+        assert pointer_rows(it.harness) == []
         assert await it.read(NAME, it.service.view()) == ([], None)
         with pytest.raises((TransactionExpired, TransactionNotInProgress, RolledBack)):
-            await publish(it.world, invalid, "late")
+            await publish(it.harness, invalid, "late")
 
 
 async def test_a_topic_that_cannot_be_passed_keeps_everything_on_the_list(autojump_clock, caplog):
     disk, clock = a_disk(), OneClock()
     async with daemon(disk, clock) as it:
         for name in (NAME, OTHER):
-            await it.world.create(name)
+            await it.harness.create(name)
         invalid = await an_invalid_one(it, NAME, OTHER)
     good = disk.inner.tables[Table.METADATA].rows[metadata_key(OTHER)]
     disk.inner.apply([put_one(Table.METADATA, metadata_key(OTHER), b"\xff garbled")])
@@ -115,49 +115,49 @@ async def test_a_failing_write_makes_the_pass_incomplete_and_the_next_one_finish
     async with daemon(a_disk(), OneClock()) as it:
         names = [TopicName("ns", f"t{number}") for number in range(3)]
         for name in names:
-            await it.world.create(name)
+            await it.harness.create(name)
         invalid = await an_invalid_one(it, *names)
-        it.world.store.fail_next("write", after=after, applied=applied)
+        it.harness.store.fail_next("write", after=after, applied=applied)
         assert not (await it.invalid_pass.run_once()).complete
         report = await it.invalid_pass.run_once()
         assert report.complete
-        assert signs(it.world.store) == [-invalid] * 3
+        assert signs(it.harness.store) == [-invalid] * 3
 
 
 async def test_rows_on_their_way_to_the_disk_when_the_pass_begins_are_passed_too(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
-        await it.world.create()
+        await it.harness.create()
         pointer = (await it.service.begin()).transaction.write_pointer
         report = None
         async with trio.open_nursery() as nursery:
-            disk = it.world.store
+            disk = it.harness.store
             disk.stall("write")
-            nursery.start_soon(publish, it.world, pointer, "m")
+            nursery.start_soon(publish, it.harness, pointer, "m")
             await disk.stalled("write")
             disk.release("write")
             await it.service.invalidate(pointer)
             report = await it.invalid_pass.run_once()
         assert report.complete
-        assert signs(it.world.store) == [-pointer]
+        assert signs(it.harness.store) == [-pointer]
 
 
 async def test_a_deleted_topic_is_passed_and_shows_nothing_when_it_is_brought_back(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
-        await it.world.create()
+        await it.harness.create()
         invalid = await an_invalid_one(it, NAME)
-        await it.world.ask(Remove())
+        await it.harness.ask(Remove())
         assert (await it.invalid_pass.run_once()).complete
-        await it.world.ask(Undelete())
+        await it.harness.ask(Undelete())
         await it.service.truncate([invalid])
         assert await it.read(NAME, it.service.view()) == ([], None)
 
 
 async def test_what_was_stored_under_an_invalid_pointer_never_shows(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
-        await it.world.create()
+        await it.harness.create()
         pointer = (await it.service.begin()).transaction.write_pointer
-        await store(it.world, pointer, "a", "b")
-        await publish(it.world, pointer)
+        await store(it.harness, pointer, "a", "b")
+        await publish(it.harness, pointer)
         await it.service.invalidate(pointer)
         await trio.sleep(LIFETIME_MS / 1000)
         assert (await it.clean()).pruned == 1
@@ -169,7 +169,7 @@ async def test_a_restart_in_the_middle_of_a_pass_begins_it_anew(autojump_clock):
     disk, clock = a_disk(), OneClock()
     with pytest.RaisesGroup(Cut, flatten_subgroups=True, allow_unwrapped=True):
         async with daemon(disk, clock) as it:
-            await it.world.create()
+            await it.harness.create()
             invalid = await an_invalid_one(it, NAME)
             disk.fail_next("write", applied=1)
             await it.invalid_pass.run_once()
@@ -188,17 +188,17 @@ async def test_what_a_cut_off_commit_left_is_rolled_back_after_a_restart_before_
     disk, clock = a_disk(), OneClock()
     with pytest.RaisesGroup(Cut, flatten_subgroups=True, allow_unwrapped=True):
         async with daemon(disk, clock) as it:
-            await it.world.create()
-            await it.world.publish("so that there is a mark")
+            await it.harness.create()
+            await it.harness.publish("so that there is a mark")
             pointer = (await it.service.begin()).transaction.write_pointer
             disk.fail_next("write", applied=1)
             with pytest.raises(OutcomeUnknown):
-                await publish(it.world, pointer, "torn")
+                await publish(it.harness, pointer, "torn")
             raise Cut
     disk.crash()
     assert pointer in signs(disk)
     async with daemon(disk, clock) as it:
-        assert len(it.world.directory) == 0
+        assert len(it.harness.directory) == 0
         if ends == "abort":
             assert (await it.service.abort(pointer)).state == "aborted"
         else:
@@ -214,7 +214,7 @@ async def test_what_a_cut_off_commit_left_is_rolled_back_after_a_restart_before_
 async def test_the_figures_of_the_last_complete_pass_survive_a_restart(autojump_clock):
     disk, clock = a_disk(), OneClock()
     async with daemon(disk, clock, prune=False) as it:
-        await it.world.create()
+        await it.harness.create()
         invalid = await an_invalid_one(it, NAME)
         await it.clean()
         before = it.service.pruning()
@@ -227,7 +227,7 @@ async def test_the_figures_of_the_last_complete_pass_survive_a_restart(autojump_
 
 async def test_the_log_of_a_complete_pass_has_what_an_operator_needs(autojump_clock, caplog):
     async with daemon(a_disk(), OneClock(), lifetime_ms=0) as it:
-        await it.world.create()
+        await it.harness.create()
         with caplog.at_level(logging.INFO):
             await it.clean()
             assert "invalid pass complete" not in caplog.text, "a pass without anything to do is no news"
@@ -241,7 +241,7 @@ async def test_the_log_of_a_complete_pass_has_what_an_operator_needs(autojump_cl
 
 async def test_without_a_longest_life_nothing_is_pruned_by_itself_however_old_it_is(autojump_clock):
     async with daemon(a_disk(), OneClock(), lifetime_ms=0) as it:
-        await it.world.create(ttl_s=10)
+        await it.harness.create(ttl_s=10)
         invalid = await an_invalid_one(it, NAME)
         await trio.sleep(10**7)
         for _ in range(3):
@@ -292,7 +292,7 @@ async def test_a_list_that_cannot_be_reached_stops_nobody(autojump_clock, caplog
     async with daemon(a_disk(), OneClock()) as it:
         elsewhere = Elsewhere(fails)
         with caplog.at_level(logging.INFO):
-            report = await InvalidPass(it.world.directory, elsewhere).run_once()
+            report = await InvalidPass(it.harness.directory, elsewhere).run_once()
         assert said in caplog.text
         assert (report is None) == (fails in ("begin", "where", "complete"))
         assert len(elsewhere.completed) == (fails in ("", "pruning"))

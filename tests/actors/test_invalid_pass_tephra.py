@@ -62,21 +62,21 @@ async def test_what_a_tephra_calls_invalid_is_rolled_back_and_its_list_is_left_t
     open_ones = {pointer: Entry(5000, 49) for pointer in (50, 100, 120, 310)}
     tephra.behave = tephra.serve(encode_snapshot(ManagerState(4000, 300, 310, (), open_ones)))
     await foreign.refresh()
-    async with actors(clock=clock, limits=TopicLimits(max_lifetime_ms=0), pointers=index, authority=foreign) as world:
-        await world.create()
+    async with actors(clock=clock, limits=TopicLimits(max_lifetime_ms=0), pointers=index, authority=foreign) as harness:
+        await harness.create()
         for pointer in (50, 100, 120):
-            await publish(world, pointer, f"{pointer}")
+            await publish(harness, pointer, f"{pointer}")
         tephra.behave = tephra.serve(encode_snapshot(STATE))
         await foreign.refresh()
-        report = await InvalidPass(world.directory, foreign).run_once()
+        report = await InvalidPass(harness.directory, foreign).run_once()
         assert (report.complete, report.invalid, report.rolled_back, report.pruned) == (True, 2, 2, 0)
-        rows = world.store.inner.tables[Table.MESSAGE].rows.values()
+        rows = harness.store.inner.tables[Table.MESSAGE].rows.values()
         assert [decode_row(value).pointer for value in rows] == [-50, 100, -120]
         figures = foreign.pruning()
         assert (figures.safe_bound, figures.invalid, figures.oldest_by_topic) == (99, 2, {NAME: 50})
         assert figures.kept_because
-        span = await world.ask(Look(FIRST_BOUND))
-        page = await read_page(world.store, None, span, limit=9, max_bytes=999, view=foreign.view())
+        span = await harness.ask(Look(FIRST_BOUND))
+        page = await read_page(harness.store, None, span, limit=9, max_bytes=999, view=foreign.view())
         assert (list(page.messages()), page.held.pointer) == ([], 100)
     await foreign._client.aclose()
     nursery.cancel_scope.cancel()

@@ -30,41 +30,41 @@ STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
 
 
 async def test_a_topic_of_which_nothing_has_expired_keeps_everything(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=10)
-        await world.publish("a", "b", message_ttls_s=[10, None])
-        world.clock.ms += 10_000
-        assert await world.janitor.clean_all() == 0
-        assert await world.read(cached=False) == [b"a", b"b"]
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("a", "b", message_ttls_s=[10, None])
+        harness.clock.ms += 10_000
+        assert await harness.janitor.clean_all() == 0
+        assert await harness.read(cached=False) == [b"a", b"b"]
 
 
 async def test_what_has_expired_is_removed_and_no_more(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=10)
-        await world.publish(*"abcdefgh")
-        world.clock.ms += 5_000
-        await world.publish("later")
-        world.clock.ms += 5_001
-        assert await world.janitor.clean_all() == 8
-        assert world.rows() == 1
-        assert await world.read(cached=False) == await world.read() == [b"later"]
-        assert (world.watch.count["expired"], world.watch.count["purged"]) == (8, 0)
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish(*"abcdefgh")
+        harness.clock.ms += 5_000
+        await harness.publish("later")
+        harness.clock.ms += 5_001
+        assert await harness.janitor.clean_all() == 8
+        assert harness.rows() == 1
+        assert await harness.read(cached=False) == await harness.read() == [b"later"]
+        assert (harness.watch.count["expired"], harness.watch.count["purged"]) == (8, 0)
 
 
 async def test_messages_with_their_own_ttl_are_removed_from_among_living_ones(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=1_000)
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=1_000)
         for number in range(10):
-            await world.publish(f"short {number}", f"long {number}", message_ttls_s=[1 + number, None])
-            world.clock.ms += 1
-        world.clock.ms = START_MS + 5_500
-        assert await world.janitor.clean_all() == 5
-        assert world.rows() == 15
-        world.clock.ms = START_MS + 20_000
-        assert await world.janitor.clean_all() == 5
-        assert await world.read(cached=False) == [b"long %d" % number for number in range(10)]
-        assert await world.janitor.clean_all() == 0
-        assert world.core().state.usage.messages == 10
+            await harness.publish(f"short {number}", f"long {number}", message_ttls_s=[1 + number, None])
+            harness.clock.ms += 1
+        harness.clock.ms = START_MS + 5_500
+        assert await harness.janitor.clean_all() == 5
+        assert harness.rows() == 15
+        harness.clock.ms = START_MS + 20_000
+        assert await harness.janitor.clean_all() == 5
+        assert await harness.read(cached=False) == [b"long %d" % number for number in range(10)]
+        assert await harness.janitor.clean_all() == 0
+        assert harness.core().state.usage.messages == 10
 
 
 @given(
@@ -83,249 +83,249 @@ async def test_messages_with_their_own_ttl_are_removed_from_among_living_ones(au
 @settings(max_examples=60)
 def test_after_a_round_the_rows_are_the_visible_messages(published, ttl_s, by_ms, step_rows, restarted):
     async def run():
-        async with actors(janitor=JanitorSettings(step_rows=step_rows)) as world:
-            await world.create(ttl_s=ttl_s)
+        async with actors(janitor=JanitorSettings(step_rows=step_rows)) as harness:
+            await harness.create(ttl_s=ttl_s)
             for count, own_s, later_ms in published:
-                await world.publish(*["m"] * count, ttl_s=own_s)
-                world.clock.ms += later_ms
-            store, ms = world.store, world.clock.ms + by_ms
-            world.clock.ms = ms
+                await harness.publish(*["m"] * count, ttl_s=own_s)
+                harness.clock.ms += later_ms
+            store, ms = harness.store, harness.clock.ms + by_ms
+            harness.clock.ms = ms
             if not restarted:
-                await check(world)
+                await check(harness)
         if restarted:
-            async with actors(store, janitor=JanitorSettings(step_rows=step_rows)) as world:
-                world.clock.ms = ms
-                await check(world)
+            async with actors(store, janitor=JanitorSettings(step_rows=step_rows)) as harness:
+                harness.clock.ms = ms
+                await check(harness)
 
-    async def check(world):
-        before = list((await world.page(cached=False)).messages())
-        await world.janitor.clean_all()
-        assert world.rows() == len(before)
-        assert list((await world.page(cached=False)).messages()) == before
-        assert list((await world.page()).messages()) == before
+    async def check(harness):
+        before = list((await harness.page(cached=False)).messages())
+        await harness.janitor.clean_all()
+        assert harness.rows() == len(before)
+        assert list((await harness.page(cached=False)).messages()) == before
+        assert list((await harness.page()).messages()) == before
 
     trio.run(run)
 
 
 async def test_what_a_shortened_ttl_took_is_removed_and_a_longer_one_does_not_bring_it_back(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=1_000)
-        await world.publish("old")
-        world.clock.ms += 100_000
-        await world.publish("new")
-        await world.ask(SetProperties({"ttl": 10}))
-        await world.ask(SetProperties({"ttl": 5_000}))
-        world.clock.ms += 10_001
-        await world.janitor.clean_all()
-        await world.ask(SetProperties({"ttl": 5_000}))
-        assert world.rows() == len(await world.read(cached=False))
-        assert b"old" not in await world.read()
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=1_000)
+        await harness.publish("old")
+        harness.clock.ms += 100_000
+        await harness.publish("new")
+        await harness.ask(SetProperties({"ttl": 10}))
+        await harness.ask(SetProperties({"ttl": 5_000}))
+        harness.clock.ms += 10_001
+        await harness.janitor.clean_all()
+        await harness.ask(SetProperties({"ttl": 5_000}))
+        assert harness.rows() == len(await harness.read(cached=False))
+        assert b"old" not in await harness.read()
 
 
 # --- generations ----------------------------------------------------------------------------------
 
 
 async def test_older_generations_are_removed_with_their_readers(autojump_clock):
-    async with actors(janitor=STEPS) as world:
+    async with actors(janitor=STEPS) as harness:
         for life in range(3):
-            await world.create()
-            await world.publish(*[f"life {life}"] * 10)
-            await world.ask(SetReader("r", FIRST_BOUND))
+            await harness.create()
+            await harness.publish(*[f"life {life}"] * 10)
+            await harness.ask(SetReader("r", FIRST_BOUND))
             if life < 2:
-                await world.ask(Remove())
-        assert await world.janitor.clean_all() == 20
-        assert await world.read(cached=False) == [b"life 2"] * 10
-        assert world.watch.count["purged"] == 20
-        assert [each.name for each in await world.ask(ListReaders())] == ["r"]
-        assert len([key for key in world.store.inner.tables[Table.METADATA].rows if key.startswith(b"\x00r")]) == 1
+                await harness.ask(Remove())
+        assert await harness.janitor.clean_all() == 20
+        assert await harness.read(cached=False) == [b"life 2"] * 10
+        assert harness.watch.count["purged"] == 20
+        assert [each.name for each in await harness.ask(ListReaders())] == ["r"]
+        assert len([key for key in harness.store.inner.tables[Table.METADATA].rows if key.startswith(b"\x00r")]) == 1
 
 
 async def test_a_deleted_topic_is_removed_after_the_grace_and_not_before(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create()
-        await world.publish("a", "b")
-        await world.ask(Remove())
-        world.clock.ms += GRACE_S * 1000
-        assert await world.janitor.clean_all() == 0
-        await world.ask(Undelete())
-        assert await world.read() == [b"a", b"b"]
-        await world.ask(Remove())
-        world.clock.ms += GRACE_S * 1000 + 1
-        assert await world.janitor.clean_all() == 2
-        assert world.rows() == 0
+    async with actors(janitor=STEPS) as harness:
+        await harness.create()
+        await harness.publish("a", "b")
+        await harness.ask(Remove())
+        harness.clock.ms += GRACE_S * 1000
+        assert await harness.janitor.clean_all() == 0
+        await harness.ask(Undelete())
+        assert await harness.read() == [b"a", b"b"]
+        await harness.ask(Remove())
+        harness.clock.ms += GRACE_S * 1000 + 1
+        assert await harness.janitor.clean_all() == 2
+        assert harness.rows() == 0
         with pytest.raises(PartlyCleaned):
-            await world.ask(Undelete())
-        await world.create()
-        await world.publish("new life")
-        assert await world.read() == [b"new life"]
+            await harness.ask(Undelete())
+        await harness.create()
+        await harness.publish("new life")
+        assert await harness.read() == [b"new life"]
 
 
 async def test_a_deleted_topic_that_holds_no_messages_loses_its_readers_too(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create()
-        await world.ask(SetReader("r", FIRST_BOUND))
-        await world.ask(Remove())
+    async with actors(janitor=STEPS) as harness:
+        await harness.create()
+        await harness.ask(SetReader("r", FIRST_BOUND))
+        await harness.ask(Remove())
         key = system_key(READER, NAME, 1, b"r")
-        await world.janitor.clean_all()
-        assert key in world.store.inner.tables[Table.METADATA].rows
-        world.clock.ms += GRACE_S * 1000 + 1
-        await world.janitor.clean_all()
-        assert key not in world.store.inner.tables[Table.METADATA].rows
+        await harness.janitor.clean_all()
+        assert key in harness.store.inner.tables[Table.METADATA].rows
+        harness.clock.ms += GRACE_S * 1000 + 1
+        await harness.janitor.clean_all()
+        assert key not in harness.store.inner.tables[Table.METADATA].rows
 
 
 async def test_readers_of_an_older_generation_go_although_there_never_was_a_message(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create()
-        await world.ask(SetReader("r", FIRST_BOUND))
-        await world.ask(Remove())
-        await world.create()
-        await world.ask(SetReader("living", FIRST_BOUND))
-        await world.janitor.clean_all()
-        rows = world.store.inner.tables[Table.METADATA].rows
+    async with actors(janitor=STEPS) as harness:
+        await harness.create()
+        await harness.ask(SetReader("r", FIRST_BOUND))
+        await harness.ask(Remove())
+        await harness.create()
+        await harness.ask(SetReader("living", FIRST_BOUND))
+        await harness.janitor.clean_all()
+        rows = harness.store.inner.tables[Table.METADATA].rows
         assert system_key(READER, NAME, 1, b"r") not in rows
         assert system_key(READER, NAME, 2, b"living") in rows
 
 
 async def test_a_topic_brought_back_while_it_is_planned_keeps_its_rows(nursery, autojump_clock):
     """Undelete and the plan are both decided by the topic, so one of them comes first, for good."""
-    async with actors(janitor=STEPS) as world:
-        await world.create()
-        await world.publish("a")
-        await world.ask(Remove())
-        world.clock.ms += GRACE_S * 1000 + 1
-        await world.ask(Undelete())
-        assert await world.janitor.clean(NAME) == 0
-        assert await world.read() == [b"a"]
+    async with actors(janitor=STEPS) as harness:
+        await harness.create()
+        await harness.publish("a")
+        await harness.ask(Remove())
+        harness.clock.ms += GRACE_S * 1000 + 1
+        await harness.ask(Undelete())
+        assert await harness.janitor.clean(NAME) == 0
+        assert await harness.read() == [b"a"]
 
 
 # --- beside the others ----------------------------------------------------------------------------
 
 
 async def test_publishes_and_polls_go_on_while_it_cleans(nursery, autojump_clock):
-    async with actors(janitor=JanitorSettings(step_rows=1)) as world:
-        await world.create(ttl_s=10)
-        await world.publish(*["old"] * 100)
-        world.clock.ms += 10_001
-        world.store.stall("discard")
+    async with actors(janitor=JanitorSettings(step_rows=1)) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish(*["old"] * 100)
+        harness.clock.ms += 10_001
+        harness.store.stall("discard")
         done = trio.Event()
 
         async def clean():
-            await world.janitor.clean_all()
+            await harness.janitor.clean_all()
             done.set()
 
         nursery.start_soon(clean)
-        await world.store.stalled("discard")
-        assert await world.read() == []
-        await world.publish("one")
-        assert await world.read() == await world.read(cached=False) == [b"one"]
-        world.store.release("discard")
+        await harness.store.stalled("discard")
+        assert await harness.read() == []
+        await harness.publish("one")
+        assert await harness.read() == await harness.read(cached=False) == [b"one"]
+        harness.store.release("discard")
         for number in range(20):
-            await world.publish(f"{number}")
+            await harness.publish(f"{number}")
             await trio.lowlevel.checkpoint()
         await done.wait()
-        assert await world.read(cached=False) == [b"one", *[b"%d" % number for number in range(20)]]
-        assert world.rows() == 21
+        assert await harness.read(cached=False) == [b"one", *[b"%d" % number for number in range(20)]]
+        assert harness.rows() == 21
 
 
 async def test_a_topic_deleted_and_made_again_while_it_is_cleaned_is_not_hurt(nursery, autojump_clock):
-    async with actors(janitor=JanitorSettings(step_rows=2)) as world:
-        await world.create(ttl_s=100)
+    async with actors(janitor=JanitorSettings(step_rows=2)) as harness:
+        await harness.create(ttl_s=100)
         for number in range(10):
-            await world.publish("short", "long", message_ttls_s=[1, None])
-            world.clock.ms += number
-        world.clock.ms += 2_000
-        world.store.stall("discard")
-        nursery.start_soon(world.janitor.clean_all)
-        await world.store.stalled("discard")
-        await world.ask(Remove())
-        await world.create(ttl_s=100)
-        await world.publish("new", "newer")
-        world.store.release("discard")
+            await harness.publish("short", "long", message_ttls_s=[1, None])
+            harness.clock.ms += number
+        harness.clock.ms += 2_000
+        harness.store.stall("discard")
+        nursery.start_soon(harness.janitor.clean_all)
+        await harness.store.stalled("discard")
+        await harness.ask(Remove())
+        await harness.create(ttl_s=100)
+        await harness.publish("new", "newer")
+        harness.store.release("discard")
         await wait_all_tasks_blocked()
-        assert await world.read(cached=False) == [b"new", b"newer"]
-        assert world.core().state.usage.messages == 2
+        assert await harness.read(cached=False) == [b"new", b"newer"]
+        assert harness.core().state.usage.messages == 2
 
 
 @pytest.mark.parametrize("keep_discards", [0, 2])
 async def test_a_crash_in_the_middle_changes_nothing_anybody_sees(nursery, autojump_clock, keep_discards):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=10)
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
         for number in range(20):
-            await world.publish(f"short {number}", f"{number}", message_ttls_s=[1, None])
-            world.clock.ms += 500
-        world.clock.ms += 3_000
-        ms, store = world.clock.ms, world.store
-        wanted = await world.read(cached=False)
+            await harness.publish(f"short {number}", f"{number}", message_ttls_s=[1, None])
+            harness.clock.ms += 500
+        harness.clock.ms += 3_000
+        ms, store = harness.clock.ms, harness.store
+        wanted = await harness.read(cached=False)
         discards = store.calls["discard"]
         store.fail_next("discard", after=2)
-        await world.janitor.clean_all()
+        await harness.janitor.clean_all()
         assert store.calls["discard"] == discards + 3
         store.crash(keep_discards=keep_discards)
-    async with actors(store, janitor=STEPS) as world:
-        world.clock.ms = START_MS - 3_600_000  # the machine's clock went back, too
-        assert await world.read() == wanted
-        world.clock.ms = ms
-        assert await world.read() == wanted
-        await world.janitor.clean_all()
-        assert await world.read() == wanted
-        assert world.rows() == len(wanted)
+    async with actors(store, janitor=STEPS) as harness:
+        harness.clock.ms = START_MS - 3_600_000  # the machine's clock went back, too
+        assert await harness.read() == wanted
+        harness.clock.ms = ms
+        assert await harness.read() == wanted
+        await harness.janitor.clean_all()
+        assert await harness.read() == wanted
+        assert harness.rows() == len(wanted)
 
 
 async def test_a_round_that_fails_is_told_and_the_next_one_comes(nursery, autojump_clock, caplog):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=10)
-        await world.publish("old")
-        world.clock.ms += 10_001
-        world.store.fail_next("scan")
-        nursery.start_soon(world.janitor.run)
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("old")
+        harness.clock.ms += 10_001
+        harness.store.fail_next("scan")
+        nursery.start_soon(harness.janitor.run)
         await trio.sleep(61)
         assert "cleaning stopped, trying again later" in caplog.text
-        assert world.rows() == 1
+        assert harness.rows() == 1
         await trio.sleep(60)
-        assert world.rows() == 0
+        assert harness.rows() == 0
         nursery.cancel_scope.cancel()
 
 
 async def test_one_topic_that_cannot_be_cleaned_does_not_keep_the_others_from_it(autojump_clock, caplog):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=10)
-        await world.publish("old")
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("old")
         garbled = put_one(Table.METADATA, metadata_key(TopicName("ns", "a")), b"\xff garbled")
-        await world.store.write([garbled], claim=await world.store.claim(NAME))
-        world.clock.ms += 10_001
-        assert await world.janitor.clean_all() == 1
+        await harness.store.write([garbled], claim=await harness.store.claim(NAME))
+        harness.clock.ms += 10_001
+        assert await harness.janitor.clean_all() == 1
         assert "topic not cleaned" in caplog.text
 
 
 async def test_more_topics_than_are_listed_at_a_time_are_all_cleaned(autojump_clock, monkeypatch):
     monkeypatch.setattr("actors.janitor.LIST_ROWS", 3)
     names = [TopicName("ns", f"t{number}") for number in range(10)]
-    async with actors(janitor=STEPS) as world:
+    async with actors(janitor=STEPS) as harness:
         for name in names:
-            await world.create(name, ttl_s=10)
-            await world.publish("old", name=name)
-        world.clock.ms += 10_001
-        assert await world.janitor.clean_all() == 10
+            await harness.create(name, ttl_s=10)
+            await harness.publish("old", name=name)
+        harness.clock.ms += 10_001
+        assert await harness.janitor.clean_all() == 10
 
 
 async def test_idle_topics_with_nothing_to_remove_are_not_opened(autojump_clock):
     names = [TopicName("ns", f"t{number}") for number in range(6)]
-    async with actors() as world:
+    async with actors() as harness:
         for name in names:
-            await world.create(name, ttl_s=1_000)
+            await harness.create(name, ttl_s=1_000)
         for name in names[:4]:
-            await world.publish("lives", name=name)
-        await world.publish("short", name=names[0], ttl_s=10)
-        await world.publish("short", name=names[1], ttl_s=900)
-        await world.ask(Remove(), names[3])
-        await world.ask(Remove(), names[5])
-        store = world.store
-    async with actors(store, janitor=STEPS) as world:
-        assert await world.janitor.clean_all() == 0
-        assert len(world.directory) == 0
-        world.clock.ms += 10_001
-        assert await world.janitor.clean_all() == 1
-        assert list(world.watch.loads) == [names[0]]
+            await harness.publish("lives", name=name)
+        await harness.publish("short", name=names[0], ttl_s=10)
+        await harness.publish("short", name=names[1], ttl_s=900)
+        await harness.ask(Remove(), names[3])
+        await harness.ask(Remove(), names[5])
+        store = harness.store
+    async with actors(store, janitor=STEPS) as harness:
+        assert await harness.janitor.clean_all() == 0
+        assert len(harness.directory) == 0
+        harness.clock.ms += 10_001
+        assert await harness.janitor.clean_all() == 1
+        assert list(harness.watch.loads) == [names[0]]
 
 
 # --- the disk and the clock -----------------------------------------------------------------------
@@ -341,25 +341,25 @@ class Disk(MemoryStore):
 
 
 async def test_when_the_disk_is_nearly_full_publishes_are_refused_and_polls_and_cleaning_go_on(autojump_clock):
-    async with actors(janitor=STEPS) as world:
-        await world.create(ttl_s=10)
-        await world.publish("old")
-        world.clock.ms += 5_000
-        await world.publish("lives")
-        world.clock.ms += 5_001
-        world.space.low = True
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("old")
+        harness.clock.ms += 5_000
+        await harness.publish("lives")
+        harness.clock.ms += 5_001
+        harness.space.low = True
         with pytest.raises(LowSpace) as told:
-            await world.publish("m")
+            await harness.publish("m")
         assert told.value.outcome == "not-applied"
-        assert await world.read() == [b"lives"]
-        assert await world.janitor.clean_all() == 1
-        await world.ask(Remove())
-        world.clock.ms += GRACE_S * 1000 + 1
-        assert await world.janitor.clean_all() == 1
-        world.space.low = False
-        await world.create()
-        await world.publish("m")
-        assert world.watch.count["falls"] == 0
+        assert await harness.read() == [b"lives"]
+        assert await harness.janitor.clean_all() == 1
+        await harness.ask(Remove())
+        harness.clock.ms += GRACE_S * 1000 + 1
+        assert await harness.janitor.clean_all() == 1
+        harness.space.low = False
+        await harness.create()
+        await harness.publish("m")
+        assert harness.watch.count["falls"] == 0
 
 
 async def test_the_space_guard_sees_the_disk_fill_and_empty_again(nursery, autojump_clock, caplog):
@@ -388,12 +388,12 @@ def test_each_time_the_clock_goes_back_is_counted(monkeypatch):
 
 
 async def test_when_the_clock_goes_back_nothing_that_had_expired_comes_back(autojump_clock):
-    async with actors() as world:
-        await world.create(ttl_s=10)
-        receipt = await world.publish("a")
-        world.clock.ms += 10_001
-        assert await world.read() == []
-        world.clock.ms -= 10_001
-        assert await world.read() == []
-        assert (await world.publish("b")).first_id > receipt.last_id
-        assert await world.read() == await world.read(after(receipt.last_id)) == [b"b"]
+    async with actors() as harness:
+        await harness.create(ttl_s=10)
+        receipt = await harness.publish("a")
+        harness.clock.ms += 10_001
+        assert await harness.read() == []
+        harness.clock.ms -= 10_001
+        assert await harness.read() == []
+        assert (await harness.publish("b")).first_id > receipt.last_id
+        assert await harness.read() == await harness.read(after(receipt.last_id)) == [b"b"]

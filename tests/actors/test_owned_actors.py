@@ -26,30 +26,30 @@ async def caught(call, *args, **kwargs):
 
 
 async def test_a_topic_that_is_not_ours_is_not_opened():
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
         with pytest.raises(NoOwner) as caught_error:
-            await worlds["b"].publish("m")
+            await harnesses["b"].publish("m")
         assert (caught_error.value.outcome, caught_error.value.retry_after_s) == ("not-applied", 1)
-        assert len(worlds["b"].directory) == 0
-        assert worlds["b"].store._shared.epochs[NAME] == 1
+        assert len(harnesses["b"].directory) == 0
+        assert harnesses["b"].store._shared.epochs[NAME] == 1
 
 
 async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_all_that_was_acknowledged():
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
-        await worlds["a"].publish("one", "two")
-        say(worlds, "b")
-        await worlds["b"].publish("three")
-        assert await worlds["b"].read() == [b"one", b"two", b"three"]
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
+        await harnesses["a"].publish("one", "two")
+        say(harnesses, "b")
+        await harnesses["b"].publish("three")
+        assert await harnesses["b"].read() == [b"one", b"two", b"three"]
         with pytest.raises(NoOwner):
-            await worlds["a"].publish("four")
-        assert worlds["a"].directory.environment.ownership.lost == []
+            await harnesses["a"].publish("four")
+        assert harnesses["a"].directory.environment.ownership.lost == []
 
 
 async def test_what_was_taken_before_a_hand_over_is_served_and_what_comes_later_is_not_taken(nursery):
-    async with instances("a", "b") as worlds:
-        a = worlds["a"]
+    async with instances("a", "b") as harnesses:
+        a = harnesses["a"]
         await a.create()
         a.store.reachable = trio.Event()
         answers = []
@@ -61,7 +61,7 @@ async def test_what_was_taken_before_a_hand_over_is_served_and_what_comes_later_
         await wait_all_tasks_blocked()
         nursery.start_soon(publish, "in the mailbox")
         await wait_all_tasks_blocked()
-        say(worlds, "b")
+        say(harnesses, "b")
         await publish("late")
         a.store.reachable.set()
         await wait_all_tasks_blocked()
@@ -69,95 +69,95 @@ async def test_what_was_taken_before_a_hand_over_is_served_and_what_comes_later_
         assert isinstance(found["late"], NoOwner)
         assert not isinstance(found["taken"], PlainsongError)
         assert not isinstance(found["in the mailbox"], PlainsongError)
-        assert await worlds["b"].read() == [b"taken", b"in the mailbox"]
+        assert await harnesses["b"].read() == [b"taken", b"in the mailbox"]
 
 
 async def test_a_parked_poll_is_answered_empty_when_its_topic_changes_hands(nursery):
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
-        end = await worlds["a"].end()
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
+        end = await harnesses["a"].end()
         answers = []
 
         async def wait():
-            answers.append(await worlds["a"].look(end, wait_s=60))
+            answers.append(await harnesses["a"].look(end, wait_s=60))
 
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
-        say(worlds, "b")
+        say(harnesses, "b")
         await wait_all_tasks_blocked()
         assert [span.until for span in answers] == [end]
-        assert len(worlds["a"].directory) == 0
+        assert len(harnesses["a"].directory) == 0
 
 
 async def test_a_parked_poll_of_a_topic_that_was_taken_is_told_so_instead_of_an_old_end(nursery):
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
-        end = await worlds["a"].end()
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
+        end = await harnesses["a"].end()
         answers = []
 
         async def wait():
-            answers.append(await caught(worlds["a"].look, end, wait_s=60))
+            answers.append(await caught(harnesses["a"].look, end, wait_s=60))
 
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
-        worlds["b"].directory.environment.ownership.set("b")
-        await worlds["b"].publish("newer")
-        worlds["a"].directory.environment.ownership.set("b")
+        harnesses["b"].directory.environment.ownership.set("b")
+        await harnesses["b"].publish("newer")
+        harnesses["a"].directory.environment.ownership.set("b")
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [NoOwner]
 
 
 async def test_a_parked_poll_whose_time_is_over_is_told_when_the_topic_was_taken(autojump_clock):
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
-        end = await worlds["a"].end()
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
+        end = await harnesses["a"].end()
         async with trio.open_nursery() as nursery:
             answers = []
 
             async def wait():
-                answers.append(await caught(worlds["a"].look, end, wait_s=5))
+                answers.append(await caught(harnesses["a"].look, end, wait_s=5))
 
             nursery.start_soon(wait)
             await trio.sleep(1)
-            worlds["b"].directory.environment.ownership.set("b")
-            await worlds["b"].publish("newer")
+            harnesses["b"].directory.environment.ownership.set("b")
+            await harnesses["b"].publish("newer")
         assert [type(answer) for answer in answers] == [NoOwner]
-        assert worlds["a"].directory.environment.ownership.lost == [NAME]
+        assert harnesses["a"].directory.environment.ownership.lost == [NAME]
 
 
 async def test_an_owner_that_was_replaced_answers_no_read_and_acknowledges_no_write():
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
-        await worlds["a"].publish("one")
-        worlds["b"].directory.environment.ownership.set("b")
-        await worlds["b"].publish("two")
-        assert isinstance(await caught(worlds["a"].look), NoOwner)
-        assert worlds["a"].directory.environment.ownership.lost == [NAME]
-        assert len(worlds["a"].directory) == 0
-        assert await worlds["b"].read() == [b"one", b"two"]
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
+        await harnesses["a"].publish("one")
+        harnesses["b"].directory.environment.ownership.set("b")
+        await harnesses["b"].publish("two")
+        assert isinstance(await caught(harnesses["a"].look), NoOwner)
+        assert harnesses["a"].directory.environment.ownership.lost == [NAME]
+        assert len(harnesses["a"].directory) == 0
+        assert await harnesses["b"].read() == [b"one", b"two"]
 
 
 async def test_a_write_that_met_another_owner_is_told_what_became_of_it():
-    async with instances("a", "b") as worlds:
-        await worlds["a"].create()
-        worlds["b"].directory.environment.ownership.set("b")
-        await worlds["b"].publish("two")
-        error = await caught(worlds["a"].publish, "lost")
+    async with instances("a", "b") as harnesses:
+        await harnesses["a"].create()
+        harnesses["b"].directory.environment.ownership.set("b")
+        await harnesses["b"].publish("two")
+        error = await caught(harnesses["a"].publish, "lost")
         assert isinstance(error, NoOwner | OutcomeUnknown)
-        assert await worlds["b"].read() == [b"two"]
+        assert await harnesses["b"].read() == [b"two"]
 
 
 async def test_a_refusal_from_an_old_state_is_not_told():
-    async with instances("a", "b") as worlds:
-        assert isinstance(await caught(worlds["a"].publish, "no topic"), PlainsongError)
-        worlds["b"].directory.environment.ownership.set("b")
-        await worlds["b"].create()
-        assert isinstance(await caught(worlds["a"].publish, "one"), NoOwner)
+    async with instances("a", "b") as harnesses:
+        assert isinstance(await caught(harnesses["a"].publish, "no topic"), PlainsongError)
+        harnesses["b"].directory.environment.ownership.set("b")
+        await harnesses["b"].create()
+        assert isinstance(await caught(harnesses["a"].publish, "one"), NoOwner)
 
 
 async def test_a_check_that_fails_is_told_as_a_failed_read_and_the_topic_is_loaded_again():
-    async with instances("a") as worlds:
-        a = worlds["a"]
+    async with instances("a") as harnesses:
+        a = harnesses["a"]
         await a.create()
         check = a.store.check
 
@@ -174,8 +174,8 @@ async def test_a_check_that_fails_is_told_as_a_failed_read_and_the_topic_is_load
 
 
 async def test_one_check_is_made_for_all_that_gathered(nursery):
-    async with instances("a") as worlds:
-        a = worlds["a"]
+    async with instances("a") as harnesses:
+        a = harnesses["a"]
         await a.create()
         await a.look()
         a.store.reachable = trio.Event()
@@ -198,8 +198,8 @@ async def test_one_check_is_made_for_all_that_gathered(nursery):
 
 
 async def test_a_look_that_parks_is_not_checked_and_one_that_a_commit_answers_is_not_either(nursery):
-    async with instances("a") as worlds:
-        a = worlds["a"]
+    async with instances("a") as harnesses:
+        a = harnesses["a"]
         await a.create()
         end = await a.end()
         checks = []
@@ -220,22 +220,22 @@ async def test_a_look_that_parks_is_not_checked_and_one_that_a_commit_answers_is
 async def test_two_instances_that_both_believe_to_own_a_topic_do_not_take_it_from_each_other_at_request_rate(
     autojump_clock,
 ):
-    async with instances("a", "b") as worlds:
-        for name, world in worlds.items():
-            world.directory.environment.ownership.set(name)
-        await worlds["a"].create()
+    async with instances("a", "b") as harnesses:
+        for name, harness in harnesses.items():
+            harness.directory.environment.ownership.set(name)
+        await harnesses["a"].create()
         deadline_s = trio.current_time() + 100
         acknowledged = []
         while trio.current_time() < deadline_s:
-            for name, world in worlds.items():
+            for name, harness in harnesses.items():
                 payload = f"{name}{len(acknowledged)}"
-                if not isinstance(await caught(world.publish, payload), PlainsongError):
+                if not isinstance(await caught(harness.publish, payload), PlainsongError):
                     acknowledged.append(payload.encode())
             await trio.sleep(0.01)
-        claims = worlds["a"].store._shared.epochs[NAME]
+        claims = harnesses["a"].store._shared.epochs[NAME]
         assert 10 < claims < 60
         assert len(acknowledged) > 8_000
-        last = max(worlds.values(), key=lambda world: len(world.directory))
+        last = max(harnesses.values(), key=lambda harness: len(harness.directory))
         assert await last.read() == acknowledged
 
 
@@ -260,12 +260,12 @@ async def test_as_many_pauses_are_remembered_as_may_be(monkeypatch):
 
 @pytest.mark.parametrize(("messages", "marked"), [(FEW_ROWS, False), (FEW_ROWS + 1, True)])
 async def test_a_topic_that_changes_hands_is_marked_where_that_makes_the_next_load_shorter(messages, marked):
-    async with instances("a", "b") as worlds:
-        a, b = worlds["a"], worlds["b"]
+    async with instances("a", "b") as harnesses:
+        a, b = harnesses["a"], harnesses["b"]
         await a.create()
         await a.publish(*map(str, range(messages)))
         before = await a.store.get(Table.METADATA, system_key(HIGH_WATER, NAME, 1))
-        say(worlds, "b")
+        say(harnesses, "b")
         await wait_all_tasks_blocked()
         after = await a.store.get(Table.METADATA, system_key(HIGH_WATER, NAME, 1))
         assert (after != before) is marked
@@ -274,13 +274,13 @@ async def test_a_topic_that_changes_hands_is_marked_where_that_makes_the_next_lo
 
 async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery, monkeypatch):
     monkeypatch.setattr(topic, "FEW_ROWS", 0)
-    async with instances("a", "b") as worlds:
-        a = worlds["a"]
+    async with instances("a", "b") as harnesses:
+        a = harnesses["a"]
         await a.create()
         await a.publish("one")
         a.store.reachable = trio.Event()
-        say(worlds, "b")  # the mark cannot be written yet: who comes back waits behind that
-        say(worlds, "a")
+        say(harnesses, "b")  # the mark cannot be written yet: who comes back waits behind that
+        say(harnesses, "a")
         answers = []
 
         async def publish():
@@ -288,7 +288,7 @@ async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another
 
         nursery.start_soon(publish)
         await wait_all_tasks_blocked()
-        say(worlds, "b")
+        say(harnesses, "b")
         a.store.reachable.set()
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [NoOwner]
@@ -297,8 +297,8 @@ async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another
 
 async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery):
     first, second = TopicName("ns", "first"), TopicName("ns", "second")
-    async with instances("a", "b", openings=trio.CapacityLimiter(1)) as worlds:
-        a = worlds["a"]
+    async with instances("a", "b", openings=trio.CapacityLimiter(1)) as harnesses:
+        a = harnesses["a"]
         a.store.reachable = trio.Event()
         answers = []
 
@@ -309,7 +309,7 @@ async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_
         await wait_all_tasks_blocked()
         nursery.start_soon(create, second)
         await wait_all_tasks_blocked()
-        say(worlds, "b", second)
+        say(harnesses, "b", second)
         a.store.reachable.set()
         await wait_all_tasks_blocked()
         assert {name: type(answer) for name, answer in answers} == {first: Description, second: NoOwner}
@@ -318,8 +318,8 @@ async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_
 
 async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a_time(nursery, monkeypatch):
     monkeypatch.setattr(topic, "FEW_ROWS", 0)
-    async with instances("a", "b", max_open=2_000) as worlds:
-        a = worlds["a"]
+    async with instances("a", "b", max_open=2_000) as harnesses:
+        a = harnesses["a"]
         for number in range(300):
             name = TopicName("ns", f"t{number}")
             await a.create(name)
@@ -336,7 +336,7 @@ async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a
 
         a.store.write = counting
         a.store.reachable = trio.Event()
-        say(worlds, "b")
+        say(harnesses, "b")
         await wait_all_tasks_blocked()
         assert len(a.directory) == 0
         a.store.reachable.set()
@@ -345,21 +345,21 @@ async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a
 
 
 async def test_the_janitor_cleans_only_what_is_ours():
-    async with instances("a", "b") as worlds:
-        a = worlds["a"]
+    async with instances("a", "b") as harnesses:
+        a = harnesses["a"]
         await a.create(ttl_s=1)
         await a.publish("m")
-        say(worlds, "b")
+        say(harnesses, "b")
         await a.directory.drained()
-        for world in worlds.values():
-            world.clock.ms += 3_600_000
+        for harness in harnesses.values():
+            harness.clock.ms += 3_600_000
         assert await a.janitor.clean_all() == 0
-        assert await worlds["b"].janitor.clean_all() == 1
+        assert await harnesses["b"].janitor.clean_all() == 1
 
 
 async def test_a_daemon_that_leaves_says_that_and_not_that_its_topics_changed_hands():
-    async with instances("a") as worlds:
-        await worlds["a"].create()
-        worlds["a"].directory.close()
+    async with instances("a") as harnesses:
+        await harnesses["a"].create()
+        harnesses["a"].directory.close()
         with pytest.raises(ShuttingDown):
-            await worlds["a"].publish("m")
+            await harnesses["a"].publish("m")

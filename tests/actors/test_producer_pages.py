@@ -45,8 +45,8 @@ requests = st.tuples(
 class Sending:
     """Sends drawn requests and keeps the list."""
 
-    def __init__(self, world):
-        self.world = world
+    def __init__(self, harness):
+        self.harness = harness
         self.messages = []
         self.rolled_back = set()
         self._numbers = count_up()
@@ -69,7 +69,7 @@ class Sending:
         more = {"attributes": attributes if any(attributes) else None}
         if kind == "again" and self._last is not None:
             payloads, more = self._last
-            receipt = await self.world.publish(*payloads, **more)
+            receipt = await self.harness.publish(*payloads, **more)
             assert receipt.duplicate
             return
         if kind in ("stamped", "atomic"):
@@ -83,29 +83,29 @@ class Sending:
             return
         if kind == "plain":
             attributes, more = [{}] * count, {}
-        await self.world.publish(*payloads, **more)
+        await self.harness.publish(*payloads, **more)
         self._say(payloads, attributes)
 
     async def _send_under(self, kind, payloads, attributes, more):
         pointer = next(self._pointers)
         if kind == "stored":
-            await store(self.world, pointer, *payloads, **more)
+            await store(self.harness, pointer, *payloads, **more)
             own = self._payloads(2)
             ids = [next(self._ids), next(self._ids)]
-            await publish(self.world, pointer, *own, producer="q", sequence_ids=ids)
+            await publish(self.harness, pointer, *own, producer="q", sequence_ids=ids)
             self._say(payloads + own, [*attributes, {}, {}], pointer)
         else:
-            await publish(self.world, pointer, *payloads, **more)
+            await publish(self.harness, pointer, *payloads, **more)
             self._say(payloads, attributes, pointer)
         if pointer % 3 == 0:
-            await roll_back(self.world, pointer)
+            await roll_back(self.harness, pointer)
             self.rolled_back.add(pointer)
 
 
-async def check(world, sending):
+async def check(harness, sending):
     """Every start, inclusive and exclusive, and limits that cut anywhere: the list."""
     messages = sending.messages
-    whole = await world.page(cached=False)
+    whole = await harness.page(cached=False)
     ids = [each for each, _ in whole.messages()]
     assert ids == sorted(set(ids))
     assert [payload for _, payload in whole.messages()] == [each.payload for each in messages]
@@ -114,26 +114,26 @@ async def check(world, sending):
     for cached in (True, False):
         for start in starts:
             for limit in (1, 2, 7, 1000):
-                page = await world.page(ids[start], limit, cached=cached)
+                page = await harness.page(ids[start], limit, cached=cached)
                 wanted = messages[start : start + limit]
                 assert list(page.messages()) == [*zip(ids[start:], [each.payload for each in wanted], strict=False)]
                 assert page.attributes == {i: each.attributes for i, each in enumerate(wanted) if each.attributes}
                 if page.count:
-                    rest = await world.page(after(page.last_id), limit, cached=cached)
+                    rest = await harness.page(after(page.last_id), limit, cached=cached)
                     assert next((each for each, _ in rest.messages()), None) == (ids[start + limit :] or [None])[0]
-    extent = Extent(await world.look(), None, None)
-    await walk_rows(world.store, extent)
+    extent = Extent(await harness.look(), None, None)
+    await walk_rows(harness.store, extent)
     assert (extent.count, extent.bytes) == (whole.count, whole.payload_bytes)
 
 
-async def committed(world, view, *, cached):
+async def committed(harness, view, *, cached):
     """What a reader with a view gets, page after page of three."""
 
     got, since = [], FIRST_BOUND
     while True:
-        span = await world.ask(Look(since))
-        cache = world.directory.cache(NAME) if cached else None
-        page = await read_page(world.store, cache, span, limit=3, max_bytes=10**9, view=view)
+        span = await harness.ask(Look(since))
+        cache = harness.directory.cache(NAME) if cached else None
+        page = await read_page(harness.store, cache, span, limit=3, max_bytes=10**9, view=view)
         got += [(payload, page.attributes.get(index, {})) for index, (_, payload) in enumerate(page.messages())]
         if page.end == "end":
             return got
@@ -143,20 +143,20 @@ async def committed(world, view, *, cached):
 @given(st.lists(requests, min_size=1, max_size=8))
 def test_what_producers_published_is_read_as_it_was_sent_from_store_and_cache(drawn):
     async def course():
-        async with actors(cache_bytes=1 << 24) as world:
-            await world.create()
-            sending = Sending(world)
+        async with actors(cache_bytes=1 << 24) as harness:
+            await harness.create()
+            sending = Sending(harness)
             for request in drawn:
                 await sending.send(*request)
             if not sending.messages:
                 return
-            await check(world, sending)
+            await check(harness, sending)
             seen = [
                 (each.payload, each.attributes) for each in sending.messages if each.pointer not in sending.rolled_back
             ]
             view = View(FIRST + 1_000, frozenset(), frozenset())
-            assert await committed(world, view, cached=False) == seen
-            assert await committed(world, view, cached=True) == seen
+            assert await committed(harness, view, cached=False) == seen
+            assert await committed(harness, view, cached=True) == seen
 
     trio.run(course)
 
@@ -164,58 +164,58 @@ def test_what_producers_published_is_read_as_it_was_sent_from_store_and_cache(dr
 @pytest.mark.parametrize("cached", [True, False])
 async def test_a_page_that_ends_inside_a_batch_is_resumed_inclusively_and_exclusively_with_exactly_the_rest(cached):
     """54: whatever the limit, and a batch is either all below the watermark or not there."""
-    async with actors() as world:
-        await world.create()
-        await world.publish("before")
-        receipt = await world.publish(*"abcdefgh", atomic=True, producer="p", sequence_ids=range(8))
-        await world.publish("after")
-        everything = list((await world.page(cached=cached)).messages())
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("before")
+        receipt = await harness.publish(*"abcdefgh", atomic=True, producer="p", sequence_ids=range(8))
+        await harness.publish("after")
+        everything = list((await harness.page(cached=cached)).messages())
         assert [payload for _, payload in everything] == [b"before", *[b"%c" % each for each in b"abcdefgh"], b"after"]
         assert (everything[1][0], everything[8][0]) == (receipt.first_id, receipt.last_id)
         for start in range(len(everything)):
             for limit in range(1, len(everything) + 1):
-                inclusive = await world.page(everything[start][0], limit, cached=cached)
+                inclusive = await harness.page(everything[start][0], limit, cached=cached)
                 assert list(inclusive.messages()) == everything[start : start + limit]
-                exclusive = await world.page(after(everything[start][0]), limit, cached=cached)
+                exclusive = await harness.page(after(everything[start][0]), limit, cached=cached)
                 assert list(exclusive.messages()) == everything[start + 1 : start + 1 + limit]
 
 
 async def test_a_batch_is_seen_by_a_poll_whole_or_not_at_all():
     """42: the span of a look ends before a batch or behind it, never inside."""
-    async with actors() as world:
-        await world.create()
+    async with actors() as harness:
+        await harness.create()
         bounds = set()
         async with trio.open_nursery() as nursery:
             for number in range(20):
-                nursery.start_soon(lambda number=number: world.publish(*[f"{number}"] * 50, atomic=True))
+                nursery.start_soon(lambda number=number: harness.publish(*[f"{number}"] * 50, atomic=True))
                 for _ in range(3):
                     await trio.lowlevel.checkpoint()
-                    bounds.add(len(await world.read()))
+                    bounds.add(len(await harness.read()))
         assert {count % 50 for count in bounds} == {0}
-        assert len(await world.read()) == 1_000
+        assert len(await harness.read()) == 1_000
 
 
 async def test_batches_are_seen_by_transactional_readers_up_to_what_is_undecided():
     """53: they have no pointer, and no transaction service takes part; an open transaction before them holds."""
-    async with actors() as world:
-        await world.create()
-        await world.publish("a", "b", atomic=True)
-        await publish(world, FIRST, "open")
-        await world.publish("c", "d", atomic=True)
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("a", "b", atomic=True)
+        await publish(harness, FIRST, "open")
+        await harness.publish("c", "d", atomic=True)
         view = View(FIRST + 1_000, frozenset([FIRST]), frozenset())
-        page = await read_page(world.store, None, await world.look(), limit=100, max_bytes=10**9, view=view)
+        page = await read_page(harness.store, None, await harness.look(), limit=100, max_bytes=10**9, view=view)
         assert [payload for _, payload in page.messages()] == [b"a", b"b"]
         assert (page.end, page.held.pointer, page.held.hidden) == ("held", FIRST, 3)
 
 
 async def test_attributes_leave_with_their_message():
-    async with actors() as world:
-        await world.create(ttl_s=10)
-        await world.publish("a", "b", attributes=[{"k": "v"}, {}], message_ttls_s=[1, None])
-        world.clock.ms += 500
+    async with actors() as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("a", "b", attributes=[{"k": "v"}, {}], message_ttls_s=[1, None])
+        harness.clock.ms += 500
         for cached in (True, False):
-            assert (await world.page(cached=cached)).attributes == {0: {"k": "v"}}
-        world.clock.ms += 600
+            assert (await harness.page(cached=cached)).attributes == {0: {"k": "v"}}
+        harness.clock.ms += 600
         for cached in (True, False):
-            page = await world.page(cached=cached)
+            page = await harness.page(cached=cached)
             assert ([payload for _, payload in page.messages()], page.attributes) == ([b"b"], {})

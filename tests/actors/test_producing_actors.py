@@ -31,8 +31,8 @@ from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
 
-def send(world, ids, producer="p", **more):
-    return world.publish(*(f"{producer}{each}" for each in ids), producer=producer, sequence_ids=ids, **more)
+def send(harness, ids, producer="p", **more):
+    return harness.publish(*(f"{producer}{each}" for each in ids), producer=producer, sequence_ids=ids, **more)
 
 
 async def outcomes(calls):
@@ -54,151 +54,151 @@ async def outcomes(calls):
 
 @pytest.mark.parametrize("applied", [False, True, 3])
 async def test_e18_requests_of_one_commit_that_failed_share_its_outcome_and_are_stored_once_when_sent_again(applied):
-    async with actors() as world:
-        await world.create()
-        await send(world, [0])
-        world.store.stall("write")
-        world.store.fail_next("write", applied=applied, after=1)
+    async with actors() as harness:
+        await harness.create()
+        await send(harness, [0])
+        harness.store.stall("write")
+        harness.store.fail_next("write", applied=applied, after=1)
 
         async def release():
-            await world.store.stalled("write")
+            await harness.store.stalled("write")
             await wait_all_tasks_blocked()
-            world.store.release("write")
+            harness.store.release("write")
 
-        calls = [lambda each=each: send(world, [each]) for each in range(1, 11)]
+        calls = [lambda each=each: send(harness, [each]) for each in range(1, 11)]
         first, *rest, _ = await outcomes([*calls, release])
         assert first.duplicate is False
         assert {type(each) for each in rest} == {OutcomeUnknown}
         for each in range(1, 11):
-            assert (await send(world, [each])).last_sequence_id >= each
-        assert await world.read() == [b"p%d" % each for each in range(11)]
+            assert (await send(harness, [each])).last_sequence_id >= each
+        assert await harness.read() == [b"p%d" % each for each in range(11)]
 
 
 async def test_e13_a_request_sent_twice_while_the_store_is_slow_is_one_commit_with_equal_answers():
-    async with actors() as world:
-        await world.create()
-        world.store.stall("write")
+    async with actors() as harness:
+        await harness.create()
+        harness.store.stall("write")
 
         async def release():
-            await world.store.stalled("write")
-            world.store.release("write")
+            await harness.store.stalled("write")
+            harness.store.release("write")
 
-        one, other, _ = await outcomes([lambda: send(world, [0, 1]), lambda: send(world, [0, 1]), release])
+        one, other, _ = await outcomes([lambda: send(harness, [0, 1]), lambda: send(harness, [0, 1]), release])
         assert [one.duplicate, other.duplicate] == [False, True]
         assert (one.first_id, one.last_id) == (other.first_id, other.last_id)
-        assert await world.read() == [b"p0", b"p1"]
+        assert await harness.read() == [b"p0", b"p1"]
 
 
 async def test_e20_the_last_id_is_not_told_before_it_is_durable():
-    async with actors() as world:
-        await world.create()
-        await send(world, [0])
-        world.store.stall("write")
-        world.store.fail_next("write")
+    async with actors() as harness:
+        await harness.create()
+        await send(harness, [0])
+        harness.store.stall("write")
+        harness.store.fail_next("write")
 
         async def release():
-            await world.store.stalled("write")
+            await harness.store.stalled("write")
             await wait_all_tasks_blocked()
-            assert world.directory.peek(NAME).producers.known["p"].persisted == 0
-            world.store.release("write")
+            assert harness.directory.peek(NAME).producers.known["p"].persisted == 0
+            harness.store.release("write")
 
-        lost, told, _ = await outcomes([lambda: send(world, [1]), lambda: world.ask(GetProducer("p")), release])
+        lost, told, _ = await outcomes([lambda: send(harness, [1]), lambda: harness.ask(GetProducer("p")), release])
         assert type(lost) is OutcomeUnknown
         assert told.last_sequence_id == 0
 
 
 async def test_an_opening_that_failed_may_be_done_again():
-    async with actors() as world:
-        await world.create()
-        await world.ask(OpenProducer("p"))
-        world.store.fail_next("write", applied=True)
+    async with actors() as harness:
+        await harness.create()
+        await harness.ask(OpenProducer("p"))
+        harness.store.fail_next("write", applied=True)
         with pytest.raises(OutcomeUnknown):
-            await world.ask(OpenProducer("p"))
-        assert (await world.ask(OpenProducer("p"))).epoch == 3
+            await harness.ask(OpenProducer("p"))
+        assert (await harness.ask(OpenProducer("p"))).epoch == 3
 
 
 async def test_e26_a_snapshot_that_fails_is_made_by_the_next_commit():
-    async with actors(limits=TopicLimits(snapshot_entries=2)) as world:
-        await world.create()
-        await send(world, [0])
-        world.store.fail_next("write")
+    async with actors(limits=TopicLimits(snapshot_entries=2)) as harness:
+        await harness.create()
+        await send(harness, [0])
+        harness.store.fail_next("write")
         with pytest.raises(OutcomeUnknown):
-            await send(world, [1])
-        await send(world, [1])
-        assert (await world.ask(ListProducers())).snapshot.entries_since == 0
+            await send(harness, [1])
+        await send(harness, [1])
+        assert (await harness.ask(ListProducers())).snapshot.entries_since == 0
 
 
 async def test_e28_e29_while_it_cannot_be_loaded_nothing_is_taken_and_then_it_heals():
-    async with actors() as world:
-        await world.create()
-        await send(world, [0])
+    async with actors() as harness:
+        await harness.create()
+        await send(harness, [0])
         for _ in range(3):
-            world.store.fail_next("get")
-        world.store.fail_next("write")
+            harness.store.fail_next("get")
+        harness.store.fail_next("write")
         with pytest.raises(OutcomeUnknown):
-            await send(world, [1])
+            await send(harness, [1])
         with pytest.raises((StorageFailed, Recovering)):
-            await send(world, [1])
+            await send(harness, [1])
         while True:
             try:
-                receipt = await send(world, [0, 1])
+                receipt = await send(harness, [0, 1])
                 break
             except (StorageFailed, Recovering):
                 await trio.sleep(0.01)
         assert receipt.dropped == [0]
-        assert await world.read() == [b"p0", b"p1"]
+        assert await harness.read() == [b"p0", b"p1"]
 
 
 async def test_a_producer_row_that_cannot_be_read_stops_that_producer_only_until_it_is_deleted():
     store = FaultyStore(MemoryStore())
-    async with actors(store) as world:
-        await world.create()
-        await world.ask(OpenProducer("p"))
-        await send(world, [0], "q")
+    async with actors(store) as harness:
+        await harness.create()
+        await harness.ask(OpenProducer("p"))
+        await send(harness, [0], "q")
     store = FaultyStore(store.inner)
     claim = await store.claim(NAME)
     await store.write([put_one(Table.METADATA, system_key(PRODUCER, NAME, 1, b"p"), b"\x09")], claim=claim)
-    async with actors(store) as world:
+    async with actors(store) as harness:
         with pytest.raises(DamagedRow) as told:
-            await send(world, [0])
+            await send(harness, [0])
         assert "delete" in told.value.hint
-        assert (await send(world, [0], "q")).duplicate
-        assert [each.damaged for each in (await world.ask(ListProducers())).producers] == [True, False]
-        await world.ask(RemoveProducer("p"))
-        assert (await send(world, [0])).duplicate is False
+        assert (await send(harness, [0], "q")).duplicate
+        assert [each.damaged for each in (await harness.ask(ListProducers())).producers] == [True, False]
+        await harness.ask(RemoveProducer("p"))
+        assert (await send(harness, [0])).duplicate is False
 
 
 async def test_where_the_row_about_all_of_them_cannot_be_read_nothing_is_accepted_unchecked():
     store = FaultyStore(MemoryStore())
-    async with actors(store) as world:
-        await world.create()
-        await send(world, [0])
+    async with actors(store) as harness:
+        await harness.create()
+        await send(harness, [0])
     store = FaultyStore(store.inner)
     claim = await store.claim(NAME)
     await store.write([put_one(Table.METADATA, system_key(PRODUCERS, NAME, 1), b"\x09")], claim=claim)
-    async with actors(store) as world:
+    async with actors(store) as harness:
         with pytest.raises(StorageFailed):
-            await send(world, [0])
+            await send(harness, [0])
 
 
 async def test_e58_what_a_generation_that_is_gone_knew_is_told_for_the_time_of_grace():
-    async with actors(janitor=JanitorSettings(delete_grace_s=10)) as world:
-        await world.create()
-        await send(world, [0, 1])
-        await world.ask(Remove())
-        known = await producer_of(world.directory, world.store, NAME, "p", 1)
+    async with actors(janitor=JanitorSettings(delete_grace_s=10)) as harness:
+        await harness.create()
+        await send(harness, [0, 1])
+        await harness.ask(Remove())
+        known = await producer_of(harness.directory, harness.store, NAME, "p", 1)
         assert known.last_sequence_id == 1
-        await world.ask(Create(TopicProperties()))
-        await world.janitor.clean_all()
-        assert (await producer_of(world.directory, world.store, NAME, "p", 1)).recent == known.recent
+        await harness.ask(Create(TopicProperties()))
+        await harness.janitor.clean_all()
+        assert (await producer_of(harness.directory, harness.store, NAME, "p", 1)).recent == known.recent
         with pytest.raises(ProducerNotFound):
-            await producer_of(world.directory, world.store, NAME, "other", 1)
+            await producer_of(harness.directory, harness.store, NAME, "other", 1)
         with pytest.raises(GenerationChanged):
-            await producer_of(world.directory, world.store, NAME, "p", 3)
-        world.clock.ms += 10_001
-        await world.janitor.clean_all()
+            await producer_of(harness.directory, harness.store, NAME, "p", 3)
+        harness.clock.ms += 10_001
+        await harness.janitor.clean_all()
         with pytest.raises(ProducerExpired):
-            await producer_of(world.directory, world.store, NAME, "p", 1)
+            await producer_of(harness.directory, harness.store, NAME, "p", 1)
 
 
 # --- namespaces -----------------------------------------------------------------------------------
@@ -207,17 +207,17 @@ async def test_e58_what_a_generation_that_is_gone_knew_is_told_for_the_time_of_g
 async def test_properties_of_a_namespace_are_durable_and_in_force_at_once():
     store = FaultyStore(MemoryStore())
     namespaces = Namespaces(store)
-    async with actors(store, policy=namespaces.policy) as world:
-        await world.create()
-        await send(world, [0])
+    async with actors(store, policy=namespaces.policy) as harness:
+        await harness.create()
+        await send(harness, [0])
         assert await namespaces.put("ns", {"deduplication": "disabled"}) == {"deduplication": "disabled"}
-        assert (await send(world, [0])).deduplicated is False
+        assert (await send(harness, [0])).deduplicated is False
         again = Namespaces(store)
         await again.load()
         assert again.policy("ns") == namespaces.policy("ns") == NamespacePolicy(enabled=False, switched=1)
         await namespaces.put("ns", None)
         assert namespaces.policy("ns") == NamespacePolicy(enabled=None, switched=1)
-        assert (await send(world, [0])).deduplicated
+        assert (await send(harness, [0])).deduplicated
 
 
 async def test_what_was_not_written_is_not_in_force():
@@ -247,10 +247,10 @@ async def test_a_row_that_cannot_be_read_says_nothing():
 
 
 async def test_namespaces_have_a_living_topic_or_properties():
-    async with actors() as world:
+    async with actors() as harness:
         for name in ("b", "a1", "a", "gone"):
-            await world.create(TopicName(name, "t"))
-        await world.ask(Remove(), TopicName("gone", "t"))
-        namespaces = Namespaces(world.store)
+            await harness.create(TopicName(name, "t"))
+        await harness.ask(Remove(), TopicName("gone", "t"))
+        namespaces = Namespaces(harness.store)
         await namespaces.put("only_properties", {"deduplication": "enabled"})
         assert await namespaces.names() == ["a", "a1", "b", "only_properties"]

@@ -40,158 +40,158 @@ def costs(*caches):
 
 
 async def test_a_reader_inside_the_cache_touches_no_disk():
-    async with actors() as world:
-        await world.create()
-        receipts = [await world.publish(f"{number}") for number in range(50)]
-        scans, gets = world.store.calls["scan"], world.store.calls["get"]
-        assert await world.read() == [b"%d" % number for number in range(50)], "everything there ever was is here"
+    async with actors() as harness:
+        await harness.create()
+        receipts = [await harness.publish(f"{number}") for number in range(50)]
+        scans, gets = harness.store.calls["scan"], harness.store.calls["get"]
+        assert await harness.read() == [b"%d" % number for number in range(50)], "everything there ever was is here"
         for number in (0, 20, 49):
-            assert len(await world.read(after_receipt(receipts[number]))) == 49 - number
-        assert (world.store.calls["scan"], world.store.calls["get"]) == (scans, gets)
+            assert len(await harness.read(after_receipt(receipts[number]))) == 49 - number
+        assert (harness.store.calls["scan"], harness.store.calls["get"]) == (scans, gets)
 
 
 async def test_a_reader_at_the_end_touches_no_disk_and_sees_each_message_once(autojump_clock):
-    async with actors() as world:
-        await world.create()
-        scans, since, got = world.store.calls["scan"], FIRST_BOUND, []
+    async with actors() as harness:
+        await harness.create()
+        scans, since, got = harness.store.calls["scan"], FIRST_BOUND, []
         for number in range(20):
-            await world.publish(f"{number}")
-            page = await world.page(since)
+            await harness.publish(f"{number}")
+            page = await harness.page(since)
             got += [payload for _, payload in page.messages()]
             since = after(page.last_id)
         assert got == [b"%d" % number for number in range(20)]
-        assert world.store.calls["scan"] == scans
+        assert harness.store.calls["scan"] == scans
 
 
 async def test_after_a_restart_what_was_there_before_comes_from_disk_and_what_comes_then_does_not():
-    async with actors() as world:
-        await world.create()
-        await world.publish("old")
-        store = world.store
-    async with actors(store) as world:
-        end = await world.end()
-        await world.publish("new")
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("old")
+        store = harness.store
+    async with actors(store) as harness:
+        end = await harness.end()
+        await harness.publish("new")
         scans = store.calls["scan"]
-        assert await world.read(end) == [b"new"]
+        assert await harness.read(end) == [b"new"]
         assert store.calls["scan"] == scans
-        assert await world.read() == [b"old", b"new"]
+        assert await harness.read() == [b"old", b"new"]
         assert store.calls["scan"] == scans + 1
 
 
 async def test_an_empty_span_touches_nothing():
-    async with actors() as world:
-        await world.create()
-        await world.publish("m")
-        scans = world.store.calls["scan"]
-        assert await world.read(await world.end()) == []
-        assert world.store.calls["scan"] == scans
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("m")
+        scans = harness.store.calls["scan"]
+        assert await harness.read(await harness.end()) == []
+        assert harness.store.calls["scan"] == scans
 
 
 # --- never stale ----------------------------------------------------------------------------------
 
 
 async def test_nothing_of_a_deleted_topic_is_read_after_its_re_creation():
-    async with actors() as world:
-        await world.create()
-        await world.publish("first life")
-        await world.ask(Remove())
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("first life")
+        await harness.ask(Remove())
         with pytest.raises(TopicNotFound):
-            await world.read()
-        await world.create()
-        assert await world.read() == []
-        await world.publish("second life")
-        assert await world.read() == await world.read(cached=False) == [b"second life"]
+            await harness.read()
+        await harness.create()
+        assert await harness.read() == []
+        await harness.publish("second life")
+        assert await harness.read() == await harness.read(cached=False) == [b"second life"]
 
 
 async def test_an_undeleted_topic_shows_what_it_had():
-    async with actors() as world:
-        await world.create()
-        await world.publish("a")
-        await world.ask(Remove())
-        await world.ask(Undelete())
-        assert await world.read() == [b"a"]
-        await world.publish("b")
-        assert await world.read() == await world.read(cached=False) == [b"a", b"b"]
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("a")
+        await harness.ask(Remove())
+        await harness.ask(Undelete())
+        assert await harness.read() == [b"a"]
+        await harness.publish("b")
+        assert await harness.read() == await harness.read(cached=False) == [b"a", b"b"]
 
 
 async def test_a_life_between_two_publishes_of_one_commit_is_not_mixed_up(nursery):
     """Publish, delete, create and publish gather while a commit is under way, and become one."""
-    async with actors() as world:
-        await world.create()
-        await world.publish("zero")
-        world.store.stall("write")
-        nursery.start_soon(world.publish, "stalls")
-        await world.store.stalled("write")
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("zero")
+        harness.store.stall("write")
+        nursery.start_soon(harness.publish, "stalls")
+        await harness.store.stalled("write")
         for call in (
-            lambda: world.publish("old"),
-            lambda: world.ask(Remove()),
-            world.create,
-            lambda: world.publish("new"),
-            lambda: world.ask(Remove()),
-            lambda: world.ask(Undelete()),
-            lambda: world.publish("newer"),
+            lambda: harness.publish("old"),
+            lambda: harness.ask(Remove()),
+            harness.create,
+            lambda: harness.publish("new"),
+            lambda: harness.ask(Remove()),
+            lambda: harness.ask(Undelete()),
+            lambda: harness.publish("newer"),
         ):
             nursery.start_soon(call)
             await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
-        assert await world.read() == await world.read(cached=False) == [b"new", b"newer"]
+        assert await harness.read() == await harness.read(cached=False) == [b"new", b"newer"]
 
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_after_a_fall_the_cache_shows_what_the_disk_has(applied):
-    async with actors() as world:
-        await world.create()
-        await world.publish("a")
-        world.store.fail_next("write", applied=applied)
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("a")
+        harness.store.fail_next("write", applied=applied)
         with pytest.raises(OutcomeUnknown):
-            await world.publish("b")
-        await world.publish("c")
+            await harness.publish("b")
+        await harness.publish("c")
         wanted = [b"a", *([b"b"] if applied else []), b"c"]
-        assert await world.read() == await world.read(cached=False) == wanted
+        assert await harness.read() == await harness.read(cached=False) == wanted
 
 
 async def test_what_has_expired_is_not_in_the_cache_either():
-    async with actors() as world:
-        await world.create(ttl_s=10)
-        await world.publish("a", "b", message_ttls_s=[2, None])
-        world.clock.ms += 2_000
-        assert await world.read() == [b"a", b"b"]
-        world.clock.ms += 1
-        assert await world.read() == await world.read(cached=False) == [b"b"]
-        world.clock.ms += 7_999
-        assert await world.read() == await world.read(cached=False) == [b"b"]
-        world.clock.ms += 1
-        assert await world.read() == await world.read(cached=False) == []
-        await world.ask(SetProperties({"ttl": 1_000}))
-        assert await world.read() == await world.read(cached=False) == []
+    async with actors() as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("a", "b", message_ttls_s=[2, None])
+        harness.clock.ms += 2_000
+        assert await harness.read() == [b"a", b"b"]
+        harness.clock.ms += 1
+        assert await harness.read() == await harness.read(cached=False) == [b"b"]
+        harness.clock.ms += 7_999
+        assert await harness.read() == await harness.read(cached=False) == [b"b"]
+        harness.clock.ms += 1
+        assert await harness.read() == await harness.read(cached=False) == []
+        await harness.ask(SetProperties({"ttl": 1_000}))
+        assert await harness.read() == await harness.read(cached=False) == []
 
 
 async def test_a_topic_counted_empty_still_shows_what_lives():
     """The cleaner's counts are its own; were they too high, what lives must not vanish behind the cache."""
-    async with actors() as world:
-        await world.create()
-        await world.publish("old", ttl_s=1)
-        await world.publish("lives")
-        store = world.store
-    async with actors(store) as world:
-        world.clock.ms = START_MS + 2_000
-        plan = await world.ask(PlanCleaning(0))
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("old", ttl_s=1)
+        await harness.publish("lives")
+        store = harness.store
+    async with actors(store) as harness:
+        harness.clock.ms = START_MS + 2_000
+        plan = await harness.ask(PlanCleaning(0))
         (first_ms, last_ms), *_ = plan.due
-        await world.ask(Cleaned(plan.prefix, [SliceCleaned(first_ms, last_ms, 1, 10, 0)]))
-        await world.publish("new")
-        assert await world.read() == await world.read(cached=False) == [b"lives", b"new"]
+        await harness.ask(Cleaned(plan.prefix, [SliceCleaned(first_ms, last_ms, 1, 10, 0)]))
+        await harness.publish("new")
+        assert await harness.read() == await harness.read(cached=False) == [b"lives", b"new"]
 
 
 async def test_a_page_while_the_store_fails_is_an_error_and_nothing_else():
-    async with actors(cache_bytes=0) as world:
-        await world.create()
-        await world.publish("m")
-        world.store.fail_next("scan")
+    async with actors(cache_bytes=0) as harness:
+        await harness.create()
+        await harness.publish("m")
+        harness.store.fail_next("scan")
         with pytest.raises(StoreError):
-            await world.read()
-        assert await world.read() == [b"m"]
-        assert world.watch.count["falls"] == 0
+            await harness.read()
+        assert await harness.read() == [b"m"]
+        assert harness.watch.count["falls"] == 0
 
 
 # --- the same pages -------------------------------------------------------------------------------
@@ -214,24 +214,24 @@ requests = st.lists(
 )
 def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes, reads, seal_bytes):
     async def run():
-        async with actors(cache_bytes=cache_bytes) as world:
-            await world.create()
+        async with actors(cache_bytes=cache_bytes) as harness:
+            await harness.create()
             ids = [FIRST_BOUND]
             for number, (messages, by_ms) in enumerate(requests):
-                world.clock.ms += by_ms
+                harness.clock.ms += by_ms
                 payloads = [bytes([number % 256]) * size for size, _ in messages]
-                receipt = await world.publish(*payloads, message_ttls_s=[ttl for _, ttl in messages])
+                receipt = await harness.publish(*payloads, message_ttls_s=[ttl for _, ttl in messages])
                 ids += [receipt.first_id, receipt.last_id]
             for share, behind, limit, max_bytes in reads:
                 since = ids[int(share * (len(ids) - 1))]
                 since = after(since) if behind else since
-                cached = await world.page(since, limit, max_bytes)
-                stored = await world.page(since, limit, max_bytes, cached=False)
+                cached = await harness.page(since, limit, max_bytes)
+                stored = await harness.page(since, limit, max_bytes, cached=False)
                 assert list(cached.messages()) == list(stored.messages())
                 assert (cached.count, cached.payload_bytes) == (stored.count, stored.payload_bytes)
                 assert (cached.last_id, cached.end) == (stored.last_id, stored.end)
                 assert cached.count == len(list(cached.messages()))
-            cache = world.directory.cache(NAME)
+            cache = harness.directory.cache(NAME)
             assert cache.budget.bytes == costs(cache) <= cache_bytes
 
     with pytest.MonkeyPatch.context() as patch:
@@ -240,14 +240,14 @@ def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes,
 
 
 async def test_an_end_bound_cuts_a_cached_page_as_one_from_the_store():
-    async with actors() as world:
-        await world.create()
-        receipt = await world.publish(*[f"{number}" for number in range(30)])
+    async with actors() as harness:
+        await harness.create()
+        receipt = await harness.publish(*[f"{number}" for number in range(30)])
         for end in (receipt.first_id, pack_id(START_MS, 7), pack_id(START_MS, 7, 1), receipt.last_id):
-            span = await world.look(pack_id(START_MS, 3), end_before=end)
+            span = await harness.look(pack_id(START_MS, 3), end_before=end)
             pages = [
-                await read_page(world.store, cache, span, limit=100, max_bytes=10_000)
-                for cache in (world.directory.cache(NAME), None)
+                await read_page(harness.store, cache, span, limit=100, max_bytes=10_000)
+                for cache in (harness.directory.cache(NAME), None)
             ]
             assert list(pages[0].messages()) == list(pages[1].messages())
             assert (pages[0].last_id, pages[0].end) == (pages[1].last_id, pages[1].end)
@@ -317,49 +317,49 @@ def test_a_rollback_turns_its_own_pointers_rows_in_its_range_and_no_others(runs,
 
 
 async def test_the_oldest_chunks_of_any_topic_are_dropped_first():
-    async with actors(cache_bytes=3 * SEAL_BYTES) as world:
-        await world.create()
-        await world.create(OTHER)
-        first = await world.publish(bytes(SEAL_BYTES))
-        await world.publish(bytes(SEAL_BYTES), name=OTHER)
-        assert world.directory.cache(NAME).chunks
-        await world.publish(bytes(SEAL_BYTES), name=OTHER)
-        assert not world.directory.cache(NAME).chunks
-        assert len(world.directory.cache(OTHER).chunks) == 2
-        scans = world.store.calls["scan"]
-        assert len(await world.read()) == 1
-        assert world.store.calls["scan"] == scans + 1
-        assert await world.read(after_receipt(first)) == []
+    async with actors(cache_bytes=3 * SEAL_BYTES) as harness:
+        await harness.create()
+        await harness.create(OTHER)
+        first = await harness.publish(bytes(SEAL_BYTES))
+        await harness.publish(bytes(SEAL_BYTES), name=OTHER)
+        assert harness.directory.cache(NAME).chunks
+        await harness.publish(bytes(SEAL_BYTES), name=OTHER)
+        assert not harness.directory.cache(NAME).chunks
+        assert len(harness.directory.cache(OTHER).chunks) == 2
+        scans = harness.store.calls["scan"]
+        assert len(await harness.read()) == 1
+        assert harness.store.calls["scan"] == scans + 1
+        assert await harness.read(after_receipt(first)) == []
 
 
 async def test_who_starts_before_what_is_still_cached_reads_the_store():
-    async with actors(cache_bytes=3 * SEAL_BYTES) as world:
-        await world.create()
-        receipts = [await world.publish(bytes([number]) * SEAL_BYTES) for number in range(6)]
-        assert len(world.directory.cache(NAME).chunks) == 2
+    async with actors(cache_bytes=3 * SEAL_BYTES) as harness:
+        await harness.create()
+        receipts = [await harness.publish(bytes([number]) * SEAL_BYTES) for number in range(6)]
+        assert len(harness.directory.cache(NAME).chunks) == 2
         for number, receipt in enumerate(receipts):
-            scans = world.store.calls["scan"]
-            assert [each[0] for each in await world.read(receipt.first_id)] == list(range(number, 6))
-            assert world.store.calls["scan"] - scans == (0 if number >= 4 else 1)
-        assert len(await world.read()) == 6
+            scans = harness.store.calls["scan"]
+            assert [each[0] for each in await harness.read(receipt.first_id)] == list(range(number, 6))
+            assert harness.store.calls["scan"] - scans == (0 if number >= 4 else 1)
+        assert len(await harness.read()) == 6
 
 
 async def test_a_commit_larger_than_the_budget_is_read_from_the_store():
-    async with actors(cache_bytes=10_000) as world:
-        await world.create()
-        await world.publish("small")
-        await world.publish(*[bytes(1_000)] * 50)
-        assert world.directory.budget.bytes == 0
-        assert len(await world.read()) == 51
+    async with actors(cache_bytes=10_000) as harness:
+        await harness.create()
+        await harness.publish("small")
+        await harness.publish(*[bytes(1_000)] * 50)
+        assert harness.directory.budget.bytes == 0
+        assert len(await harness.read()) == 51
 
 
 async def test_what_a_topic_that_is_let_go_had_cached_is_given_back(autojump_clock):
-    async with actors(idle_s=10, sweeping=True) as world:
-        await world.create()
-        await world.publish(bytes(1_000))
-        assert world.directory.budget.bytes > 1_000
+    async with actors(idle_s=10, sweeping=True) as harness:
+        await harness.create()
+        await harness.publish(bytes(1_000))
+        assert harness.directory.budget.bytes > 1_000
         await trio.sleep(30)
-        assert world.directory.budget.bytes == 0
+        assert harness.directory.budget.bytes == 0
 
 
 @pytest.mark.parametrize("strings", [0, 1, 5])

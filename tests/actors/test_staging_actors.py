@@ -25,15 +25,15 @@ STEPS = JanitorSettings(interval_s=60, delete_grace_s=100, step_rows=3)
 LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)
 
 
-async def stage(world, segment, *payloads, ids=None, producer="p", **more):
+async def stage(harness, segment, *payloads, ids=None, producer="p", **more):
     request = PublishRequest([each.encode() for each in payloads], producer=producer, segment=segment, **more)
     request.sequence_ids = ids
-    await world.ask(StoreStaged(request, sum(map(len, payloads))))
+    await harness.ask(StoreStaged(request, sum(map(len, payloads))))
 
 
-async def batch(world, sequence_id, *segments, producer="p", **more):
+async def batch(harness, sequence_id, *segments, producer="p", **more):
     request = PublishRequest([], producer=producer, sequence_ids=[sequence_id], segments=segments, **more)
-    return await world.ask(PublishStaged(request, 0))
+    return await harness.ask(PublishStaged(request, 0))
 
 
 # --- a store that fails ------------------------------------------------------------------------------
@@ -43,10 +43,10 @@ STORES = [("0.a", ("one", "two"), [0, 1]), ("1.a", ("lost",), [0]), ("1.b", ("th
 EXPECTED = [b"one", b"two", b"three", b"four", b"five"]
 
 
-async def certainly(world, ask):
+async def certainly(harness, ask):
     """Ask until there is an answer; a little time passes with each attempt."""
     for _ in range(5):
-        world.clock.ms += 7
+        harness.clock.ms += 7
         try:
             return await ask()
         except Unavailable:
@@ -54,15 +54,15 @@ async def certainly(world, ask):
     raise AssertionError("no answer")
 
 
-async def course(world, certainly=certainly):
-    session = await certainly(world, lambda: world.ask(OpenProducer("p")))
+async def course(harness, certainly=certainly):
+    session = await certainly(harness, lambda: harness.ask(OpenProducer("p")))
     for segment, payloads, ids in STORES:
-        await certainly(world, lambda: stage(world, segment, *payloads, ids=ids))  # noqa: B023 - asked at once
-        assert await certainly(world, world.read) == []
-    first = await certainly(world, lambda: batch(world, 0, "0.a", "1.b", producer_epoch=session.epoch))
-    await certainly(world, lambda: stage(world, "2.a", "five", ids=[0]))
-    await certainly(world, lambda: batch(world, 1, "2.a"))
-    again = await certainly(world, lambda: batch(world, 0, "0.a", "1.b"))
+        await certainly(harness, lambda: stage(harness, segment, *payloads, ids=ids))  # noqa: B023 - asked at once
+        assert await certainly(harness, harness.read) == []
+    first = await certainly(harness, lambda: batch(harness, 0, "0.a", "1.b", producer_epoch=session.epoch))
+    await certainly(harness, lambda: stage(harness, "2.a", "five", ids=[0]))
+    await certainly(harness, lambda: batch(harness, 1, "2.a"))
+    again = await certainly(harness, lambda: batch(harness, 0, "0.a", "1.b"))
     assert again.duplicate
     assert (again.first_id, again.last_id) == (first.first_id, first.last_id)
 
@@ -86,71 +86,71 @@ async def leveldb(tmp_path):
 async def test_whichever_write_fails_a_batch_that_is_asked_for_again_is_there_once(tmp_path, kind, applied, failing):
     async with kind(tmp_path) as inner:
         disk = FaultyStore(inner)
-        async with actors(disk, limits=LONG_LIVED) as world:
-            await world.create()
+        async with actors(disk, limits=LONG_LIVED) as harness:
+            await harness.create()
             disk.fail_next("write", applied=applied, after=failing)
-            await course(world)
-            assert await world.read(cached=False) == EXPECTED
-            world.clock.ms -= 3_600_000
-        async with actors(disk, limits=LONG_LIVED) as world:
-            assert await world.read() == EXPECTED
-            assert world.core().state.staged == {}
+            await course(harness)
+            assert await harness.read(cached=False) == EXPECTED
+            harness.clock.ms -= 3_600_000
+        async with actors(disk, limits=LONG_LIVED) as harness:
+            assert await harness.read() == EXPECTED
+            assert harness.core().state.staged == {}
 
 
 @pytest.mark.parametrize("kept", range(8))
 @pytest.mark.parametrize("at", range(8))
 async def test_a_power_cut_in_any_write_leaves_all_of_a_batch_or_nothing(autojump_clock, at, kept):
     disk = FaultyStore(MemoryStore())
-    async with actors(disk, limits=LONG_LIVED) as world:
-        await world.create()
+    async with actors(disk, limits=LONG_LIVED) as harness:
+        await harness.create()
         disk.fail_next("write", applied=kept, after=at)
 
-        async def once(world, ask):
-            world.clock.ms += 7
+        async def once(harness, ask):
+            harness.clock.ms += 7
             return await ask()
 
         with suppress(Unavailable):
-            await course(world, once)
+            await course(harness, once)
         disk.crash()
-    async with actors(disk, limits=LONG_LIVED) as world:
-        assert await world.read() in ([], EXPECTED[:4], EXPECTED)
-        await certainly(world, lambda: world.ask(OpenProducer("p")))
+    async with actors(disk, limits=LONG_LIVED) as harness:
+        assert await harness.read() in ([], EXPECTED[:4], EXPECTED)
+        await certainly(harness, lambda: harness.ask(OpenProducer("p")))
         for segment, payloads, ids in STORES:
-            await stage(world, f"again {segment}", *payloads, ids=ids)
-        before = await world.read()
-        await batch(world, 0, "again 0.a", "again 1.b")
-        assert await world.read() == (before or EXPECTED[:4])
+            await stage(harness, f"again {segment}", *payloads, ids=ids)
+        before = await harness.read()
+        await batch(harness, 0, "again 0.a", "again 1.b")
+        assert await harness.read() == (before or EXPECTED[:4])
 
 
 async def test_what_is_staged_is_read_back_from_a_store_of_files(tmp_path):
-    async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as world:
-        await world.create()
-        await stage(world, "a", "one", ids=[0])
-        await stage(world, "b", "lost", ids=[0])
-    async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as world:
-        world.clock.ms -= 3_600_000
-        await stage(world, "a", "one", "two", ids=[0, 1])
-        await batch(world, 0, "a")
-        await world.publish("behind")
-    async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as world:
-        assert await world.read() == [b"one", b"two", b"behind"]
+    async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as harness:
+        await harness.create()
+        await stage(harness, "a", "one", ids=[0])
+        await stage(harness, "b", "lost", ids=[0])
+    async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as harness:
+        harness.clock.ms -= 3_600_000
+        await stage(harness, "a", "one", "two", ids=[0, 1])
+        await batch(harness, 0, "a")
+        await harness.publish("behind")
+    async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as harness:
+        assert await harness.read() == [b"one", b"two", b"behind"]
         with pytest.raises(InvalidParameter):
-            await batch(world, 1, "b")
+            await batch(harness, 1, "b")
 
 
 async def test_a_row_about_what_is_staged_that_cannot_be_read_holds_nobody_up(caplog):
     disk = FaultyStore(MemoryStore())
-    async with actors(disk) as world:
-        await world.create()
-        await stage(world, "a", "one")
-        pointer = world.core().state.staged["p"]
+    async with actors(disk) as harness:
+        await harness.create()
+        await stage(harness, "a", "one")
+        pointer = harness.core().state.staged["p"]
     disk.inner.apply([put_one(Table.METADATA, pointer_key(NAME, 1, pointer), b"\x01\x80")])
-    async with actors(disk) as world:
+    async with actors(disk) as harness:
         with pytest.raises(InvalidParameter):
-            await batch(world, 0, "a")
-        await stage(world, "a", "anew")
-        await batch(world, 0, "a")
-        assert await world.read() == [b"anew"]
+            await batch(harness, 0, "a")
+        await stage(harness, "a", "anew")
+        await batch(harness, 0, "a")
+        assert await harness.read() == [b"anew"]
     assert "pointer row unreadable" in caplog.text
 
 
@@ -159,20 +159,20 @@ async def test_a_row_about_what_is_staged_that_cannot_be_read_holds_nobody_up(ca
 
 async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_nobody_to_an_authority():
     disk = FaultyStore(MemoryStore())
-    async with actors(disk) as world:
+    async with actors(disk) as harness:
         await keep_authority(disk, "embedded")
-        await world.create()
-        await stage(world, "a", "one")
-        await store(world, FIRST, "kept")
-        index = world.directory.environment.pointers
+        await harness.create()
+        await stage(harness, "a", "one")
+        await store(harness, FIRST, "kept")
+        index = harness.directory.environment.pointers
         assert len(index) == 1
-        assert [each.pointer for each in await world.ask(ListPointers())] == [FIRST]
-        await batch(world, 0, "a")
-        await stage(world, "b", "two")
-        await publish(world, FIRST)
+        assert [each.pointer for each in await harness.ask(ListPointers())] == [FIRST]
+        await batch(harness, 0, "a")
+        await stage(harness, "b", "two")
+        await publish(harness, FIRST)
         index.decided([FIRST])
-        await world.ask(Stats())
-        await world.publish("another commit")
+        await harness.ask(Stats())
+        await harness.publish("another commit")
         assert len(index) == 0
     again = PointerIndex()
     await again.load(disk)
@@ -184,92 +184,92 @@ async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_nobody_to
 
 
 async def test_an_expired_batch_takes_winners_and_losers_with_it_and_nothing_else(autojump_clock):
-    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
-        await world.create(ttl_s=10)
-        await stage(world, "a", *"abcdefgh")
-        await stage(world, "lost", *"uvwxyz")
-        await batch(world, 0, "a")
-        await stage(world, "a", "open")
-        await stage(world, "a", "later", producer="q")
-        world.clock.ms += 5_000
-        await batch(world, 0, "a", producer="q")
-        world.clock.ms += 5_001
-        assert await world.read(cached=False) == [b"later"]
-        assert await world.janitor.clean_all() == 15
-        assert (world.rows(), payload_rows(world)) == (1, 2)
-        await batch(world, 1, "a")
-        assert await world.read(cached=False) == [b"later", b"open"]
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
+        await harness.create(ttl_s=10)
+        await stage(harness, "a", *"abcdefgh")
+        await stage(harness, "lost", *"uvwxyz")
+        await batch(harness, 0, "a")
+        await stage(harness, "a", "open")
+        await stage(harness, "a", "later", producer="q")
+        harness.clock.ms += 5_000
+        await batch(harness, 0, "a", producer="q")
+        harness.clock.ms += 5_001
+        assert await harness.read(cached=False) == [b"later"]
+        assert await harness.janitor.clean_all() == 15
+        assert (harness.rows(), payload_rows(harness)) == (1, 2)
+        await batch(harness, 1, "a")
+        assert await harness.read(cached=False) == [b"later", b"open"]
 
 
 async def test_a_batch_with_a_life_of_its_own_leaves_with_its_losers_and_is_counted_out(autojump_clock):
-    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
-        await world.create(ttl_s=1_000)
-        await stage(world, "a", *"abcdefgh")
-        await stage(world, "lost", "x")
-        await batch(world, 0, "a", ttl_s=5)
-        await world.publish("lives")
-        world.clock.ms += 5_001
-        assert await world.janitor.clean_all() == 8
-        assert (world.rows(), payload_rows(world)) == (1, 0)
-        assert world.core().state.usage.messages == 1
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
+        await harness.create(ttl_s=1_000)
+        await stage(harness, "a", *"abcdefgh")
+        await stage(harness, "lost", "x")
+        await batch(harness, 0, "a", ttl_s=5)
+        await harness.publish("lives")
+        harness.clock.ms += 5_001
+        assert await harness.janitor.clean_all() == 8
+        assert (harness.rows(), payload_rows(harness)) == (1, 0)
+        assert harness.core().state.usage.messages == 1
 
 
 async def test_what_is_never_published_goes_a_lifetime_after_the_last_store(autojump_clock):
-    async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=50_000)) as world:
-        await world.create(ttl_s=10)
-        await stage(world, "a", *"abcdefgh")
-        world.clock.ms += 40_000
-        await stage(world, "a", "last")
-        world.clock.ms += 49_999
-        assert await world.janitor.clean_all() == 0
-        assert world.core().state.stored_bytes == 8 + len("last")
-        world.clock.ms += 1
-        assert await world.janitor.clean_all() == 9
-        await world.publish("another commit")
-        assert (payload_rows(world), pointer_rows(world)) == (0, [])
-        assert world.core().state.stored_bytes == 0
+    async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=50_000)) as harness:
+        await harness.create(ttl_s=10)
+        await stage(harness, "a", *"abcdefgh")
+        harness.clock.ms += 40_000
+        await stage(harness, "a", "last")
+        harness.clock.ms += 49_999
+        assert await harness.janitor.clean_all() == 0
+        assert harness.core().state.stored_bytes == 8 + len("last")
+        harness.clock.ms += 1
+        assert await harness.janitor.clean_all() == 9
+        await harness.publish("another commit")
+        assert (payload_rows(harness), pointer_rows(harness)) == (0, [])
+        assert harness.core().state.stored_bytes == 0
         with pytest.raises(InvalidParameter):
-            await batch(world, 0, "a")
+            await batch(harness, 0, "a")
 
 
 async def test_the_next_batch_may_be_staged_while_an_orphan_is_removed(autojump_clock):
-    async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=50_000)) as world:
-        await world.create(ttl_s=1_000)
-        await stage(world, "a", *"abcdefgh")
-        world.clock.ms += 50_000
-        world.store.fail_next("discard", after=1)
+    async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=50_000)) as harness:
+        await harness.create(ttl_s=1_000)
+        await stage(harness, "a", *"abcdefgh")
+        harness.clock.ms += 50_000
+        harness.store.fail_next("discard", after=1)
         with suppress(PlainsongError):
-            await world.janitor.clean_all()
-        await certainly(world, lambda: stage(world, "a", "anew", ids=[0]))
-        await batch(world, 0, "a")
-        await stage(world, "b", "next")
-        await world.janitor.clean_all()
-        assert payload_rows(world) == 2
-        await batch(world, 1, "b")
-        assert await world.read(cached=False) == [b"anew", b"next"]
+            await harness.janitor.clean_all()
+        await certainly(harness, lambda: stage(harness, "a", "anew", ids=[0]))
+        await batch(harness, 0, "a")
+        await stage(harness, "b", "next")
+        await harness.janitor.clean_all()
+        assert payload_rows(harness) == 2
+        await batch(harness, 1, "b")
+        assert await harness.read(cached=False) == [b"anew", b"next"]
 
 
 async def test_a_generation_that_is_gone_takes_what_was_staged_and_published_with_it(autojump_clock):
-    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
-        await world.create()
-        await stage(world, "a", *"abc")
-        await batch(world, 0, "a")
-        await stage(world, "b", *"def")
-        await world.ask(Remove())
-        metadata = world.core().state.metadata
-        await world.ask(Create(metadata.properties))
-        await stage(world, "a", "new")
-        await world.janitor.clean_all()
-        assert (world.rows(), payload_rows(world), len(pointer_rows(world))) == (0, 1, 1)
-        await batch(world, 0, "a")
-        assert await world.read(cached=False) == [b"new"]
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
+        await harness.create()
+        await stage(harness, "a", *"abc")
+        await batch(harness, 0, "a")
+        await stage(harness, "b", *"def")
+        await harness.ask(Remove())
+        metadata = harness.core().state.metadata
+        await harness.ask(Create(metadata.properties))
+        await stage(harness, "a", "new")
+        await harness.janitor.clean_all()
+        assert (harness.rows(), payload_rows(harness), len(pointer_rows(harness))) == (0, 1, 1)
+        await batch(harness, 0, "a")
+        assert await harness.read(cached=False) == [b"new"]
 
 
 async def test_a_deleted_topic_leaves_nothing_staged_behind(autojump_clock):
-    async with actors(janitor=STEPS, limits=LONG_LIVED) as world:
-        await world.create()
-        await stage(world, "a", *"abc")
-        await world.ask(Remove())
-        world.clock.ms += 100_001
-        await world.janitor.clean_all()
-        assert (payload_rows(world), pointer_rows(world)) == (0, [])
+    async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
+        await harness.create()
+        await stage(harness, "a", *"abc")
+        await harness.ask(Remove())
+        harness.clock.ms += 100_001
+        await harness.janitor.clean_all()
+        assert (payload_rows(harness), pointer_rows(harness)) == (0, [])

@@ -50,109 +50,109 @@ def answers(nursery):
 
 
 async def test_publishes_that_gather_during_a_commit_become_one_more(answers):
-    async with actors() as world:
-        await world.create()
-        writes = world.store.calls["write"]
-        world.store.stall("write")
+    async with actors() as harness:
+        await harness.create()
+        writes = harness.store.calls["write"]
+        harness.store.stall("write")
         for number in range(100):
-            answers.ask(world.publish, f"{number}")
+            answers.ask(harness.publish, f"{number}")
             if number == 0:
-                await world.store.stalled("write")
+                await harness.store.stalled("write")
         await wait_all_tasks_blocked()
         assert not answers
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
-        assert world.store.calls["write"] - writes == 2
+        assert harness.store.calls["write"] - writes == 2
         assert len({answer.first_id for answer in answers}) == 100
-        assert sorted(await world.read()) == sorted(b"%d" % number for number in range(100))
+        assert sorted(await harness.read()) == sorted(b"%d" % number for number in range(100))
 
 
 async def test_a_commit_carries_no_more_requests_than_it_may(answers):
-    async with actors(commit_requests=10) as world:
-        await world.create()
-        writes = world.store.calls["write"]
-        world.store.stall("write")
-        answers.ask(world.publish, "first")
-        await world.store.stalled("write")
+    async with actors(commit_requests=10) as harness:
+        await harness.create()
+        writes = harness.store.calls["write"]
+        harness.store.stall("write")
+        answers.ask(harness.publish, "first")
+        await harness.store.stalled("write")
         for number in range(100):
-            answers.ask(world.publish, f"{number}")
+            answers.ask(harness.publish, f"{number}")
         await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
-        assert world.store.calls["write"] - writes == 11
+        assert harness.store.calls["write"] - writes == 11
 
 
 async def test_nothing_is_answered_or_readable_before_it_is_durable(answers):
-    async with actors() as world:
-        await world.create()
-        before = await world.end()
-        world.store.stall("write")
-        answers.ask(world.publish, "m")
-        answers.ask(world.look)
-        await world.store.stalled("write")
+    async with actors() as harness:
+        await harness.create()
+        before = await harness.end()
+        harness.store.stall("write")
+        answers.ask(harness.publish, "m")
+        answers.ask(harness.look)
+        await harness.store.stalled("write")
         await wait_all_tasks_blocked()
-        assert world.core().state.until == before
+        assert harness.core().state.until == before
         assert not [answer for answer in answers if not isinstance(answer, Span)]
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
         assert len(answers) == 2
 
 
 async def test_a_caller_who_leaves_during_a_commit_has_published_all_the_same(answers):
-    async with actors() as world:
-        await world.create()
-        world.store.stall("write")
-        scope = answers.ask(world.publish, "m")
-        await world.store.stalled("write")
+    async with actors() as harness:
+        await harness.create()
+        harness.store.stall("write")
+        scope = answers.ask(harness.publish, "m")
+        await harness.store.stalled("write")
         scope.cancel()
         await wait_all_tasks_blocked()
-        world.store.release("write")
-        assert await world.read() == [b"m"]
+        harness.store.release("write")
+        assert await harness.read() == [b"m"]
         assert not answers
 
 
 async def test_two_publishes_of_one_request_each_are_in_the_order_they_came(answers):
-    async with actors() as world:
-        await world.create()
+    async with actors() as harness:
+        await harness.create()
         for number in range(20):
-            await world.publish(f"{number}a", f"{number}b")
-        assert await world.read(cached=False) == [b"%d%c" % (n, c) for n in range(20) for c in b"ab"]
+            await harness.publish(f"{number}a", f"{number}b")
+        assert await harness.read(cached=False) == [b"%d%c" % (n, c) for n in range(20) for c in b"ab"]
 
 
 # --- long polls -----------------------------------------------------------------------------------
 
 
 async def test_a_parked_poll_is_woken_by_a_message(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        answers.ask(world.look, await world.end(), wait_s=60)
+    async with actors() as harness:
+        await harness.create()
+        answers.ask(harness.look, await harness.end(), wait_s=60)
         await wait_all_tasks_blocked()
-        assert (len(world.core().parking), len(answers)) == (1, 0)
-        receipt = await world.publish("m")
+        assert (len(harness.core().parking), len(answers)) == (1, 0)
+        receipt = await harness.publish("m")
         await wait_all_tasks_blocked()
         (span,) = answers
         assert span.since <= receipt.first_id < span.until
         assert trio.current_time() < 1_000_000
-        assert len(world.core().parking) == 0
+        assert len(harness.core().parking) == 0
 
 
 async def test_a_parked_poll_is_answered_empty_at_its_deadline(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        end = await world.end()
+    async with actors() as harness:
+        await harness.create()
+        end = await harness.end()
         begun_s = trio.current_time()
-        span = await world.look(end, wait_s=60)
+        span = await harness.look(end, wait_s=60)
         assert trio.current_time() - begun_s == pytest.approx(60)
         assert span.start >= span.until
 
 
 async def test_deadlines_are_kept_one_by_one_whatever_their_order(nursery, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        end, begun_s, told = await world.end(), trio.current_time(), []
+    async with actors() as harness:
+        await harness.create()
+        end, begun_s, told = await harness.end(), trio.current_time(), []
 
         async def wait(wait_s):
-            await world.look(end, wait_s=wait_s)
+            await harness.look(end, wait_s=wait_s)
             told.append((wait_s, trio.current_time() - begun_s))
 
         for wait_s in (30, 10, 20):
@@ -163,134 +163,134 @@ async def test_deadlines_are_kept_one_by_one_whatever_their_order(nursery, autoj
 
 
 async def test_a_poll_for_what_is_there_does_not_wait(autojump_clock):
-    async with actors() as world:
-        await world.create()
-        await world.publish("m")
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("m")
         begun_s = trio.current_time()
-        await world.look(wait_s=60)
+        await harness.look(wait_s=60)
         assert trio.current_time() == begun_s
 
 
 async def test_a_thousand_parked_polls_are_woken_by_one_message(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        end = await world.end()
+    async with actors() as harness:
+        await harness.create()
+        end = await harness.end()
         for _ in range(1_000):
-            answers.ask(world.look, end, wait_s=60)
+            answers.ask(harness.look, end, wait_s=60)
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 1_000
-        receipt = await world.publish("m")
+        assert len(harness.core().parking) == 1_000
+        receipt = await harness.publish("m")
         await wait_all_tasks_blocked()
         assert len(answers) == 1_000
         assert all(span.until > receipt.last_id for span in answers)
 
 
 async def test_more_parked_polls_than_there_may_be_are_refused(answers, autojump_clock):
-    async with actors(limits=TopicLimits(max_parked_polls=3)) as world:
-        await world.create()
-        end = await world.end()
+    async with actors(limits=TopicLimits(max_parked_polls=3)) as harness:
+        await harness.create()
+        end = await harness.end()
         for _ in range(3):
-            answers.ask(world.look, end, wait_s=60)
+            answers.ask(harness.look, end, wait_s=60)
         await wait_all_tasks_blocked()
         with pytest.raises(Overloaded, match="3 polls"):
-            await world.look(end, wait_s=60)
-        assert (await world.look(end)).until == end, "a poll that does not wait needs no room"
+            await harness.look(end, wait_s=60)
+        assert (await harness.look(end)).until == end, "a poll that does not wait needs no room"
 
 
 async def test_parked_polls_are_answered_empty_when_the_daemon_leaves(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        end = await world.end()
+    async with actors() as harness:
+        await harness.create()
+        end = await harness.end()
         begun_s = trio.current_time()
         for _ in range(5):
-            answers.ask(world.look, end, wait_s=60)
+            answers.ask(harness.look, end, wait_s=60)
         await wait_all_tasks_blocked()
-        world.directory.close()
-        await world.directory.drained()
+        harness.directory.close()
+        await harness.directory.drained()
         await wait_all_tasks_blocked()
         assert trio.current_time() == begun_s
         assert [span.start >= span.until for span in answers] == [True] * 5
         with pytest.raises(ShuttingDown):
-            await world.look(end)
+            await harness.look(end)
 
 
 async def test_parked_polls_learn_that_the_topic_was_deleted(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        answers.ask(world.look, await world.end(), wait_s=60)
+    async with actors() as harness:
+        await harness.create()
+        answers.ask(harness.look, await harness.end(), wait_s=60)
         await wait_all_tasks_blocked()
-        await world.ask(Remove())
+        await harness.ask(Remove())
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [TopicNotFound]
 
 
 async def test_an_abandoned_poll_leaves_the_parking_at_once(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        scope = answers.ask(world.look, await world.end(), wait_s=60)
+    async with actors() as harness:
+        await harness.create()
+        scope = answers.ask(harness.look, await harness.end(), wait_s=60)
         await wait_all_tasks_blocked()
         scope.cancel()
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 0
-        assert world.entry().actor.is_idle
+        assert len(harness.core().parking) == 0
+        assert harness.entry().actor.is_idle
 
 
 async def test_a_poll_that_opened_the_topic_and_is_abandoned_leaves_the_parking_at_once(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        end, store = await world.end(), world.store
-    async with actors(store) as world:
-        scope = answers.ask(world.look, end, wait_s=60)
+    async with actors() as harness:
+        await harness.create()
+        end, store = await harness.end(), harness.store
+    async with actors(store) as harness:
+        scope = answers.ask(harness.look, end, wait_s=60)
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 1
+        assert len(harness.core().parking) == 1
         scope.cancel()
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 0
+        assert len(harness.core().parking) == 0
 
 
 async def test_a_poll_abandoned_while_a_commit_is_under_way_is_not_parked(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
+    async with actors() as harness:
+        await harness.create()
         far = b"\x7f" * 20
-        world.store.stall("write")
-        answers.ask(world.publish, "first")
-        await world.store.stalled("write")
-        in_mailbox = answers.ask(world.look, far, wait_s=60)
+        harness.store.stall("write")
+        answers.ask(harness.publish, "first")
+        await harness.store.stalled("write")
+        in_mailbox = answers.ask(harness.look, far, wait_s=60)
         await wait_all_tasks_blocked()
         in_mailbox.cancel()
         await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 0
-        world.store.stall("write")
-        answers.ask(world.publish, "second")
-        in_the_commit = answers.ask(world.look, far, wait_s=60)
+        assert len(harness.core().parking) == 0
+        harness.store.stall("write")
+        answers.ask(harness.publish, "second")
+        in_the_commit = answers.ask(harness.look, far, wait_s=60)
         await wait_all_tasks_blocked()
         in_the_commit.cancel()
         await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 0
+        assert len(harness.core().parking) == 0
 
 
 async def test_a_poll_taken_with_a_publish_and_abandoned_during_its_commit_is_not_parked(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        world.store.stall("write")
-        answers.ask(world.publish, "first")
-        await world.store.stalled("write")
-        answers.ask(world.publish, "second")
-        scope = answers.ask(world.look, b"\x7f" * 20, wait_s=60)
+    async with actors() as harness:
+        await harness.create()
+        harness.store.stall("write")
+        answers.ask(harness.publish, "first")
+        await harness.store.stalled("write")
+        answers.ask(harness.publish, "second")
+        scope = answers.ask(harness.look, b"\x7f" * 20, wait_s=60)
         await wait_all_tasks_blocked()
-        world.store.release("write")
-        world.store.stall("write")
-        await world.store.stalled("write")
+        harness.store.release("write")
+        harness.store.stall("write")
+        await harness.store.stalled("write")
         scope.cancel()
         await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
-        assert len(world.core().parking) == 0
-        assert world.entry().actor.is_idle
+        assert len(harness.core().parking) == 0
+        assert harness.entry().actor.is_idle
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -298,22 +298,22 @@ async def test_a_poll_taken_with_a_publish_and_abandoned_during_its_commit_is_no
 
 @pytest.mark.parametrize(("applied", "left"), [(False, []), (True, [b"a", b"b"]), (1, [b"a"])])
 async def test_after_a_failed_write_its_callers_know_that_nobody_knows(answers, applied, left):
-    async with actors() as world:
-        await world.create()
-        kept = [(await world.publish(f"{number}")).first_id for number in range(3)]
-        world.store.stall("write")
-        answers.ask(world.publish, "before")
-        await world.store.stalled("write")
-        world.store.fail_next("write", applied=applied)
-        answers.ask(world.publish, "a")
+    async with actors() as harness:
+        await harness.create()
+        kept = [(await harness.publish(f"{number}")).first_id for number in range(3)]
+        harness.store.stall("write")
+        answers.ask(harness.publish, "before")
+        await harness.store.stalled("write")
+        harness.store.fail_next("write", applied=applied)
+        answers.ask(harness.publish, "a")
         await wait_all_tasks_blocked()
-        answers.ask(world.publish, "b")
-        answers.ask(world.publish, "refused", generation=9)
+        answers.ask(harness.publish, "b")
+        answers.ask(harness.publish, "refused", generation=9)
         for ask in (Describe(), ListReaders(), Stats()):
-            answers.ask(world.ask, ask)
-        answers.ask(world.look)
+            answers.ask(harness.ask, ask)
+        answers.ask(harness.look)
         await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
         kinds = [type(answer) for answer in answers if isinstance(answer, PlainsongError)]
         assert sorted(kinds, key=str) == sorted(
@@ -322,107 +322,107 @@ async def test_after_a_failed_write_its_callers_know_that_nobody_knows(answers, 
         assert {answer.outcome for answer in answers if type(answer) is StorageFailed} == {"not-applied"}
         assert {answer.outcome for answer in answers if type(answer) is OutcomeUnknown} == {"unknown"}
         there = [b"0", b"1", b"2", b"before", *left]
-        assert await world.read() == there
-        assert await world.read(cached=False) == there
-        assert (world.watch.count["falls"], world.watch.loads[NAME]) == (1, 2)
-        receipt = await world.publish("after")
+        assert await harness.read() == there
+        assert await harness.read(cached=False) == there
+        assert (harness.watch.count["falls"], harness.watch.loads[NAME]) == (1, 2)
+        receipt = await harness.publish("after")
         assert receipt.first_id > max(kept)
-        assert await world.read() == [*there, b"after"]
+        assert await harness.read() == [*there, b"after"]
 
 
 async def test_a_write_that_was_not_begun_tells_everybody_that_nothing_happened(answers, monkeypatch):
-    async with actors() as world:
-        await world.create()
-        write = world.store.write
+    async with actors() as harness:
+        await harness.create()
+        write = harness.store.write
 
         async def refuse(commit, *, claim, expect=()):
-            monkeypatch.setattr(world.store, "write", write)
+            monkeypatch.setattr(harness.store, "write", write)
             await trio.lowlevel.checkpoint()
             raise NothingWritten("the store had failed before")
 
-        monkeypatch.setattr(world.store, "write", refuse)
+        monkeypatch.setattr(harness.store, "write", refuse)
         with pytest.raises(StorageFailed) as told:
-            await world.publish("m")
+            await harness.publish("m")
         assert told.value.outcome == "not-applied"
-        assert await world.read() == []
-        await world.publish("m")
-        assert await world.read() == [b"m"]
+        assert await harness.read() == []
+        await harness.publish("m")
+        assert await harness.read() == [b"m"]
 
 
 async def test_parked_polls_learn_of_a_fall(answers, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        answers.ask(world.look, await world.end(), wait_s=60)
+    async with actors() as harness:
+        await harness.create()
+        answers.ask(harness.look, await harness.end(), wait_s=60)
         await wait_all_tasks_blocked()
-        world.store.fail_next("write")
+        harness.store.fail_next("write")
         with pytest.raises(OutcomeUnknown):
-            await world.publish("m")
+            await harness.publish("m")
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [StorageFailed]
 
 
 async def test_what_gathered_behind_a_failed_write_is_served_after_the_reload(answers):
-    async with actors() as world:
-        await world.create()
-        world.store.fail_next("write")
-        world.store.stall("write")
-        answers.ask(world.publish, "lost")
-        await world.store.stalled("write")
+    async with actors() as harness:
+        await harness.create()
+        harness.store.fail_next("write")
+        harness.store.stall("write")
+        answers.ask(harness.publish, "lost")
+        await harness.store.stalled("write")
         for number in range(10):
-            answers.ask(world.publish, f"{number}")
+            answers.ask(harness.publish, f"{number}")
         await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers if isinstance(answer, PlainsongError)] == [OutcomeUnknown]
-        assert sorted(await world.read()) == [b"%d" % number for number in range(10)]
+        assert sorted(await harness.read()) == [b"%d" % number for number in range(10)]
 
 
 async def test_a_power_cut_during_a_write_loses_nothing_that_was_acknowledged(answers):
-    async with actors() as world:
-        await world.create()
-        await world.publish("kept")
-        world.store.stall("write")
-        answers.ask(world.publish, "a", "b", "c")
-        await world.store.stalled("write")
-        world.store.crash(keep_rows=2)
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("kept")
+        harness.store.stall("write")
+        answers.ask(harness.publish, "a", "b", "c")
+        await harness.store.stalled("write")
+        harness.store.crash(keep_rows=2)
         await wait_all_tasks_blocked()
         assert [type(answer) for answer in answers] == [OutcomeUnknown]
-        assert await world.read() == [b"kept", b"a", b"b"]
+        assert await harness.read() == [b"kept", b"a", b"b"]
 
 
 async def test_ids_go_on_after_a_fall_although_the_clock_went_back():
-    async with actors() as world:
-        await world.create()
-        before = await world.publish("a")
-        world.clock.ms -= 3_600_000
-        world.store.fail_next("write", applied=True)
+    async with actors() as harness:
+        await harness.create()
+        before = await harness.publish("a")
+        harness.clock.ms -= 3_600_000
+        harness.store.fail_next("write", applied=True)
         with pytest.raises(OutcomeUnknown):
-            await world.publish("b")
-        after = await world.publish("c")
+            await harness.publish("b")
+        after = await harness.publish("c")
         assert before.first_id < after.first_id
-        assert await world.read(after_receipt(before)) == [b"b", b"c"]
-        assert await world.read() == [b"a", b"b", b"c"]
+        assert await harness.read(after_receipt(before)) == [b"b", b"c"]
+        assert await harness.read() == [b"a", b"b", b"c"]
 
 
 async def test_a_failing_write_at_the_end_does_not_hold_the_exit(autojump_clock):
-    async with actors() as world:
-        await world.create()
-        await world.publish("m")
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("m")
         for _ in range(1_000):
-            world.store.fail_next("write")
-        world.directory.close()
+            harness.store.fail_next("write")
+        harness.directory.close()
         with trio.fail_after(60):
-            await world.directory.drained()
-        assert world.store.calls["write"] < 10
+            await harness.directory.drained()
+        assert harness.store.calls["write"] < 10
 
 
 async def test_a_topic_that_is_closed_leaves_a_mark_so_that_the_next_load_is_short(monkeypatch):
-    async with actors() as world:
-        await world.create()
+    async with actors() as harness:
+        await harness.create()
         for number in range(50):
-            await world.publish(f"{number}")
-        store = world.store
-    async with actors(store) as world:
-        assert len(await world.read()) == 50
-        assert world.core().state.rows_since_mark == 0
-        assert world.core().state.usage.messages == 50
+            await harness.publish(f"{number}")
+        store = harness.store
+    async with actors(store) as harness:
+        assert len(await harness.read()) == 50
+        assert harness.core().state.rows_since_mark == 0
+        assert harness.core().state.usage.messages == 50

@@ -50,16 +50,16 @@ async def told(out, call, *args, **kwargs):
 
 
 async def test_a_hundred_first_users_make_one_load(nursery):
-    async with actors(OwnerStore()) as world:
-        await world.create()
-        store = world.store
-    async with actors(store) as world:
+    async with actors(OwnerStore()) as harness:
+        await harness.create()
+        store = harness.store
+    async with actors(store) as harness:
         claims, scans = store.claims[NAME], store.calls["scan"]
         store.stall("claim")
         answers = []
         for number in range(100):
             nursery.start_soon(
-                told, answers, world.ask if number % 2 else world.publish, Describe() if number % 2 else "m"
+                told, answers, harness.ask if number % 2 else harness.publish, Describe() if number % 2 else "m"
             )
         await store.stalled("claim")
         await wait_all_tasks_blocked()
@@ -68,75 +68,75 @@ async def test_a_hundred_first_users_make_one_load(nursery):
         await wait_all_tasks_blocked()
         assert len(answers) == 100
         assert not [answer for answer in answers if isinstance(answer, PlainsongError)]
-        assert (store.claims[NAME] - claims, world.watch.loads[NAME]) == (1, 1)
+        assert (store.claims[NAME] - claims, harness.watch.loads[NAME]) == (1, 1)
         assert store.calls["scan"] - scans == 3
 
 
 async def test_an_idle_topic_is_let_go_and_opened_again_by_its_next_user(autojump_clock):
-    async with actors(idle_s=60, sweeping=True) as world:
-        await world.create()
-        await world.publish("m")
+    async with actors(idle_s=60, sweeping=True) as harness:
+        await harness.create()
+        await harness.publish("m")
         await trio.sleep(50)
-        assert len(world.directory) == 1
+        assert len(harness.directory) == 1
         await trio.sleep(30)
-        assert len(world.directory) == 0
-        assert await world.read() == [b"m"]
-        assert world.watch.loads[NAME] == 2
+        assert len(harness.directory) == 0
+        assert await harness.read() == [b"m"]
+        assert harness.watch.loads[NAME] == 2
 
 
 async def test_a_topic_somebody_waits_on_is_not_idle(nursery, autojump_clock):
-    async with actors(idle_s=10, sweeping=True) as world:
-        await world.create()
+    async with actors(idle_s=10, sweeping=True) as harness:
+        await harness.create()
         answers = []
-        nursery.start_soon(told, answers, world.look, await world.end(), 100)
+        nursery.start_soon(told, answers, harness.look, await harness.end(), 100)
         await trio.sleep(90)
-        assert len(world.directory) == 1
+        assert len(harness.directory) == 1
         assert not answers
         await trio.sleep(60)
-        assert len(world.directory) == 0
+        assert len(harness.directory) == 0
         assert len(answers) == 1
 
 
 async def test_a_used_topic_is_not_let_go(autojump_clock):
-    async with actors(idle_s=10, sweeping=True) as world:
-        await world.create()
+    async with actors(idle_s=10, sweeping=True) as harness:
+        await harness.create()
         for _ in range(20):
             await trio.sleep(5)
-            await world.publish("m")
-        assert world.watch.loads[NAME] == 1
+            await harness.publish("m")
+        assert harness.watch.loads[NAME] == 1
 
 
 async def test_looking_at_a_topic_does_not_open_it():
-    async with actors() as world:
-        assert world.directory.peek(NAME) is None
-        assert world.directory.cache(NAME) is None
-        assert len(world.directory) == 0
+    async with actors() as harness:
+        assert harness.directory.peek(NAME) is None
+        assert harness.directory.cache(NAME) is None
+        assert len(harness.directory) == 0
 
 
 async def test_absent_names_are_let_go_quickly(autojump_clock):
-    async with actors(idle_s=600, sweeping=True) as world:
-        await world.create()
+    async with actors(idle_s=600, sweeping=True) as harness:
+        await harness.create()
         for name in names(50):
             with pytest.raises(TopicNotFound):
-                await world.read(name=name)
-        assert len(world.directory) == 51
+                await harness.read(name=name)
+        assert len(harness.directory) == 51
         await trio.sleep(7)
-        assert [entry.name for entry in world.directory] == [NAME]
+        assert [entry.name for entry in harness.directory] == [NAME]
 
 
 async def test_a_topic_that_is_leaving_has_ended_before_its_successor_begins(nursery, autojump_clock):
-    async with actors(OwnerStore(), max_open=1) as world:
-        store = world.store
-        await world.create()
-        await world.publish("a")
+    async with actors(OwnerStore(), max_open=1) as harness:
+        store = harness.store
+        await harness.create()
+        await harness.publish("a")
         claims = store.claims[NAME]
         store.stall("write")
         answers = []
         with pytest.raises(TopicNotFound):  # lets the first go, whose last write stalls
-            await world.read(name=TopicName("ns", "other"))
+            await harness.read(name=TopicName("ns", "other"))
         await store.stalled("write")
         for _ in range(10):
-            nursery.start_soon(told, answers, world.publish, "b")
+            nursery.start_soon(told, answers, harness.publish, "b")
         await wait_all_tasks_blocked()
         assert store.claims[NAME] == claims
         assert not answers
@@ -144,99 +144,99 @@ async def test_a_topic_that_is_leaving_has_ended_before_its_successor_begins(nur
         await wait_all_tasks_blocked()
         assert store.claims[NAME] == claims + 1
         assert len({answer.first_id for answer in answers}) == 10
-        assert await world.read() == [b"a"] + [b"b"] * 10
+        assert await harness.read() == [b"a"] + [b"b"] * 10
 
 
 async def test_topics_that_come_and_go_all_the_time_have_one_owner_each(autojump_clock):
-    async with actors(OwnerStore(), max_open=2) as world:
+    async with actors(OwnerStore(), max_open=2) as harness:
         every = names(5)
         published = Counter()
 
         async def use(name):
             for number in range(20):
                 try:
-                    await world.publish(f"{number}", name=name)
+                    await harness.publish(f"{number}", name=name)
                     published[name] += 1
                 except Overloaded:
                     await trio.sleep(0.01)
 
         for name in every:
-            await world.create(name)
+            await harness.create(name)
         async with trio.open_nursery() as users:
             for name in every * 2:
                 users.start_soon(use, name)
         for name in every:
-            assert len(await world.read(name=name, cached=False)) == published[name]
-        assert max(world.watch.loads.values()) > 2
-        assert len(world.directory) <= 2
+            assert len(await harness.read(name=name, cached=False)) == published[name]
+        assert max(harness.watch.loads.values()) > 2
+        assert len(harness.directory) <= 2
 
 
 async def test_as_many_topics_as_may_be_are_open_and_the_longest_unused_goes():
-    async with actors(max_open=3) as world:
+    async with actors(max_open=3) as harness:
         first, second, third, fourth = names(4)
         for name in (first, second, third):
-            await world.create(name)
-        await world.read(name=first)
-        await world.create(fourth)
-        assert {entry.name for entry in world.directory} == {first, third, fourth}
+            await harness.create(name)
+        await harness.read(name=first)
+        await harness.create(fourth)
+        assert {entry.name for entry in harness.directory} == {first, third, fourth}
 
 
 async def test_when_no_topic_is_idle_a_new_one_is_refused(nursery, autojump_clock):
-    async with actors(max_open=3) as world:
+    async with actors(max_open=3) as harness:
         for name in names(3):
-            await world.create(name)
-            nursery.start_soon(told, [], world.look, await world.end(name), 60, name)
+            await harness.create(name)
+            nursery.start_soon(told, [], harness.look, await harness.end(name), 60, name)
         await wait_all_tasks_blocked()
         with pytest.raises(Overloaded, match="3 topics are open"):
-            await world.create(TopicName("ns", "other"))
+            await harness.create(TopicName("ns", "other"))
         await trio.sleep(61)
-        await world.create(TopicName("ns", "other"))
+        await harness.create(TopicName("ns", "other"))
 
 
 @pytest.mark.parametrize("op", ["claim", "get", "scan"])
 async def test_while_the_store_keeps_failing_callers_are_told(op, autojump_clock):
-    async with actors() as world:
-        await world.create()
-        await world.publish("m")
-        store = world.store
-    async with actors(store) as world:
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("m")
+        store = harness.store
+    async with actors(store) as harness:
         for _ in range(20):
             store.fail_next(op)
         begun_s = trio.current_time()
         with pytest.raises(StorageFailed) as first:
-            await world.read()
+            await harness.read()
         with pytest.raises(Recovering) as second:
-            await world.read()
+            await harness.read()
         assert {first.value.outcome, second.value.outcome} == {"not-applied"}
         assert trio.current_time() - begun_s < 1
         heard = []
         for _ in range(150):
             await trio.sleep(1)
-            await told(heard, world.read)
+            await told(heard, harness.read)
         assert heard.index([b"m"]) < 120, "healed, it is loaded again"
         assert {type(each) for each in heard[: heard.index([b"m"])]} == {Recovering}
         assert heard[heard.index([b"m"]) :] == [[b"m"]] * (150 - heard.index([b"m"]))
-        assert world.watch.count["falls"] == 20
+        assert harness.watch.count["falls"] == 20
 
 
 async def test_a_store_that_fails_once_while_a_topic_is_opened_is_not_noticed():
-    async with actors() as world:
-        await world.create()
-        await world.publish("m")
-        store = world.store
-    async with actors(store) as world:
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("m")
+        store = harness.store
+    async with actors(store) as harness:
         store.fail_next("scan")
-        assert await world.read() == [b"m"]
-        assert world.watch.count["falls"] == 1
+        assert await harness.read() == [b"m"]
+        assert harness.watch.count["falls"] == 1
 
 
 async def test_one_topic_that_cannot_be_loaded_does_not_hurt_another(monkeypatch):
     other = TopicName("ns", "other")
-    async with actors() as world:
-        await world.create()
-        await world.create(other)
-        store = world.store
-    async with actors(store) as world:
+    async with actors() as harness:
+        await harness.create()
+        await harness.create(other)
+        store = harness.store
+    async with actors(store) as harness:
         inner = store.get
 
         async def get(table, key):
@@ -245,75 +245,75 @@ async def test_one_topic_that_cannot_be_loaded_does_not_hurt_another(monkeypatch
 
         monkeypatch.setattr(store, "get", get)
         with pytest.raises(StorageFailed):
-            await world.read()
-        assert await world.read(name=other) == []
+            await harness.read()
+        assert await harness.read(name=other) == []
 
 
 async def test_a_topic_that_cannot_be_loaded_does_not_hold_the_exit(autojump_clock):
-    async with actors() as world:
+    async with actors() as harness:
         for _ in range(1_000):
-            world.store.fail_next("claim")
+            harness.store.fail_next("claim")
         with pytest.raises(StorageFailed):
-            await world.read()
-        world.directory.close()
+            await harness.read()
+        harness.directory.close()
         with trio.fail_after(10):
-            await world.directory.drained()
+            await harness.directory.drained()
 
 
 async def test_what_has_been_asked_is_served_when_the_daemon_leaves(nursery):
-    async with actors() as world:
-        await world.create()
+    async with actors() as harness:
+        await harness.create()
         answers = []
-        world.store.stall("write")
+        harness.store.stall("write")
         for _ in range(10):
-            nursery.start_soon(told, answers, world.publish, "m")
-        await world.store.stalled("write")
+            nursery.start_soon(told, answers, harness.publish, "m")
+        await harness.store.stalled("write")
         await wait_all_tasks_blocked()
-        world.directory.close()
+        harness.directory.close()
         with pytest.raises(ShuttingDown):
-            await world.publish("too late")
-        world.store.release("write")
-        await world.directory.drained()
+            await harness.publish("too late")
+        harness.store.release("write")
+        await harness.directory.drained()
         await wait_all_tasks_blocked()
         assert len(answers) == 10
         assert not [answer for answer in answers if isinstance(answer, PlainsongError)]
-        assert len(world.directory) == 0
-        assert world.rows() == 10
+        assert len(harness.directory) == 0
+        assert harness.rows() == 10
 
 
 async def test_a_name_nobody_has_used_is_refused_when_the_daemon_leaves():
-    async with actors() as world:
-        world.directory.close()
+    async with actors() as harness:
+        harness.directory.close()
         with pytest.raises(ShuttingDown):
-            await world.read()
-        await world.directory.drained()
-        assert len(world.directory) == 0
+            await harness.read()
+        await harness.directory.drained()
+        assert len(harness.directory) == 0
 
 
 async def test_a_topic_opened_while_its_predecessor_leaves_is_waited_for_too(nursery):
-    async with actors(max_open=1) as world:
-        await world.create()
-        await world.publish("a")
-        world.store.stall("write")
+    async with actors(max_open=1) as harness:
+        await harness.create()
+        await harness.publish("a")
+        harness.store.stall("write")
         with pytest.raises(TopicNotFound):
-            await world.read(name=TopicName("ns", "other"))
+            await harness.read(name=TopicName("ns", "other"))
         answers = []
-        nursery.start_soon(told, answers, world.publish, "b")
+        nursery.start_soon(told, answers, harness.publish, "b")
         await wait_all_tasks_blocked()
-        world.directory.close()
-        world.store.release("write")
-        await world.directory.drained()
+        harness.directory.close()
+        harness.store.release("write")
+        await harness.directory.drained()
         await wait_all_tasks_blocked()
         assert len(answers) == 1
         assert not isinstance(answers[0], PlainsongError)
 
 
 async def test_a_topic_whose_last_write_failed_is_opened_again_by_its_next_user():
-    async with actors(OwnerStore(), max_open=1) as world:
-        await world.create()
-        await world.publish("a")
-        world.store.fail_next("write")
+    async with actors(OwnerStore(), max_open=1) as harness:
+        await harness.create()
+        await harness.publish("a")
+        harness.store.fail_next("write")
         with pytest.raises(TopicNotFound):  # lets the first go
-            await world.read(name=TopicName("ns", "other"))
-        await world.publish("b")
-        assert await world.read() == await world.read(cached=False) == [b"a", b"b"]
+            await harness.read(name=TopicName("ns", "other"))
+        await harness.publish("b")
+        assert await harness.read() == await harness.read(cached=False) == [b"a", b"b"]

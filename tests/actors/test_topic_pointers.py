@@ -28,30 +28,30 @@ class Standings(dict):
 
 
 class Under:
-    """Asks about pointers, in one world."""
+    """Asks about pointers, in one harness."""
 
-    def __init__(self, world):
-        self.world = world
+    def __init__(self, harness):
+        self.harness = harness
 
     async def publish(self, pointer, *messages, **more):
-        return await self.world.ask(PublishUnder(PublishRequest(messages, pointer, **more), 1))
+        return await self.harness.ask(PublishUnder(PublishRequest(messages, pointer, **more), 1))
 
     async def keep(self, pointer, *messages, **more):
-        await self.world.ask(StoreUnder(PublishRequest(messages, pointer, **more), 1))
+        await self.harness.ask(StoreUnder(PublishRequest(messages, pointer, **more), 1))
 
     async def roll_back(self, pointer, within=None):
-        await self.world.ask(RollBackPointer(pointer, within))
+        await self.harness.ask(RollBackPointer(pointer, within))
 
     async def views(self):
-        return await self.world.ask(ListPointers())
+        return await self.harness.ask(ListPointers())
 
     def signs(self):
         """The pointers of the message rows, as they are stored."""
-        rows = sorted(self.world.store.inner.tables[Table.MESSAGE].rows.items())
+        rows = sorted(self.harness.store.inner.tables[Table.MESSAGE].rows.items())
         return [decode_row(value).pointer for _, value in rows]
 
     def pointer_rows(self):
-        rows = self.world.store.inner.tables[Table.METADATA].rows
+        rows = self.harness.store.inner.tables[Table.METADATA].rows
         return [pointer for pointer in (P, Q) if pointer_key(NAME, 1, pointer) in rows]
 
 
@@ -70,51 +70,51 @@ def store():
 
 
 async def test_uncommitted_readers_see_stored_and_inline_messages_in_order_from_cache_and_disk_alike():
-    async with actors() as world:
-        await world.create()
-        under = Under(world)
-        await world.publish("plain")
+    async with actors() as harness:
+        await harness.create()
+        under = Under(harness)
+        await harness.publish("plain")
         await under.keep(P, b"stored 1", b"stored 2")
-        assert await world.read() == [b"plain"]
+        assert await harness.read() == [b"plain"]
         await under.publish(P, b"inline")
         await under.publish(Q, b"other")
         wanted = [b"plain", b"stored 1", b"stored 2", b"inline", b"other"]
-        assert await world.read() == await world.read(cached=False) == wanted
+        assert await harness.read() == await harness.read(cached=False) == wanted
         await under.roll_back(P)
-        assert await world.read() == await world.read(cached=False) == wanted
+        assert await harness.read() == await harness.read(cached=False) == wanted
         assert under.signs() == [None, -P, -P, Q]
 
 
 async def test_what_a_topic_knows_about_its_pointers_is_the_same_after_a_restart(store):
-    async with actors(store()) as world:
-        await world.create()
-        under = Under(world)
+    async with actors(store()) as harness:
+        await harness.create()
+        under = Under(harness)
         await under.keep(P, b"s")
         answer = await under.publish(P, b"1")
         await under.keep(Q, b"t", segment="a")
         before = await under.views()
-    async with actors(store()) as world:
-        under = Under(world)
+    async with actors(store()) as harness:
+        under = Under(harness)
         assert await under.views() == before
         assert await under.publish(P) == answer
         await under.keep(Q, b"u", segment="b")
         await under.publish(Q, segments=["b"])
-        assert await world.read() == [b"s", b"1", b"u"]
+        assert await harness.read() == [b"s", b"1", b"u"]
         with pytest.raises(errors.AlreadyPublished):
             await under.keep(P, b"late")
 
 
 @pytest.mark.parametrize("applied", [0, 1, True])
 async def test_after_a_failed_commit_a_topic_knows_exactly_what_is_on_disk(applied):
-    async with actors() as world:
-        await world.create()
-        under = Under(world)
+    async with actors() as harness:
+        await harness.create()
+        under = Under(harness)
         await under.publish(P, b"1")
-        world.store.fail_next("write", applied=applied)
+        harness.store.fail_next("write", applied=applied)
         with pytest.raises(errors.OutcomeUnknown):
             await under.publish(P, b"2")
         (view,) = await under.views()
-        there = await world.read(cached=False)
+        there = await harness.read(cached=False)
         assert there in ([b"1"], [b"1", b"2"])
         assert view.messages == view.hidden == len(there)
         await under.roll_back(P)
@@ -123,53 +123,53 @@ async def test_after_a_failed_commit_a_topic_knows_exactly_what_is_on_disk(appli
 
 async def test_a_row_that_a_cut_commit_left_is_known_to_the_index_after_the_load():
     index = PointerIndex()
-    async with actors(pointers=index) as world:
-        await world.create()
-        world.store.fail_next("write", applied=1)
+    async with actors(pointers=index) as harness:
+        await harness.create()
+        harness.store.fail_next("write", applied=1)
         with pytest.raises(errors.OutcomeUnknown):
-            await Under(world).publish(P, b"1")
-        assert [view.pointer for view in await Under(world).views()] == [P]
+            await Under(harness).publish(P, b"1")
+        assert [view.pointer for view in await Under(harness).views()] == [P]
         assert index.topics_of([P]) == {NAME}
 
 
 async def test_a_decision_waits_for_the_write_that_is_under_way(nursery):
     index = PointerIndex()
-    async with actors(pointers=index) as world:
-        await world.create()
-        world.store.stall("write")
-        nursery.start_soon(Under(world).publish, P, b"1")
-        await world.store.stalled("write")
+    async with actors(pointers=index) as harness:
+        await harness.create()
+        harness.store.stall("write")
+        nursery.start_soon(Under(harness).publish, P, b"1")
+        await harness.store.stalled("write")
         assert index.busy([P])
         assert index.topics_of([P]) == {NAME}
         quiet = []
 
         async def decide():
             await index.quiet([P])
-            quiet.append(Under(world).signs())
+            quiet.append(Under(harness).signs())
 
         nursery.start_soon(decide)
         await wait_all_tasks_blocked()
         assert not quiet
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
         assert quiet == [[P]]
 
 
 async def test_a_failed_write_leaves_no_pointer_busy():
     index = PointerIndex()
-    async with actors(pointers=index) as world:
-        await world.create()
-        world.store.fail_next("write")
+    async with actors(pointers=index) as harness:
+        await harness.create()
+        harness.store.fail_next("write")
         with pytest.raises(errors.OutcomeUnknown):
-            await Under(world).publish(P, b"1")
+            await Under(harness).publish(P, b"1")
         assert not index.busy([P])
 
 
 async def test_a_rollback_wakes_who_waits_for_the_pointer_once_it_is_durable(nursery):
     index = PointerIndex()
-    async with actors(pointers=index) as world:
-        await world.create()
-        under = Under(world)
+    async with actors(pointers=index) as harness:
+        await harness.create()
+        under = Under(harness)
         await under.publish(P, b"1")
         woken = []
 
@@ -179,99 +179,99 @@ async def test_a_rollback_wakes_who_waits_for_the_pointer_once_it_is_durable(nur
 
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
-        world.store.stall("write")
+        harness.store.stall("write")
         nursery.start_soon(under.roll_back, P)
-        await world.store.stalled("write")
+        await harness.store.stalled("write")
         await wait_all_tasks_blocked()
         assert not woken
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
         assert woken == [[-P]]
 
 
 async def test_a_decided_pointer_loses_its_row_with_the_next_commit_and_at_the_latest_when_the_topic_is_let_go(store):
     index, standings = PointerIndex(), Standings({P: "in_progress", Q: "in_progress"})
-    async with actors(first := store(), pointers=index, authority=standings) as world:
-        await world.create()
-        under = Under(world)
+    async with actors(first := store(), pointers=index, authority=standings) as harness:
+        await harness.create()
+        under = Under(harness)
         await under.publish(P, b"1")
         await under.publish(Q, b"2")
         standings[P] = "committed"
         index.decided([P])
         assert [view.pointer for view in await under.views()] == [Q]
         assert under.pointer_rows() == [P, Q]
-        await world.publish("next")
+        await harness.publish("next")
         assert under.pointer_rows() == [Q]
         standings[Q] = "committed"
         index.decided([Q])
         assert first.calls["write"]
-    async with actors(store(), pointers=PointerIndex(), authority=standings) as world:
-        under = Under(world)
+    async with actors(store(), pointers=PointerIndex(), authority=standings) as harness:
+        under = Under(harness)
         assert await under.views() == []
         assert under.pointer_rows() == []
-        assert await world.read() == [b"1", b"2", b"next"]
+        assert await harness.read() == [b"1", b"2", b"next"]
 
 
 async def test_what_was_decided_while_a_topic_was_closed_is_settled_by_its_load(store):
     standings = Standings()
-    async with actors(store(), authority=standings) as world:
-        await world.create()
-        await Under(world).publish(P, b"1")
-        await Under(world).keep(Q, b"2")
+    async with actors(store(), authority=standings) as harness:
+        await harness.create()
+        await Under(harness).publish(P, b"1")
+        await Under(harness).keep(Q, b"2")
     standings.update({P: "committed", Q: "aborted"})
-    async with actors(store(), authority=standings) as world:
-        assert await Under(world).views() == []
+    async with actors(store(), authority=standings) as harness:
+        assert await Under(harness).views() == []
         with pytest.raises(errors.TransactionNotInProgress):
-            await Under(world).publish(P, b"3")
-        await world.publish("next")
-        assert Under(world).pointer_rows() == [Q]  # what was stored under it has to be removed first
+            await Under(harness).publish(P, b"3")
+        await harness.publish("next")
+        assert Under(harness).pointer_rows() == [Q]  # what was stored under it has to be removed first
 
 
 async def test_a_deleted_topic_keeps_its_pointers_for_undelete(store):
     index = PointerIndex()
-    async with actors(store(), pointers=index) as world:
-        await world.create()
-        await Under(world).publish(P, b"1")
-        await world.ask(Remove())
-        await world.ask(RollBackPointer(P, by_client=False))
-    async with actors(store()) as world:
-        await world.ask(Undelete())
-        (view,) = await Under(world).views()
+    async with actors(store(), pointers=index) as harness:
+        await harness.create()
+        await Under(harness).publish(P, b"1")
+        await harness.ask(Remove())
+        await harness.ask(RollBackPointer(P, by_client=False))
+    async with actors(store()) as harness:
+        await harness.ask(Undelete())
+        (view,) = await Under(harness).views()
         assert (view.pointer, view.rolled_back) == (P, True)
-        assert Under(world).signs() == [-P]
+        assert Under(harness).signs() == [-P]
 
 
 async def test_a_damaged_pointer_row_is_kept_and_its_messages_can_still_be_rolled_back(store, caplog):
-    async with actors(store()) as world:
-        await world.create()
-        await Under(world).publish(P, b"1")
-        await Under(world).publish(Q, b"2")
+    async with actors(store()) as harness:
+        await harness.create()
+        await Under(harness).publish(P, b"1")
+        await Under(harness).publish(Q, b"2")
     broken = store()
     damaged = put_one(Table.METADATA, pointer_key(NAME, 1, P), b"\x01garbled")
     await broken.inner.write([damaged], claim=await broken.inner.claim(NAME))
-    async with actors(broken) as world:
-        under = Under(world)
-        assert await world.read() == [b"1", b"2"]
+    async with actors(broken) as harness:
+        under = Under(harness)
+        assert await harness.read() == [b"1", b"2"]
         assert "pointer row unreadable" in caplog.text
         with pytest.raises(errors.StorageFailed):
             await under.publish(P, b"3")
         await under.roll_back(P)
         assert under.signs() == [-P, Q]
         assert isinstance(damaged, Put)
-        assert world.store.inner.tables[Table.METADATA].rows[damaged.prefix] == b"\x01garbled"
+        assert harness.store.inner.tables[Table.METADATA].rows[damaged.prefix] == b"\x01garbled"
 
 
 async def test_a_range_rolls_back_rows_of_its_own_pointer_among_those_of_others(nursery):
-    async with actors() as world:
-        await world.create()
-        under = Under(world)
-        world.store.stall("write")
-        nursery.start_soon(world.publish, "first")
-        await world.store.stalled("write")
+    async with actors() as harness:
+        await harness.create()
+        under = Under(harness)
+        harness.store.stall("write")
+        nursery.start_soon(harness.publish, "first")
+        await harness.store.stalled("write")
         for pointer, message in ((P, b"1"), (Q, b"2"), (P, b"3")):
             nursery.start_soon(under.publish, pointer, message)
             await wait_all_tasks_blocked()
-        world.store.release("write")
+        harness.store.release("write")
         await wait_all_tasks_blocked()
         await under.roll_back(P, (bytes(10), pack_position(2**62, 0)))
         assert under.signs() == [None, -P, Q, -P]
@@ -280,12 +280,12 @@ async def test_a_range_rolls_back_rows_of_its_own_pointer_among_those_of_others(
 
 
 async def test_commits_count_the_messages_they_publish_also_stored_ones():
-    async with actors() as world:
-        await world.create()
-        await Under(world).keep(P, *[b"s"] * 7)
-        assert world.watch.count["messages"] == 0
-        await Under(world).publish(P, b"1")
-        assert (world.watch.count["messages"], world.watch.count["requests"]) == (8, 1)
+    async with actors() as harness:
+        await harness.create()
+        await Under(harness).keep(P, *[b"s"] * 7)
+        assert harness.watch.count["messages"] == 0
+        await Under(harness).publish(P, b"1")
+        assert (harness.watch.count["messages"], harness.watch.count["requests"]) == (8, 1)
 
 
 async def test_plain_work_goes_on_whatever_the_authority_does():
@@ -293,11 +293,11 @@ async def test_plain_work_goes_on_whatever_the_authority_does():
         def standing(self, pointer):
             raise errors.TransactionsUnavailable("down")
 
-    async with actors(authority=Broken()) as world:
-        await world.create()
-        await world.publish("plain")
-        assert await world.read() == [b"plain"]
+    async with actors(authority=Broken()) as harness:
+        await harness.create()
+        await harness.publish("plain")
+        assert await harness.read() == [b"plain"]
         with pytest.raises(errors.TransactionsUnavailable):
-            await Under(world).publish(P, b"1")
-        await world.publish("more")
-        assert await world.read() == [b"plain", b"more"]
+            await Under(harness).publish(P, b"1")
+        await harness.publish("more")
+        assert await harness.read() == [b"plain", b"more"]

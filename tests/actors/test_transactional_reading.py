@@ -68,16 +68,16 @@ class Listed:
         return out, "end"
 
 
-async def act(world, listed, what, pointer, count, more):
+async def act(harness, listed, what, pointer, count, more):
     """Do it in the topic and in the list."""
     if what == "roll back":
-        await world.ask(RollBackPointer(pointer))
+        await harness.ask(RollBackPointer(pointer))
         listed.rolled_back.add(pointer)
         listed.stored.pop(pointer, None)
         return
     payloads = listed.payloads(count)
     if what == "plain":
-        await world.publish(*payloads)
+        await harness.publish(*payloads)
         listed.messages += [(payload, 0) for payload in payloads]
         return
     request = PublishRequest(payloads, pointer)
@@ -86,22 +86,22 @@ async def act(world, listed, what, pointer, count, more):
         refused = RolledBack if pointer in listed.rolled_back else AlreadyPublished
         if pointer in listed.rolled_back or pointer in listed.published:
             with pytest.raises(refused):
-                await world.ask(StoreUnder(request, 10))
+                await harness.ask(StoreUnder(request, 10))
             return
-        await world.ask(StoreUnder(request, 10))
+        await harness.ask(StoreUnder(request, 10))
         listed.stored.setdefault(pointer, []).extend((payload, more) for payload in payloads)
         return
     request.segments = more
     if pointer in listed.rolled_back:
         with pytest.raises(RolledBack):
-            await world.ask(PublishUnder(request, 10))
+            await harness.ask(PublishUnder(request, 10))
         return
     before = listed.published.get(pointer)
     if before is not None and more and set(more) != set(before):
         with pytest.raises(AlreadyPublished):
-            await world.ask(PublishUnder(request, 10))
+            await harness.ask(PublishUnder(request, 10))
         return
-    await world.ask(PublishUnder(request, 10))
+    await harness.ask(PublishUnder(request, 10))
     stored = listed.stored.pop(pointer, [])
     if stored:
         listed.published[pointer] = more
@@ -109,13 +109,13 @@ async def act(world, listed, what, pointer, count, more):
     listed.messages += [(payload, pointer) for payload in payloads]
 
 
-async def pages(world, view, limit, cached):
+async def pages(harness, view, limit, cached):
     """All ids and payloads, page after page, and how the last one ends."""
     since, got = FIRST_BOUND, []
     while True:
-        span = await world.look(since)
-        cache = world.directory.cache(NAME) if cached else None
-        page = await read_page(world.store, cache, span, limit=limit, max_bytes=10**6, view=view)
+        span = await harness.look(since)
+        cache = harness.directory.cache(NAME) if cached else None
+        page = await read_page(harness.store, cache, span, limit=limit, max_bytes=10**6, view=view)
         got += page.messages()
         if page.end != "more":
             return got, page
@@ -126,33 +126,33 @@ async def pages(world, view, limit, cached):
 def test_readers_of_every_kind_get_what_the_list_says(actions, view, limit, step_ms, cache_bytes):
     async def run():
         listed = Listed()
-        async with actors(cache_bytes=cache_bytes) as world:
-            await world.create()
+        async with actors(cache_bytes=cache_bytes) as harness:
+            await harness.create()
             for action in actions:
-                world.clock.ms += step_ms
-                await act(world, listed, *action)
-            store = world.store
+                harness.clock.ms += step_ms
+                await act(harness, listed, *action)
+            store = harness.store
             for eyes in (None, view):
-                await check(world, listed, eyes, limit)
-        async with actors(store) as world:
-            world.clock.ms += 100
+                await check(harness, listed, eyes, limit)
+        async with actors(store) as harness:
+            harness.clock.ms += 100
             for eyes in (None, view):
-                await check(world, listed, eyes, limit)
+                await check(harness, listed, eyes, limit)
 
     trio.run(run)
 
 
-async def check(world, listed, view, limit):
+async def check(harness, listed, view, limit):
     wanted, end = listed.read(view)
     for cached in (True, False):
-        got, page = await pages(world, view, limit, cached)
+        got, page = await pages(harness, view, limit, cached)
         assert [payload for _, payload in got] == wanted
         assert page.end == end
         ids = [each for each, _ in got]
         assert ids == sorted(set(ids))
         for index in range(0, len(ids), 3):
-            span = await world.look(after(ids[index]))
-            rest = await read_page(world.store, None, span, limit=10**6, max_bytes=10**6, view=view)
+            span = await harness.look(after(ids[index]))
+            rest = await read_page(harness.store, None, span, limit=10**6, max_bytes=10**6, view=view)
             assert [payload for _, payload in rest.messages()] == wanted[index + 1 :]
 
 
@@ -160,16 +160,16 @@ async def check(world, listed, view, limit):
 @pytest.mark.parametrize("scan", [0, 1, 2])
 async def test_a_page_that_fails_among_stored_messages_leaves_nothing_behind_for_the_next(scan, rows):
     """The original's 3.4.6, where reading: what a failed request had begun turned up at the head of the next."""
-    async with actors(cache_bytes=0) as world:
-        await world.create()
+    async with actors(cache_bytes=0) as harness:
+        await harness.create()
         for pointer in (BASE + 1, BASE + 2):
-            await world.ask(StoreUnder(PublishRequest([b"%d" % n for n in range(5)], pointer), 10))
-            await world.publish("between")
-            await world.ask(PublishUnder(PublishRequest([], pointer), 10))
-        whole, _ = await pages(world, None, 100, cached=False)
+            await harness.ask(StoreUnder(PublishRequest([b"%d" % n for n in range(5)], pointer), 10))
+            await harness.publish("between")
+            await harness.ask(PublishUnder(PublishRequest([], pointer), 10))
+        whole, _ = await pages(harness, None, 100, cached=False)
         assert len(whole) == 12
-        world.store.fail_next("scan", applied=rows, after=scan)
+        harness.store.fail_next("scan", applied=rows, after=scan)
         with pytest.raises(StoreError):
-            await pages(world, None, 100, cached=False)
-        assert (await pages(world, None, 100, cached=False))[0] == whole
-        assert (await pages(world, None, 3, cached=False))[0] == whole
+            await pages(harness, None, 100, cached=False)
+        assert (await pages(harness, None, 100, cached=False))[0] == whole
+        assert (await pages(harness, None, 3, cached=False))[0] == whole

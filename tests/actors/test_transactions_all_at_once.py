@@ -67,8 +67,8 @@ class Tx:
 class House:
     """The daemon's actors, and everybody's notes."""
 
-    def __init__(self, world, service, index, random):
-        self.world, self.service, self.index, self.random = world, service, index, random
+    def __init__(self, harness, service, index, random):
+        self.harness, self.service, self.index, self.random = harness, service, index, random
         self.transactions = []
         self.read = defaultdict(list)
         self.done = trio.Event()
@@ -105,15 +105,15 @@ class House:
             await trio.sleep(self.random.random())
 
     async def publish(self, tx, what):
-        name, world = self.random.choice(NAMES), self.world
+        name, harness = self.random.choice(NAMES), self.harness
         await trio.sleep(self.random.choice([0, 0.01, 0.1]))
         payload, pointer = (name, what), tx.pointer
         try:
             if self.random.random() < 0.3:
-                await store(world, pointer, f"{tx.id} {what}", name=name)
-                await publish(world, pointer, name=name)
+                await store(harness, pointer, f"{tx.id} {what}", name=name)
+                await publish(harness, pointer, name=name)
             else:
-                await publish(world, pointer, f"{tx.id} {what}", name=name)
+                await publish(harness, pointer, f"{tx.id} {what}", name=name)
             tx.acknowledged.add(payload)
         except PlainsongError:
             tx.unknown.add(payload)  # refused, lost, or stored and published by another request of this transaction
@@ -151,10 +151,12 @@ class House:
                 await trio.sleep(0.05)
 
     async def page(self, name, since=FIRST_BOUND, limit=10**6, view=None):
-        world = self.world
-        span = await world.look(since, name=name)
+        harness = self.harness
+        span = await harness.look(since, name=name)
         view = view or self.service.view()
-        return await read_page(world.store, world.directory.cache(name), span, limit=limit, max_bytes=10**6, view=view)
+        return await read_page(
+            harness.store, harness.directory.cache(name), span, limit=limit, max_bytes=10**6, view=view
+        )
 
     async def snapshot(self):
         """All topics with one view, taken first: what was written before a commit is there to be found."""
@@ -172,9 +174,9 @@ class House:
         while not self.done.is_set():
             await trio.sleep(0.2 + self.random.random())
             if crashes and self.random.random() < 0.3:
-                self.world.store.crash(keep_rows=self.random.randint(0, 6))
+                self.harness.store.crash(keep_rows=self.random.randint(0, 6))
             else:
-                self.world.store.fail_next("write", applied=self.random.randint(0, 4))
+                self.harness.store.fail_next("write", applied=self.random.randint(0, 4))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -188,14 +190,17 @@ async def test_readers_of_committed_messages_see_all_or_nothing_whatever_races(s
         return topics[0].ask(name, ask)
 
     service = TransactionService(faulty, clock, index, ask_topic, TransactionSettings(timeout_ms=4_000))
-    async with actors(faulty, clock=clock, pointers=index, authority=service) as world, trio.open_nursery() as nursery:
-        topics.append(world.directory)
+    async with (
+        actors(faulty, clock=clock, pointers=index, authority=service) as harness,
+        trio.open_nursery() as nursery,
+    ):
+        topics.append(harness.directory)
         loaded = trio.Event()
         nursery.start_soon(service.run, loaded.set)
         await loaded.wait()
         for name in NAMES:
-            await world.create(name)
-        house = House(world, service, index, random)
+            await harness.create(name)
+        house = House(harness, service, index, random)
         async with trio.open_nursery() as everybody:
             for name in NAMES:
                 everybody.start_soon(house.reader, name)

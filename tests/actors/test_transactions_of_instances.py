@@ -39,7 +39,7 @@ async def test_nothing_is_written_under_a_pointer_whose_commit_was_answered():
             await cluster["b"].publish_under(pointer, "late", name=OTHER)
         given = PublishUnder(request(["late"], pointer), 4)
         with pytest.raises(NotEnlisted):
-            await cluster["b"].world.directory.ask(OTHER, given)
+            await cluster["b"].harness.directory.ask(OTHER, given)
         assert await cluster["a"].committed(OTHER) == [["one"]]
 
 
@@ -47,7 +47,7 @@ async def test_an_enlistment_that_arrives_after_the_commit_counts_for_nothing():
     async with cluster_of("a", "b") as cluster, trio.open_nursery() as nursery:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
-        await cluster["b"].world.directory.ask(OTHER, given_nothing())
+        await cluster["b"].harness.directory.ask(OTHER, given_nothing())
         cluster.lines.held["b"] = late = trio.Event()
         refused = []
 
@@ -107,7 +107,7 @@ async def test_a_topic_that_moved_has_to_be_enlisted_again():
         await cluster["a"].publish_under(pointer, "one")
         cluster.say("b", NAME)
         with pytest.raises(NotEnlisted):
-            await cluster["b"].world.directory.ask(NAME, PublishUnder(request(["two"], pointer), 3))
+            await cluster["b"].harness.directory.ask(NAME, PublishUnder(request(["two"], pointer), 3))
         await cluster["b"].publish_under(pointer, "two")
         await cluster.home().commit(pointer)
         assert await cluster["b"].committed() == ["one", "two"]

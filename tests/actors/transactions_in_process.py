@@ -86,7 +86,7 @@ class Counts(NoTransactionObserver):
         self.falls += 1
 
 
-class World:
+class Harness:
     """The service and what is around it."""
 
     def __init__(self, store, clock, **settings):
@@ -114,16 +114,16 @@ class World:
 
 @asynccontextmanager
 async def serving(store=None, clock=None, rows=(), **settings):
-    """A world with the service loaded; left as the daemon leaves. ``rows``: pointers that have rows before that."""
-    world = World(store or FaultyStore(MemoryStore()), clock or SetClock(), **settings)
+    """A harness with the service loaded; left as the daemon leaves. ``rows``: pointers that have rows before that."""
+    harness = Harness(store or FaultyStore(MemoryStore()), clock or SetClock(), **settings)
     for pointer in rows:
-        world.topics.put(pointer)
+        harness.topics.put(pointer)
     async with trio.open_nursery() as nursery:
-        first = world.loaded
-        nursery.start_soon(world.service.run, world.on_loaded)
+        first = harness.loaded
+        nursery.start_soon(harness.service.run, harness.on_loaded)
         await first.wait()
-        yield world
-        world.service.close()
+        yield harness
+        harness.service.close()
 
 
 async def settle():

@@ -73,14 +73,14 @@ class OneInstance:
     """One daemon's actors."""
 
     name: str
-    world: object
+    harness: object
     transactions: RoutedTransactions
     enlistments: Enlistments
     pointers: PointerIndex
     view: View
 
     async def ask_under(self, pointer, ask, name):
-        return await self.enlistments.enlisted(name, pointer, lambda: self.world.directory.ask(name, ask))
+        return await self.enlistments.enlisted(name, pointer, lambda: self.harness.directory.ask(name, ask))
 
     async def publish_under(self, pointer, *payloads, name=NAME):
         given = request(payloads, pointer)
@@ -105,7 +105,7 @@ class OneInstance:
         found = []
         for name in names:
             span = await self.cluster.ask(self.name, name, Look(FIRST_BOUND))
-            page = await read_page(self.world.store, None, span, limit=1000, max_bytes=1 << 20, view=view)
+            page = await read_page(self.harness.store, None, span, limit=1000, max_bytes=1 << 20, view=view)
             found.append(([payload.decode() for _, payload in page.messages()], page.held is not None))
         return found
 
@@ -132,7 +132,7 @@ class Cluster:
         if owner != me:
             self.lines.refuse(me, owner)
         self.asked.append((owner, ask))
-        return await self.instances[owner].world.directory.ask(name, ask)
+        return await self.instances[owner].harness.directory.ask(name, ask)
 
     def say(self, owner, name=None, to=None):
         """These instances, or all, learn who owns a topic."""
@@ -161,7 +161,7 @@ async def cluster_of(*names, owner=None, topics=(NAME, OTHER), **settings):
             nursery.start_soon(each.transactions.run, known.set)
             await known.wait()
         for name in topics:
-            await cluster.instances[owner or names[0]].world.create(name)
+            await cluster.instances[owner or names[0]].harness.create(name)
         yield cluster
         cluster.lines.held.clear()
         for each in cluster.instances.values():
@@ -181,7 +181,7 @@ async def _instance(cluster, name, shared, clock, settings, stack):
 
     transactions = RoutedTransactions(build, view, pointers, Peer(cluster, name))
     enlistments = Enlistments(transactions.enlist)
-    world = await stack.enter_async_context(
+    harness = await stack.enter_async_context(
         actors(
             store,
             clock=clock,
@@ -191,4 +191,4 @@ async def _instance(cluster, name, shared, clock, settings, stack):
             enlistments=enlistments,
         )
     )
-    return OneInstance(name, world, transactions, enlistments, pointers, view)
+    return OneInstance(name, harness, transactions, enlistments, pointers, view)

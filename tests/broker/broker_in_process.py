@@ -79,10 +79,10 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(*, store=None, door=None, **values):
+async def in_process(*, store=None, listener=None, **values):
     """The application with these settings, named ``section__key``; on a store of its own, or on this one.
 
-    ``door`` puts a server before it, on a socket: ``lane`` or ``hypercorn``; without, there is none.
+    ``listener`` puts a server before it, on a socket: ``lane`` or ``hypercorn``; without, there is none.
     """
     config = config_of({name.replace("__", ".", 1): value for name, value in values.items()})
     store, clock = FaultyStore(MemoryStore()) if store is None else store, SetClock()
@@ -97,10 +97,10 @@ async def in_process(*, store=None, door=None, **values):
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
         asgi = Gate(app, settings, budget, service.stopping.is_set)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://daemon"}
-        if door is not None:
+        if listener is not None:
             served = partial(
                 serve_http,
-                replace(settings, lane=door == "lane"),
+                replace(settings, lane=listener == "lane"),
                 service.endpoints,
                 lambda: app,
                 begin=service.begin,

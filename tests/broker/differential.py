@@ -1,4 +1,4 @@
-"""The same request bytes to two doors, and what must be the same in their answers. Point it at any two servers.
+"""The same request bytes to two listeners, and what must be the same in their answers. Point it at any two servers.
 
 problem = await difference(("127.0.0.1", 7420), ("127.0.0.1", 7421), request_bytes)
 """
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tests.broker.doors import Reader
+from tests.broker.listeners import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.broker.doors import Reply
+    from tests.broker.listeners import Reply
 
 #: Of the hop, of the moment, or of the framing: not part of what is answered.
 IGNORED_HEADERS = {"connection", "date", "server", "transfer-encoding", "content-length", "keep-alive"}
@@ -27,14 +27,14 @@ Address = tuple[str, int]
 
 async def difference(one: Address, other: Address, pieces: Sequence[bytes], answers: int) -> str | None:
     """Sends ``pieces`` to both and reads up to ``answers`` answers; what differs, or None."""
-    seen = [[meaning(reply) for reply in await exchanged(door, pieces, answers)] for door in (one, other)]
+    seen = [[meaning(reply) for reply in await exchanged(listener, pieces, answers)] for listener in (one, other)]
     return None if seen[0] == seen[1] else f"{seen[0]!r}\n  is not\n{seen[1]!r}"
 
 
-async def exchanged(door: Address, pieces: Sequence[bytes], answers: int) -> list[Reply]:
-    """The answers of ``door``, as many as come before it closes the connection."""
+async def exchanged(listener: Address, pieces: Sequence[bytes], answers: int) -> list[Reply]:
+    """The answers of ``listener``, as many as come before it closes the connection."""
     replies: list[Reply] = []
-    async with await trio.open_tcp_stream(*door) as stream:
+    async with await trio.open_tcp_stream(*listener) as stream:
         reader = Reader(stream)
         try:
             for piece in pieces:

@@ -13,10 +13,10 @@ import trio
 
 from broker.http.budgets import SMALL_BYTES
 from tests.broker.broker_in_process import InProcess, in_process
-from tests.broker.doors import Reader, post, running
+from tests.broker.listeners import Reader, post, running
 
 MIB = 1 << 20
-DOORS = pytest.mark.parametrize("door", ["lane", "hypercorn"])
+LISTENERS = pytest.mark.parametrize("listener", ["lane", "hypercorn"])
 POLL = post("t/poll", b"{}", "Content-Type: application/json")
 #: Messages, all of one page, and the bytes of each: more than a socket takes of an answer whose reader takes nothing.
 STORED = 2
@@ -46,10 +46,10 @@ async def until(holds: Any) -> None:
             await trio.sleep(0.01)
 
 
-@DOORS
-async def test_readers_that_do_not_read_hold_no_more_than_the_budget(door: str) -> None:
+@LISTENERS
+async def test_readers_that_do_not_read_hold_no_more_than_the_budget(listener: str) -> None:
     bound = 8 * SIZE
-    async with in_process(door=door, http__max_answer_bytes=bound) as daemon, AsyncExitStack() as readers:
+    async with in_process(listener=listener, http__max_answer_bytes=bound) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         answers = daemon.service.answers
         answers.patience_s = 0.05
@@ -70,9 +70,9 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(door: str) 
     assert answers.reserved_bytes == 0
 
 
-@DOORS
-async def test_while_little_is_left_pages_are_cut_and_say_so(door: str) -> None:
-    async with in_process(door=door, http__max_answer_bytes=8 * SIZE) as daemon:
+@LISTENERS
+async def test_while_little_is_left_pages_are_cut_and_say_so(listener: str) -> None:
+    async with in_process(listener=listener, http__max_answer_bytes=8 * SIZE) as daemon:
         await filled(daemon)
         path = "/v1/namespaces/ns/topics/t/poll"
         whole = await daemon.call("POST", path, json={})
@@ -94,10 +94,10 @@ async def test_while_little_is_left_pages_are_cut_and_say_so(door: str) -> None:
         await until(lambda: not daemon.service.answers.reserved_bytes)
 
 
-@DOORS
-async def test_a_page_is_cut_for_what_it_is_encoded_to(door: str) -> None:
+@LISTENERS
+async def test_a_page_is_cut_for_what_it_is_encoded_to(listener: str) -> None:
     """In JSON a byte that is no text takes six."""
-    async with in_process(door=door, http__max_answer_bytes=64 * MIB) as daemon:
+    async with in_process(listener=listener, http__max_answer_bytes=64 * MIB) as daemon:
         await daemon.create()
         payloads = [f"{number:04}" + "\x01" * 996 for number in range(300)]
         await daemon.publish(*payloads)
@@ -121,9 +121,9 @@ async def test_a_page_is_cut_for_what_it_is_encoded_to(door: str) -> None:
         await until(lambda: not daemon.service.answers.reserved_bytes)
 
 
-@DOORS
-async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(door: str) -> None:
-    async with in_process(door=door, http__send_timeout_s=0.3) as daemon, AsyncExitStack() as readers:
+@LISTENERS
+async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(listener: str) -> None:
+    async with in_process(listener=listener, http__send_timeout_s=0.3) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         answers = daemon.service.answers
         await stalled(daemon, readers)
@@ -131,9 +131,9 @@ async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(door:
         await until(lambda: answers.reserved_bytes == 0)
 
 
-@DOORS
-async def test_a_reader_that_leaves_gives_back_what_it_held(door: str) -> None:
-    async with in_process(door=door) as daemon, AsyncExitStack() as readers:
+@LISTENERS
+async def test_a_reader_that_leaves_gives_back_what_it_held(listener: str) -> None:
+    async with in_process(listener=listener) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         answers = daemon.service.answers
         stream = await stalled(daemon, readers)
@@ -142,9 +142,9 @@ async def test_a_reader_that_leaves_gives_back_what_it_held(door: str) -> None:
         await until(lambda: answers.reserved_bytes == 0)
 
 
-@DOORS
-async def test_a_reader_that_is_slow_gets_all_of_its_answer(door: str) -> None:
-    async with in_process(door=door) as daemon, AsyncExitStack() as readers:
+@LISTENERS
+async def test_a_reader_that_is_slow_gets_all_of_its_answer(listener: str) -> None:
+    async with in_process(listener=listener) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         reader = Reader(await stalled(daemon, readers, MIB))
         await until(lambda: daemon.service.answers.reserved_bytes > 0)
@@ -155,7 +155,7 @@ async def test_a_reader_that_is_slow_gets_all_of_its_answer(door: str) -> None:
 
 async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() -> None:
     """Its connection lives: only the stream stands still."""
-    async with running(lane=False, send_timeout_s=0.3) as door, await door.connect() as stream:
+    async with running(lane=False, send_timeout_s=0.3) as listener, await listener.connect() as stream:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         client.initiate_connection()
         client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
@@ -167,4 +167,4 @@ async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() 
         with trio.fail_after(30):
             while await stream.receive_some(1 << 16):
                 pass
-        await until(lambda: door.budget.answers.reserved_bytes == 0)
+        await until(lambda: listener.budget.answers.reserved_bytes == 0)

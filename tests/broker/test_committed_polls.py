@@ -13,7 +13,7 @@ from plainsong.protocol.topic.asks import Look
 TX = "/v1/transactions"
 PATH = f"{TOPICS}/t/poll"
 PATIENCE_S = 10
-every_door = pytest.mark.parametrize("door", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
 
 
 async def begin(daemon, **body):
@@ -62,9 +62,9 @@ async def held(daemon, count=1, **body):
         yield polls[0] if count == 1 else polls
 
 
-@every_door
-async def test_a_commit_lets_a_held_poll_go_on(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_a_commit_lets_a_held_poll_go_on(listener):
+    async with in_process(listener=listener) as daemon:
         await daemon.create()
         begun = await begin(daemon)
         await under(daemon, begun, "decided")
@@ -250,10 +250,10 @@ async def test_held_polls_are_bounded_and_counted():
         assert "plainsong_hidden_messages 0.0" in metrics.splitlines()
 
 
-@every_door
+@every_listener
 @pytest.mark.parametrize("kind", ["avro/binary", "avro/binary; version=2", "application/json"])
-async def test_the_isolation_may_stand_in_the_query_whatever_the_encoding(door, kind):
-    async with in_process(door=door) as daemon:
+async def test_the_isolation_may_stand_in_the_query_whatever_the_encoding(listener, kind):
+    async with in_process(listener=listener) as daemon:
         await daemon.create()
         await daemon.publish("before")
         await under(daemon, await begin(daemon), "open")

@@ -8,12 +8,12 @@ import time
 import pytest
 import trio
 
-from tests.broker.doors import Reader, ask, post, running
+from tests.broker.listeners import Reader, ask, post, running
 
 
 async def test_an_empty_publish_is_answered_with_id_date_and_length() -> None:
-    async with running() as door:
-        reply = await ask(door, post("t/publish"))
+    async with running() as listener:
+        reply = await ask(listener, post("t/publish"))
         assert (reply.status, reply.body) == (200, b"")
         assert reply.headers["content-length"] == "0"
         assert "date" in reply.headers
@@ -21,9 +21,9 @@ async def test_an_empty_publish_is_answered_with_id_date_and_length() -> None:
 
 
 async def test_a_handler_sees_path_query_headers_and_body() -> None:
-    async with running() as door:
+    async with running() as listener:
         request = post("t%2d1/store?ttl=5", b"\x00\xff", "X-Echo-A: 1", "x-echo-a:  2 ")
-        seen = json.loads((await ask(door, request)).body)
+        seen = json.loads((await ask(listener, request)).body)
         assert seen == {
             "namespace": "ns",
             "topic": "t-1",
@@ -34,7 +34,7 @@ async def test_a_handler_sees_path_query_headers_and_body() -> None:
 
 
 async def test_a_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         asked = {
             "/v1/transactions?longs=string": ["begin", {}, "longs=string", "6162"],
@@ -49,7 +49,7 @@ async def test_a_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
 
 async def test_a_transactions_path_split_at_every_byte_is_the_same_request() -> None:
     request = post("/v1/transactions/17/commit")
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for at in range(1, len(request)):
             await stream.send_all(request[:at])
@@ -59,7 +59,7 @@ async def test_a_transactions_path_split_at_every_byte_is_the_same_request() -> 
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         await stream.send_all(b"".join(post("t/store", b"%d" % number) for number in range(50)))
         reader = Reader(stream)
         bodies = [bytes.fromhex(json.loads((await reader.reply()).body)["body"]) for _ in range(50)]
@@ -67,13 +67,13 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
 
 
 async def test_requests_sent_while_one_is_parked_are_answered_after_it() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         await stream.send_all(post("t/poll"))
-        while not door.toys.parked:
+        while not listener.toys.parked:
             await trio.lowlevel.checkpoint()
         await trio.sleep(0.03)  # long enough to be watched: the watcher is what must keep the bytes
         await stream.send_all(post("t/store", b"next"))
-        door.toys.release.set()
+        listener.toys.release.set()
         reader = Reader(stream)
         assert (await reader.reply()).body == b"\0"
         assert json.loads((await reader.reply()).body)["body"] == b"next".hex()
@@ -81,7 +81,7 @@ async def test_requests_sent_while_one_is_parked_are_answered_after_it() -> None
 
 async def test_a_request_split_at_every_byte_is_the_same_request() -> None:
     request = post("t/store", b"hello")
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for at in range(1, len(request)):
             await stream.send_all(request[:at])
@@ -93,7 +93,7 @@ async def test_a_request_split_at_every_byte_is_the_same_request() -> None:
 async def test_a_chunked_body_split_at_every_byte_is_the_same_body() -> None:
     head = post("t/store", b"", "Transfer-Encoding: chunked")
     chunks = b"3\r\nabc\r\n1;x=y\r\nd\r\n0\r\nTrailer: 1\r\n\r\n"
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for at in range(len(chunks)):
             await stream.send_all(head + chunks[:at])
@@ -103,15 +103,15 @@ async def test_a_chunked_body_split_at_every_byte_is_the_same_body() -> None:
 
 
 async def test_a_stream_is_sent_in_chunks_and_closed() -> None:
-    async with running() as door:
-        reply = await ask(door, post("t/rollback"))
+    async with running() as listener:
+        reply = await ask(listener, post("t/rollback"))
         assert (reply.headers["transfer-encoding"], reply.body) == ("chunked", b"0;1;2;")
-        assert door.toys.closed.is_set()
+        assert listener.toys.closed.is_set()
 
 
 async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
-    async with running() as door:
-        reply = await ask(door, post("t/rollback").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    async with running() as listener:
+        reply = await ask(listener, post("t/rollback").replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert "transfer-encoding" not in reply.headers
         assert (reply.headers["connection"], reply.body) == ("close", b"0;1;2;")
 
@@ -120,7 +120,7 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
 async def test_a_stream_that_breaks_is_never_ended_properly_and_only_a_bug_is_told_as_one(
     why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         await stream.send_all(post(f"{why}/rollback"))
         with pytest.raises((EOFError, trio.BrokenResourceError)):
             await Reader(stream).reply()
@@ -129,13 +129,13 @@ async def test_a_stream_that_breaks_is_never_ended_properly_and_only_a_bug_is_to
 
 
 async def test_a_stream_that_fails_before_its_first_byte_is_an_error_of_its_own() -> None:
-    async with running() as door:
-        reply = await ask(door, post("broken-at-once/rollback"))
+    async with running() as listener:
+        reply = await ask(listener, post("broken-at-once/rollback"))
         assert (reply.status, reply.code) == (404, "topic_not_found")
 
 
 async def test_connection_close_is_honoured() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         await stream.send_all(post("t/publish", b"", "Connection: close"))
         reader = Reader(stream)
         assert (await reader.reply()).headers["connection"] == "close"
@@ -143,7 +143,7 @@ async def test_connection_close_is_honoured() -> None:
 
 
 async def test_expect_continue_is_answered_before_the_body_is_sent() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         request = post("t/store", b"hello", "Expect: 100-continue")
         await stream.send_all(request[:-5])
         reader = Reader(stream)
@@ -153,7 +153,7 @@ async def test_expect_continue_is_answered_before_the_body_is_sent() -> None:
 
 
 async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hypercorn() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
         await stream.send_all(post("t/publish") + post("t/store", b"a") + ping + post("t/store", b"b"))
@@ -166,30 +166,30 @@ async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hy
 
 
 async def test_a_client_that_goes_away_cancels_its_parked_request() -> None:
-    async with running() as door:
-        async with await door.connect() as stream:
+    async with running() as listener:
+        async with await listener.connect() as stream:
             await stream.send_all(post("t/poll", b"abc"))
-            while not door.toys.parked:
+            while not listener.toys.parked:
                 await trio.lowlevel.checkpoint()
         with trio.fail_after(20):
-            await door.toys.cancelled.wait()
-        while door.budget.reserved_bytes:
+            await listener.toys.cancelled.wait()
+        while listener.budget.reserved_bytes:
             await trio.lowlevel.checkpoint()
 
 
 async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_milliseconds() -> None:
-    async with running() as door:
-        streams = [await door.connect() for _ in range(1000)]
+    async with running() as listener:
+        streams = [await listener.connect() for _ in range(1000)]
         for stream in streams:
             await stream.send_all(post("t/poll"))
-        while door.toys.parked < 1000:
+        while listener.toys.parked < 1000:
             await trio.lowlevel.checkpoint()
         await trio.sleep(0.1)  # until each has its watcher
         used = time.process_time()
         await trio.sleep(0.25)
         assert time.process_time() - used < 0.1
         started = time.perf_counter()
-        door.toys.release.set()
+        listener.toys.release.set()
         for stream in streams:
             assert (await Reader(stream).reply()).body == b"\0"
         assert time.perf_counter() - started < 20
@@ -198,8 +198,8 @@ async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_millisecon
 
 
 async def test_an_error_is_a_problem_with_code_hint_and_outcome() -> None:
-    async with running() as door:
-        reply = await ask(door, post("missing/publish", b"", "X-Request-Id: abc.1"))
+    async with running() as listener:
+        reply = await ask(listener, post("missing/publish", b"", "X-Request-Id: abc.1"))
         assert reply.status == 404
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.headers["x-request-id"] == "abc.1"
@@ -212,25 +212,25 @@ async def test_an_error_is_a_problem_with_code_hint_and_outcome() -> None:
             "hint": "create it",
             "outcome": "not-applied",
         }
-        assert (await ask(door, post("full/publish"))).headers["retry-after"] == "1"
+        assert (await ask(listener, post("full/publish"))).headers["retry-after"] == "1"
 
 
 async def test_a_bug_is_internal_and_tells_nothing_of_itself() -> None:
-    async with running() as door:
-        reply = await ask(door, post("bug/publish"))
+    async with running() as listener:
+        reply = await ask(listener, post("bug/publish"))
         assert (reply.status, reply.code) == (500, "internal")
         assert b"secret" not in reply.body
 
 
 async def test_a_header_value_of_two_lines_is_never_sent() -> None:
-    async with running() as door:
-        reply = await ask(door, post("injection/publish?x"))
+    async with running() as listener:
+        reply = await ask(listener, post("injection/publish?x"))
         assert reply.status == 500
         assert "x-evil" not in reply.headers
 
 
 @pytest.mark.parametrize("sent", ["a" * 129, "with space", ""])
 async def test_a_request_id_that_a_log_could_choke_on_is_replaced(sent: str) -> None:
-    async with running() as door:
-        reply = await ask(door, post("t/publish", b"", f"X-Request-Id: {sent}"))
+    async with running() as listener:
+        reply = await ask(listener, post("t/publish", b"", f"X-Request-Id: {sent}"))
         assert reply.headers["x-request-id"] != sent

@@ -1,4 +1,4 @@
-"""Publishes of producers over HTTP: verdicts, receipts and headers, at every door."""
+"""Publishes of producers over HTTP: verdicts, receipts and headers, at every listener."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from plainsong.protocol.requests import PublishRequest
 
 PUBLISH = f"{TOPICS}/t/publish"
 STORE = f"{TOPICS}/t/store"
-DOORS = (None, "lane", "hypercorn")
+LISTENERS = (None, "lane", "hypercorn")
 POINTER = START_MS * 1_000_000
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=LISTENERS)
 async def daemon(request):
-    """In process, and behind each of the two doors."""
-    async with in_process(door=request.param) as running:
+    """In process, and behind each of the two listeners."""
+    async with in_process(listener=request.param) as running:
         yield running
 
 

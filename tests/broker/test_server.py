@@ -1,4 +1,4 @@
-"""The server around both doors: addresses, compression, errors of all routes, HTTP/2, TLS, and real clients."""
+"""The server around both listeners: addresses, compression, errors of all routes, HTTP/2, TLS, and real clients."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ import trio
 
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
-from tests.broker.doors import Reader, ask, post, running
+from tests.broker.listeners import Reader, ask, post, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOTH_DOORS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_answers_are_compressed_for_those_who_take_gzip(lane: bool) -> None:
-    async with running(lane=lane) as door:
+    async with running(lane=lane) as listener:
         body = bytes(5000)
-        packed = await ask(door, post("t/store", body, "Accept-Encoding: deflate, gzip;q=0.5"))
+        packed = await ask(listener, post("t/store", body, "Accept-Encoding: deflate, gzip;q=0.5"))
         assert packed.headers["content-encoding"] == "gzip"
         assert packed.headers["vary"] == "Accept-Encoding"
         assert bytes.fromhex(json.loads(gzip.decompress(packed.body))["body"]) == body
-        plain = await ask(door, post("t/store", body, "Accept-Encoding: deflate"))
+        plain = await ask(listener, post("t/store", body, "Accept-Encoding: deflate"))
         assert "content-encoding" not in plain.headers
         assert plain.headers["vary"] == "Accept-Encoding"
-        short = await ask(door, post("t/store", b"x", "Accept-Encoding: gzip"))
+        short = await ask(listener, post("t/store", b"x", "Accept-Encoding: gzip"))
         assert "content-encoding" not in short.headers
-        streamed = await ask(door, post("t/rollback", b"", "Accept-Encoding: gzip"))
+        streamed = await ask(listener, post("t/rollback", b"", "Accept-Encoding: gzip"))
         assert gzip.decompress(streamed.body) == b"0;1;2;"
 
 
 async def test_the_framework_is_loaded_by_the_first_requests_that_need_it_and_once_for_all_of_them() -> None:
-    async with running() as door:
-        assert (await ask(door, post("t/store", b"x"))).status == 200
-        assert door.toys.built == 0
+    async with running() as listener:
+        assert (await ask(listener, post("t/store", b"x"))).status == 200
+        assert listener.toys.built == 0
         statuses = []
 
         async def ping() -> None:
-            statuses.append((await ask(door, b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")).status)
+            statuses.append((await ask(listener, b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")).status)
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(ping)
         assert statuses == [200] * 5
-        assert door.toys.built == 1
+        assert listener.toys.built == 1
 
 
 @pytest.mark.parametrize(
@@ -74,37 +74,37 @@ def test_weights_decide_whether_gzip_is_taken(header: str, taken: bool) -> None:
     assert accepts_gzip(header) is taken
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(lane: bool) -> None:
-    async with running(lane=lane) as door:
-        reply = await ask(door, b"GET /v1/nothing HTTP/1.1\r\nHost: h\r\nAccept: text/html\r\n\r\n")
+    async with running(lane=lane) as listener:
+        reply = await ask(listener, b"GET /v1/nothing HTTP/1.1\r\nHost: h\r\nAccept: text/html\r\n\r\n")
         assert (reply.status, reply.code) == (404, "not_found")
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.headers["x-request-id"]
         for method in (b"GET", b"OPTIONS", b"DELETE"):
-            reply = await ask(door, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: h\r\n\r\n")
+            reply = await ask(listener, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (reply.status, reply.code, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_doubled_slashes_are_never_redirected(lane: bool) -> None:
-    async with running(lane=lane) as door:
-        assert (await ask(door, post("//t/publish"))).status == 404
-        assert (await ask(door, post("t/publish/"))).status == 200
+    async with running(lane=lane) as listener:
+        assert (await ask(listener, post("//t/publish"))).status == 404
+        assert (await ask(listener, post("t/publish/"))).status == 200
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_garbage_is_refused_as_a_problem(lane: bool) -> None:
-    async with running(lane=lane) as door:
-        reply = await ask(door, b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+    async with running(lane=lane) as listener:
+        reply = await ask(listener, b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
         assert reply.status == 400
         assert reply.headers["content-type"] == "application/problem+json"
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool) -> None:
-    async with running(lane=lane) as door, httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client:
-        base = f"http://127.0.0.1:{door.port}/v1/namespaces/ns/topics"
+    async with running(lane=lane) as listener, httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client:
+        base = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics"
         reply = await client.post(f"{base}/t/store", content=b"hello")
         assert (reply.http_version, bytes.fromhex(reply.json()["body"])) == ("HTTP/2", b"hello")
         assert reply.headers["x-request-id"]
@@ -115,10 +115,10 @@ async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool)
         assert (await client.post(f"{base}/t/publish")).status_code == 200
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_curl_waits_for_the_word_to_continue(lane: bool) -> None:
-    async with running(lane=lane) as door:
-        url = f"http://127.0.0.1:{door.port}/v1/namespaces/ns/topics/t/store"
+    async with running(lane=lane) as listener:
+        url = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
         command = ["curl", "-sS", "--noproxy", "*", "-m", "5", "-H", "Expect: 100-continue", "--expect100-timeout", "5"]
         command += ["-v", "--data-binary", "hello", url]
         done = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
@@ -127,15 +127,15 @@ async def test_curl_waits_for_the_word_to_continue(lane: bool) -> None:
 
 
 async def test_an_ipv6_address_can_be_listened_on() -> None:
-    async with running(bind="[::1]:0") as door, await trio.open_tcp_stream("::1", door.port) as stream:
+    async with running(bind="[::1]:0") as listener, await trio.open_tcp_stream("::1", listener.port) as stream:
         await stream.send_all(post("t/publish"))
         assert (await Reader(stream).reply()).status == 200
 
 
 async def test_an_address_in_use_is_told_kindly() -> None:
-    async with running() as door:
-        with pytest.raises(OSError, match=f"127.0.0.1:{door.port} is in use by another process"):
-            listen_on(f"127.0.0.1:{door.port}")
+    async with running() as listener:
+        with pytest.raises(OSError, match=f"127.0.0.1:{listener.port} is in use by another process"):
+            listen_on(f"127.0.0.1:{listener.port}")
 
 
 def test_an_address_that_is_none_is_refused() -> None:
@@ -149,14 +149,14 @@ def test_an_address_that_is_none_is_refused() -> None:
 
 async def test_a_failing_connection_leaves_the_others_alone() -> None:
     # A frame of HTTP/2 that belongs to no stream: hypercorn fails over it.
-    async with running(keep_alive_s=0.2) as door:
-        async with await door.connect() as stream:
+    async with running(keep_alive_s=0.2) as listener:
+        async with await listener.connect() as stream:
             await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 0, 0, 0, 0, 0, 9]))
             reader = Reader(stream)
             with trio.fail_after(20):
                 while await reader.stream.receive_some():
                     pass
-        assert (await ask(door, post("t/publish"))).status == 200
+        assert (await ask(listener, post("t/publish"))).status == 200
 
 
 async def test_a_clients_certificate_is_told_to_the_application(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ async def test_a_clients_certificate_is_told_to_the_application(tmp_path: Path) 
     serving.verify_mode = ssl.CERT_OPTIONAL
     trusting = ssl.create_default_context(cafile=tmp_path / "server.pem")
     trusting.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
-    async with running(tls=serving) as door, httpx.AsyncClient(verify=trusting, trust_env=False) as client:
-        told = (await client.get(f"https://127.0.0.1:{door.port}/tls")).json()
+    async with running(tls=serving) as listener, httpx.AsyncClient(verify=trusting, trust_env=False) as client:
+        told = (await client.get(f"https://127.0.0.1:{listener.port}/tls")).json()
         assert told["client_cert_name"] == "CN=client,O=Choir"
         assert told["client_cert_chain"][0].startswith("-----BEGIN CERTIFICATE-----")
         assert told["tls_version"] == 0x0304

@@ -1,4 +1,4 @@
-"""Bounds and time-outs of both doors: every limit has a defined answer, and a connection that hangs is let go."""
+"""Bounds and time-outs of both listeners: every limit has a defined answer, and a connection that hangs is let go."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 import trio
 
 from broker.http.budgets import HttpSettings
-from tests.broker.doors import Door, Reader, ask, post, running
+from tests.broker.listeners import Listener, Reader, ask, post, running
 
-BOTH_DOORS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
 
 
 def stored(body: bytes) -> bytes:
     return bytes.fromhex(json.loads(body)["body"])
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(lane: bool) -> None:
-    async with running(lane=lane) as door, await door.connect() as stream:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 104857600"))
         reader = Reader(stream)
         reply = await reader.reply()
@@ -32,44 +32,45 @@ async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(lane: 
         assert await reader.at_end()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_client_that_sends_a_refused_body_all_the_same_can_read_why(lane: bool) -> None:
-    async with running(lane=lane) as door, await door.connect() as stream:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 4194304") + bytes(4 << 20))
         assert (await Reader(stream).reply()).code == "body_too_large"
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_bound(lane: bool) -> None:
-    async with running(lane=lane, max_body_bytes=1000) as door, await door.connect() as stream:
+    async with running(lane=lane, max_body_bytes=1000) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Transfer-Encoding: chunked") + b"7d0\r\n" + bytes(2000))
         assert (await Reader(stream).reply()).code == "body_too_large"
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_gzip_bodies_are_read_also_in_several_members(lane: bool) -> None:
-    async with running(lane=lane) as door:
+    async with running(lane=lane) as listener:
         packed = gzip.compress(b"hello ") + gzip.compress(b"world")
         for coding in ("gzip", "x-gzip", "GZIP"):
             assert (
-                stored((await ask(door, post("t/store", packed, f"Content-Encoding: {coding}"))).body) == b"hello world"
+                stored((await ask(listener, post("t/store", packed, f"Content-Encoding: {coding}"))).body)
+                == b"hello world"
             )
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> None:
-    async with running(lane=lane) as door, await door.connect() as stream:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/store", gzip.compress(bytes(50 << 20)), "Content-Encoding: gzip"))
         assert (await reader.reply()).code == "body_too_large"
         await stream.send_all(post("t/store", b"x"))
         assert stored((await reader.reply()).body) == b"x"
         with trio.fail_after(20):
-            while door.budget.reserved_bytes:
+            while listener.budget.reserved_bytes:
                 await trio.lowlevel.checkpoint()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 @pytest.mark.parametrize(
     ("body", "coding", "status", "code"),
     [
@@ -81,69 +82,69 @@ async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> Non
 async def test_bodies_that_do_not_decompress_are_refused(
     lane: bool, body: bytes, coding: str, status: int, code: str
 ) -> None:
-    async with running(lane=lane) as door:
-        reply = await ask(door, post("t/store", body, f"Content-Encoding: {coding}"))
+    async with running(lane=lane) as listener:
+        reply = await ask(listener, post("t/store", body, f"Content-Encoding: {coding}"))
         assert (reply.status, reply.code) == (status, code)
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_bodies_beyond_the_common_budget_are_told_to_come_back(lane: bool) -> None:
-    async with running(lane=lane, max_body_bytes=1000, max_inflight_bytes=2000) as door:
-        async with await door.connect() as first, await door.connect() as second:
+    async with running(lane=lane, max_body_bytes=1000, max_inflight_bytes=2000) as listener:
+        async with await listener.connect() as first, await listener.connect() as second:
             for stream in (first, second):
                 await stream.send_all(post("t/poll", bytes(1000)))
-            while door.toys.parked < 2:
+            while listener.toys.parked < 2:
                 await trio.lowlevel.checkpoint()
-            reply = await ask(door, post("t/store", b"x"))
+            reply = await ask(listener, post("t/store", b"x"))
             assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "overloaded", "1")
-            door.toys.release.set()
+            listener.toys.release.set()
             assert (await Reader(first).reply()).status == 200
-        while door.budget.reserved_bytes:
+        while listener.budget.reserved_bytes:
             await trio.lowlevel.checkpoint()
-        assert (await ask(door, post("t/store", b"x"))).status == 200
+        assert (await ask(listener, post("t/store", b"x"))).status == 200
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_body_that_trickles_is_refused_and_never_handled(lane: bool) -> None:
-    async with running(lane=lane, body_timeout_s=0.1) as door, await door.connect() as stream:
+    async with running(lane=lane, body_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 1000") + b"x")
         reply = await Reader(stream).reply()
         assert (reply.status, reply.code) == (400, "malformed_body")
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_head_that_trickles_is_cut(lane: bool) -> None:
-    async with running(lane=lane, header_timeout_s=0.1) as door, await door.connect() as stream:
+    async with running(lane=lane, header_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(b"POST /v1/namespaces/ns")
         assert await Reader(stream).at_end()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool) -> None:
-    async with running(lane=lane, keep_alive_s=0.1) as door, await door.connect() as stream:
+    async with running(lane=lane, keep_alive_s=0.1) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/publish"))
         assert (await reader.reply()).status == 200
         assert await reader.at_end()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_reader_that_stops_reading_is_cut(lane: bool) -> None:
-    async with running(lane=lane, send_timeout_s=0.1) as door, await door.connect() as stream:
+    async with running(lane=lane, send_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         with trio.fail_after(20):
-            await door.toys.closed.wait()
+            await listener.toys.closed.wait()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_head_that_does_not_end_is_refused(lane: bool) -> None:
-    async with running(lane=lane) as door:
-        reply = await ask(door, post("t/publish", b"", "X-Long: " + "a" * 200_000)[:-4])
+    async with running(lane=lane) as listener:
+        reply = await ask(listener, post("t/publish", b"", "X-Long: " + "a" * 200_000)[:-4])
         assert reply.status == 431
         assert reply.headers["content-type"] == "application/problem+json"
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 @pytest.mark.parametrize(
     "headers",
     [
@@ -155,7 +156,7 @@ async def test_a_head_that_does_not_end_is_refused(lane: bool) -> None:
     ],
 )
 async def test_a_request_whose_end_could_be_read_in_two_ways_is_refused(lane: bool, headers: tuple[str, ...]) -> None:
-    async with running(lane=lane) as door, await door.connect() as stream:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"0\r\n\r\n", *headers) + post("t/publish"))
         reader = Reader(stream)
         reply = await reader.reply()
@@ -165,7 +166,7 @@ async def test_a_request_whose_end_could_be_read_in_two_ways_is_refused(lane: bo
 
 
 async def test_a_chunked_body_that_is_none_is_refused_and_nothing_after_it_is_served() -> None:
-    async with running() as door, await door.connect() as stream:
+    async with running() as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Transfer-Encoding: chunked") + b"xyz\r\n" + post("t/publish"))
         reader = Reader(stream)
         assert (await reader.reply()).code == "malformed_body"
@@ -174,10 +175,10 @@ async def test_a_chunked_body_that_is_none_is_refused_and_nothing_after_it_is_se
 
 
 async def test_connections_over_the_bound_are_told_to_come_back() -> None:
-    async with running(max_connections=1) as door, await door.connect() as first:
+    async with running(max_connections=1) as listener, await listener.connect() as first:
         await first.send_all(post("t/publish"))
         assert (await Reader(first).reply()).status == 200
-        reply = await ask(door, post("t/publish"))
+        reply = await ask(listener, post("t/publish"))
         assert (reply.status, reply.code, reply.headers["connection"]) == (503, "overloaded", "close")
         assert reply.headers["retry-after"] == "1"
 
@@ -191,9 +192,9 @@ async def test_running_out_of_descriptors_is_waited_out(monkeypatch: pytest.Monk
             raise OSError(failures.pop(), "too many open files")
         return accept(self)
 
-    async with running() as door:
+    async with running() as listener:
         monkeypatch.setattr(socket.socket, "accept", failing)
-        assert (await ask(door, post("t/publish"))).status == 200
+        assert (await ask(listener, post("t/publish"))).status == 200
         assert not failures
 
 
@@ -202,45 +203,45 @@ def test_a_budget_that_could_not_hold_one_body_is_no_setting() -> None:
         HttpSettings(max_body_bytes=100, max_inflight_bytes=150)
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_stop_answers_what_is_under_way_and_closes_what_rests(lane: bool) -> None:
-    async with running(lane=lane) as door, await door.connect() as resting, await door.connect() as parked:
+    async with running(lane=lane) as listener, await listener.connect() as resting, await listener.connect() as parked:
         await resting.send_all(post("t/publish"))
         reader = Reader(resting)
         assert (await reader.reply()).status == 200
         await parked.send_all(post("t/poll"))
-        await until_parked(door, 1)
-        door.stop.set()
+        await until_parked(listener, 1)
+        listener.stop.set()
         assert await reader.at_end()
-        door.toys.release.set()
+        listener.toys.release.set()
         reader = Reader(parked)
         assert (await reader.reply()).headers["connection"] == "close"
         assert await reader.at_end()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_stop_cuts_what_is_still_parked_after_the_grace(lane: bool) -> None:
-    async with running(lane=lane, grace_s=0.1) as door, await door.connect() as stream:
+    async with running(lane=lane, grace_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/poll"))
-        await until_parked(door, 1)
-        door.stop.set()
+        await until_parked(listener, 1)
+        listener.stop.set()
         with trio.fail_after(20):
-            await door.ended.wait()
-        assert door.toys.cancelled.is_set()
+            await listener.ended.wait()
+        assert listener.toys.cancelled.is_set()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_stop_cuts_a_reader_that_has_stopped_reading(lane: bool) -> None:
-    async with running(lane=lane, grace_s=0.1) as door, await door.connect() as stream:
+    async with running(lane=lane, grace_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         await stream.receive_some(1)
-        door.stop.set()
+        listener.stop.set()
         with trio.fail_after(20):
-            await door.ended.wait()
-        assert door.toys.closed.is_set()
+            await listener.ended.wait()
+        assert listener.toys.closed.is_set()
 
 
-async def until_parked(door: Door, count: int) -> None:
+async def until_parked(listener: Listener, count: int) -> None:
     with trio.fail_after(20):
-        while door.toys.parked < count:
+        while listener.toys.parked < count:
             await trio.lowlevel.checkpoint()

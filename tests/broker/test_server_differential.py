@@ -1,4 +1,4 @@
-"""Two doors, one behaviour: whatever bytes a client sends, lane and hypercorn answer alike."""
+"""Two listeners, one behaviour: whatever bytes a client sends, lane and hypercorn answer alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.broker.differential import difference
-from tests.broker.doors import post, running
+from tests.broker.listeners import post, running
 
 #: A few seconds of them; ``difference`` is there for longer hunts.
 MAX_EXAMPLES = 100

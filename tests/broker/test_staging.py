@@ -1,4 +1,4 @@
-"""Staging through the application: store by segments, publish the winners once, in every encoding and through both doors."""
+"""Staging through the application: store by segments, publish the winners once, in every encoding and through both listeners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TYPES = {"v2": "avro/binary; version=2", "json": "application/json"}
 CODECS = {"v2": AVRO_2, "json": JSON}
 FRAMES = "application/vnd.plainsong.frames"
 every_encoding = pytest.mark.parametrize("encoding", TYPES)
-every_door = pytest.mark.parametrize("door", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
 POLLS = ("avro/binary", "avro/binary; version=2", "application/json", FRAMES)
 
 
@@ -66,16 +66,16 @@ class Staging:
 
 
 @asynccontextmanager
-async def staging(encoding="json", door=None, properties=None, **settings):
-    async with in_process(door=door, **settings) as daemon:
+async def staging(encoding="json", listener=None, properties=None, **settings):
+    async with in_process(listener=listener, **settings) as daemon:
         await daemon.create(**(properties or {}))
         yield Staging(daemon, encoding)
 
 
-@every_door
+@every_listener
 @every_encoding
-async def test_winning_segments_become_visible_together_and_once(encoding, door):
-    async with staging(encoding, door) as talk:
+async def test_winning_segments_become_visible_together_and_once(encoding, listener):
+    async with staging(encoding, listener) as talk:
         await talk.store("a.0", "lost", ids=[0])
         await talk.store("a.1", "one", "two", ids=[0, 1])
         await talk.store("b.0", "three", ids=[0])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import trio
 from broker_in_process import in_process
-from doors import running
+from listeners import running
 from stream_talk import TARGET, Stream, open_stream, request
 from trio.testing import wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
@@ -63,22 +63,22 @@ class Echo:
         self.closed.set()
 
 
-def reach(door):
-    return SimpleNamespace(http=SimpleNamespace(base_url=f"http://127.0.0.1:{door.port}"))
+def reach(listener):
+    return SimpleNamespace(http=SimpleNamespace(base_url=f"http://127.0.0.1:{listener.port}"))
 
 
 # --- the WebSocket -----------------------------------------------------------------------------------
 
 
 async def test_a_silent_stream_is_pinged_and_then_closed():
-    async with running(begin=Echo, keep_alive_s=0.05) as door, open_stream(reach(door)) as stream:
+    async with running(begin=Echo, keep_alive_s=0.05) as listener, open_stream(reach(listener)) as stream:
         assert isinstance(await stream.event(), Ping)
         assert (await stream.closed())[0] == 1001
         assert await stream.event() is None
 
 
 async def test_a_stream_that_answers_pings_stays():
-    async with running(begin=Echo, keep_alive_s=0.05) as door, open_stream(reach(door)) as stream:
+    async with running(begin=Echo, keep_alive_s=0.05) as listener, open_stream(reach(listener)) as stream:
         for _ in range(3):
             ping = await stream.event()
             assert isinstance(ping, Ping)
@@ -90,36 +90,36 @@ async def test_a_stream_that_answers_pings_stays():
 
 
 async def test_a_message_that_never_ends_is_given_up_and_what_it_held_is_free_again():
-    async with running(begin=Echo, body_timeout_s=0.05) as door, open_stream(reach(door)) as stream:
+    async with running(begin=Echo, body_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         await stream.say(BytesMessage(b"x" * 100, message_finished=False))
         assert (await stream.closed())[0] == 1008
         assert await stream.event() is None
-        assert door.budget.reserved_bytes == 0
+        assert listener.budget.reserved_bytes == 0
 
 
 async def test_a_budget_without_room_closes_with_1013():
-    async with running(begin=Echo, max_body_bytes=5000, max_inflight_bytes=10_000) as door:
-        holding = door.budget.reserve()
+    async with running(begin=Echo, max_body_bytes=5000, max_inflight_bytes=10_000) as listener:
+        holding = listener.budget.reserve()
         holding.grow(9000)
-        async with open_stream(reach(door)) as stream:
+        async with open_stream(reach(listener)) as stream:
             await stream.send(b"x" * 2000)
             assert (await stream.closed())[0] == 1013
-        assert door.budget.reserved_bytes == 9000
+        assert listener.budget.reserved_bytes == 9000
 
 
 async def test_nothing_is_read_while_the_conversation_takes_no_more():
-    async with running(begin=Echo, send_timeout_s=0.1) as door, open_stream(reach(door), "held") as stream:
+    async with running(begin=Echo, send_timeout_s=0.1) as listener, open_stream(reach(listener), "held") as stream:
         filled = False
         with trio.move_on_after(0.3):
             for _ in range(1000):
                 await stream.send(b"x" * 100_000)
             filled = True
         assert not filled  # the sockets are full, and nobody reads
-        assert door.budget.reserved_bytes < 1 << 20
+        assert listener.budget.reserved_bytes < 1 << 20
 
 
 async def test_a_reader_that_stopped_reading_is_cut():
-    async with running(begin=Echo, send_timeout_s=0.05) as door, open_stream(reach(door)) as stream:
+    async with running(begin=Echo, send_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         try:
             with trio.fail_after(10):
                 while True:  # its answers fill both sockets
@@ -127,14 +127,14 @@ async def test_a_reader_that_stopped_reading_is_cut():
         except trio.BrokenResourceError:
             pass
         await wait_all_tasks_blocked(0.01)
-        assert door.budget.reserved_bytes == 0
+        assert listener.budget.reserved_bytes == 0
 
 
 async def test_any_bytes_end_a_stream_in_good_order(caplog):
-    async with running(begin=Echo, keep_alive_s=0.05, body_timeout_s=0.05) as door:
+    async with running(begin=Echo, keep_alive_s=0.05, body_timeout_s=0.05) as listener:
         for seed in range(60):
             dice = random.Random(seed)
-            async with open_stream(reach(door)) as stream:
+            async with open_stream(reach(listener)) as stream:
                 data = bytearray(dice.randbytes(dice.randrange(1, 300)))
                 if seed % 2:  # more of these look like frames of a client
                     data[0] = dice.choice([0x82, 0x02, 0x80, 0x00, 0x88, 0x89, 0x8A])
@@ -146,23 +146,23 @@ async def test_any_bytes_end_a_stream_in_good_order(caplog):
                             pass
                     except trio.BrokenResourceError:
                         pass
-        async with open_stream(reach(door)) as stream:
+        async with open_stream(reach(listener)) as stream:
             await stream.send(b"well")
             assert (await stream.event()).data == b"well"
         await wait_all_tasks_blocked(0.01)
-        assert door.budget.reserved_bytes == 0
+        assert listener.budget.reserved_bytes == 0
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
-    async with running(begin=Echo) as door, open_stream(reach(door)) as stream:
+    async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
         await stream.send(b"last")
         assert (await stream.event()).data == b"last"
-        door.stop.set()
+        listener.stop.set()
         assert await stream.closed() == (1001, "the daemon is shutting down")
         assert await stream.event() is None
         with trio.fail_after(20):
-            await door.ended.wait()
+            await listener.ended.wait()
 
 
 async def test_a_stream_over_tls(tmp_path):
@@ -173,8 +173,8 @@ async def test_a_stream_over_tls(tmp_path):
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate, key)
     trusting = ssl.create_default_context(cafile=certificate)
-    async with running(begin=Echo, tls=serving) as door:
-        secure = trio.SSLStream(await door.connect(), trusting, server_hostname="127.0.0.1", https_compatible=True)
+    async with running(begin=Echo, tls=serving) as listener:
+        secure = trio.SSLStream(await listener.connect(), trusting, server_hostname="127.0.0.1", https_compatible=True)
         stream = Stream(secure)
         await stream.say(Request(host="127.0.0.1", target=TARGET.format(topic="t")))
         assert isinstance(await stream.event(), AcceptConnection)

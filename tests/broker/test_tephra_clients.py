@@ -58,7 +58,7 @@ class Tephra:
         return decode_transaction(struct_bytes(found)) if isinstance(found, TEPHRA.TTransaction) else found
 
 
-class World:
+class Harness:
     """A transaction service, its Thrift server, and clients."""
 
     def __init__(self):
@@ -95,25 +95,25 @@ class World:
 
 @asynccontextmanager
 async def running():
-    world = World()
+    harness = Harness()
     async with trio.open_nursery() as nursery:
-        await world.start(nursery)
-        yield world
-        for client in world.clients:
+        await harness.start(nursery)
+        yield harness
+        for client in harness.clients:
             client.client.close()
-        world.stop.set()
-        world.service.close()
+        harness.stop.set()
+        harness.service.close()
 
 
 @pytest.fixture
-async def world():
-    async with running() as world:
-        yield world
+async def harness():
+    async with running() as harness:
+        yield harness
 
 
 @pytest.fixture
-async def tephra(world):
-    return await world.client()
+async def tephra(harness):
+    return await harness.client()
 
 
 async def committed(tephra, *changes):
@@ -149,10 +149,10 @@ async def test_a_transaction_is_hidden_until_it_is_committed(tephra):
         ("startLongClientId", ("me",), TransactionType.LONG, "me", 86_400),
     ],
 )
-async def test_old_and_new_clients_begin_transactions(world, tephra, method, args, type, client, seconds):  # noqa: A002
+async def test_old_and_new_clients_begin_transactions(harness, tephra, method, args, type, client, seconds):  # noqa: A002
     tx = await tephra.call(method, *args)
     assert tx.type is type
-    status = await world.service.look(tx.transaction_id)
+    status = await harness.service.look(tx.transaction_id)
     assert (status.client_id, status.expires_ms) == (client, START_MS + seconds * 1000)
 
 
@@ -275,7 +275,7 @@ async def test_a_late_abort_heals_a_transaction_that_timed_out_and_its_checkpoin
     assert await tephra.call("invalidTxSize") == 0
 
 
-async def test_the_invalid_list_is_kept_and_truncated(world, tephra):
+async def test_the_invalid_list_is_kept_and_truncated(harness, tephra):
     tx = await tephra.call("startLong")
     await tephra.call("abortTx", tx)
     assert await tephra.call("invalidTxSize") == 1
@@ -285,12 +285,12 @@ async def test_the_invalid_list_is_kept_and_truncated(world, tephra):
     assert await tephra.call("invalidateTx", other.transaction_id) is False
     assert await tephra.call("truncateInvalidTx", [tx.transaction_id]) is True
     assert await tephra.call("truncateInvalidTx", [tx.transaction_id]) is False
-    world.clock.ms += 1000
+    harness.clock.ms += 1000
     last = await tephra.call("startShort")
     with pytest.raises(TEPHRA.InvalidTruncateTime):
-        await tephra.call("truncateInvalidTxBefore", world.clock.ms + 1)
-    assert await tephra.call("truncateInvalidTxBefore", world.clock.ms) is True
-    assert await tephra.call("truncateInvalidTxBefore", world.clock.ms) is False
+        await tephra.call("truncateInvalidTxBefore", harness.clock.ms + 1)
+    assert await tephra.call("truncateInvalidTxBefore", harness.clock.ms) is True
+    assert await tephra.call("truncateInvalidTxBefore", harness.clock.ms) is False
     assert (await tephra.call("startShort")).in_progress == (last.transaction_id,)
 
 
@@ -326,8 +326,8 @@ async def test_a_reset_forgets_everything_but_which_ids_were_given(tephra):
     await tephra.call("pruneNow")
 
 
-async def test_many_clients_share_one_service(world):
-    clients = [await world.client() for _ in range(20)]
+async def test_many_clients_share_one_service(harness):
+    clients = [await harness.client() for _ in range(20)]
     found = []
 
     async def some(client):
@@ -343,8 +343,8 @@ async def test_many_clients_share_one_service(world):
     assert (await clients[0].call("startShort")).in_progress == ()
 
 
-async def test_one_daemon_goes_by_the_transactions_of_another(world, tephra):
-    host, port = world.address.split(":")
+async def test_one_daemon_goes_by_the_transactions_of_another(harness, tephra):
+    host, port = harness.address.split(":")
     pointers = PointerIndex()
     other = ForeignTephra(host, int(port), SetClock(), pointers, MemoryStore(), refresh_s=5, max_lifetime_ms=0)
     done = await committed(tephra, b"k")
@@ -353,8 +353,8 @@ async def test_one_daemon_goes_by_the_transactions_of_another(world, tephra):
     await other.refresh()
     standings = [other.standing(tx.transaction_id) for tx in (done, doing, undone)]
     assert standings == ["committed", "in_progress", "invalid"]
-    assert other.invalids() == world.service.invalids()
-    ours, theirs = other.view(), world.service.view()
+    assert other.invalids() == harness.service.invalids()
+    ours, theirs = other.view(), harness.service.view()
     for pointer in (done.transaction_id, doing.transaction_id, undone.transaction_id, undone.transaction_id + 1):
         assert ours.verdict(pointer) is theirs.verdict(pointer)
     await other._client.aclose()

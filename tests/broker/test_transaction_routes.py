@@ -1,4 +1,4 @@
-"""The transaction service over HTTP: shapes, errors and bounds of its routes, through both doors."""
+"""The transaction service over HTTP: shapes, errors and bounds of its routes, through both listeners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
 TX = "/v1/transactions"
-every_door = pytest.mark.parametrize("door", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
 
 
 async def begin(daemon, **body):
@@ -45,9 +45,9 @@ def changes(*keys):
 # --- begin -----------------------------------------------------------------------------------------
 
 
-@every_door
-async def test_an_empty_body_begins_a_short_transaction_of_thirty_seconds(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_an_empty_body_begins_a_short_transaction_of_thirty_seconds(listener):
+    async with in_process(listener=listener) as daemon:
         answer = await daemon.call("POST", TX)
         begun = answer.json()
         assert answer.headers["content-type"] == "application/json"
@@ -61,9 +61,9 @@ async def test_an_empty_body_begins_a_short_transaction_of_thirty_seconds(door):
         assert [(one["id"], one["clientId"], one["type"]) for one in listed] == [(begun["id"], "unknown", "short")]
 
 
-@every_door
-async def test_type_time_out_and_client_are_as_asked_for(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_type_time_out_and_client_are_as_asked_for(listener):
+    async with in_process(listener=listener) as daemon:
         short = await begin(daemon, timeoutSeconds=7, clientId="billing")
         assert short["expires"] == START_MS + 7_000
         long = await begin(daemon, type="long", clientId="batch")
@@ -85,7 +85,7 @@ async def test_type_time_out_and_client_are_as_asked_for(door):
         }
 
 
-@every_door
+@every_listener
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -98,8 +98,8 @@ async def test_type_time_out_and_client_are_as_asked_for(door):
         (b"{", "malformed_body"),
     ],
 )
-async def test_what_cannot_begin_is_refused(door, body, code):
-    async with in_process(door=door) as daemon:
+async def test_what_cannot_begin_is_refused(listener, body, code):
+    async with in_process(listener=listener) as daemon:
         await daemon.call("POST", TX, status=400, code=code, content=body)
 
 
@@ -127,9 +127,9 @@ async def test_open_transactions_are_bounded():
 # --- prepare, commit, abort ------------------------------------------------------------------------
 
 
-@every_door
-async def test_a_commit_makes_the_messages_of_all_topics_visible_and_may_be_repeated(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_a_commit_makes_the_messages_of_all_topics_visible_and_may_be_repeated(listener):
+    async with in_process(listener=listener) as daemon:
         await daemon.create("a")
         await daemon.create("b")
         begun = await begin(daemon)
@@ -150,9 +150,9 @@ async def test_a_commit_makes_the_messages_of_all_topics_visible_and_may_be_repe
         assert shown["decidedMs"] == listed["decidedMs"] == START_MS
 
 
-@every_door
-async def test_an_abort_rolls_back_every_topic_before_it_is_answered(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_an_abort_rolls_back_every_topic_before_it_is_answered(listener):
+    async with in_process(listener=listener) as daemon:
         await daemon.create("a")
         await daemon.create("b")
         begun = await begin(daemon)
@@ -169,9 +169,9 @@ async def test_an_abort_rolls_back_every_topic_before_it_is_answered(door):
         await post(daemon, begun, "commit", status=409, code="transaction_not_in_progress")
 
 
-@every_door
-async def test_a_conflict_names_the_key_and_the_other_client(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_a_conflict_names_the_key_and_the_other_client(listener):
+    async with in_process(listener=listener) as daemon:
         mine, theirs = await begin(daemon, clientId="mine"), await begin(daemon, clientId="theirs")
         await post(daemon, theirs, "prepare", changes=changes(b"row-1", b"\x00"))
         await post(daemon, theirs, "commit")
@@ -184,9 +184,9 @@ async def test_a_conflict_names_the_key_and_the_other_client(door):
         assert "plainsong_transaction_conflicts_total 1.0" in metrics
 
 
-@every_door
-async def test_unknown_ids_are_404_and_what_is_no_id_is_400(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_unknown_ids_are_404_and_what_is_no_id_is_400(listener):
+    async with in_process(listener=listener) as daemon:
         for verb in ("prepare", "commit", "abort", "invalidate", "checkpoint"):
             await post(daemon, 5, verb, status=404, code="transaction_not_found")
             for odd in ("x", "0", "-5", "9" * 20, str(1 << 63), "%C2%B2"):
@@ -196,9 +196,9 @@ async def test_unknown_ids_are_404_and_what_is_no_id_is_400(door):
         await daemon.call("GET", f"{TX}/x", status=400, code="invalid_parameter")
 
 
-@every_door
-async def test_a_change_set_that_is_no_base64_or_too_large_is_refused(door):
-    async with in_process(door=door, transactions__max_change_set_bytes=1024) as daemon:
+@every_listener
+async def test_a_change_set_that_is_no_base64_or_too_large_is_refused(listener):
+    async with in_process(listener=listener, transactions__max_change_set_bytes=1024) as daemon:
         begun = await begin(daemon)
         await post(daemon, begun, "prepare", status=400, code="malformed_body", changes=["é"])
         await post(daemon, begun, "prepare", status=400, code="malformed_body", changes="a2V5")
@@ -206,18 +206,18 @@ async def test_a_change_set_that_is_no_base64_or_too_large_is_refused(door):
         await post(daemon, begun, "prepare", changes=changes(b"x" * 1024))
 
 
-@every_door
-async def test_commit_and_abort_take_no_fields(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_commit_and_abort_take_no_fields(listener):
+    async with in_process(listener=listener) as daemon:
         begun = await begin(daemon)
         await post(daemon, begun, "commit", status=400, code="unknown_field", writePointer=begun["id"])
         await post(daemon, begun, "abort", status=400, code="unknown_field", x=1)
         await daemon.call("POST", f"{TX}/{begun['id']}/commit", content=b"{}")
 
 
-@every_door
-async def test_bodies_that_only_say_what_to_do_are_small(door):
-    async with in_process(door=door) as daemon:
+@every_listener
+async def test_bodies_that_only_say_what_to_do_are_small(listener):
+    async with in_process(listener=listener) as daemon:
         begun = await begin(daemon)
         large = b'{"clientId": "%b"}' % (b"x" * (64 << 10))
         for path in (TX, *(f"{TX}/{begun['id']}/{verb}" for verb in ("commit", "abort", "invalidate"))):
@@ -333,9 +333,9 @@ async def test_pruning_figures_name_topics_bounds_and_why_nothing_is_pruned():
 # --- without the service ---------------------------------------------------------------------------
 
 
-@every_door
-async def test_switched_off_everything_but_the_service_and_committed_polls_is_served(door):
-    async with in_process(door=door, transactions__service="off") as daemon:
+@every_listener
+async def test_switched_off_everything_but_the_service_and_committed_polls_is_served(listener):
+    async with in_process(listener=listener, transactions__service="off") as daemon:
         await daemon.create()
         await daemon.publish("plain")
         pointer = START_MS * 1_000_000

@@ -9,15 +9,15 @@ from broker_in_process import START_MS, TOPICS, in_process
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"
-DOORS = (None, "lane", "hypercorn")
+LISTENERS = (None, "lane", "hypercorn")
 POINTER = START_MS * 1_000_000
 WEEK_MS = 7 * 86_400_000
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=LISTENERS)
 async def daemon(request):
-    """In process, and behind each of the two doors."""
-    async with in_process(door=request.param) as running:
+    """In process, and behind each of the two listeners."""
+    async with in_process(listener=request.param) as running:
         yield running
 
 

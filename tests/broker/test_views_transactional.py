@@ -63,20 +63,20 @@ async def transacting(**settings):
         yield Transacting(daemon)
 
 
-async def everything(world):
+async def everything(harness):
     """One message of every state, a stored transaction among them; the transactions by name."""
-    done, aborted, invalid, held = [await world.begin() for _ in range(4)]
-    await world.publish("p0", ms=0)
-    await world.store("s0", "s1", "s2", pointer=done["writePointer"], ms=1)
-    await world.publish("c0", pointer=done["writePointer"], ms=2)
-    await world.publish("r0", pointer=aborted["writePointer"], ms=3)
-    await world.publish("i0", pointer=invalid["writePointer"], ms=4)
-    await world.end(done, "commit")
-    await world.end(aborted, "abort")
-    await world.end(invalid, "invalidate")
-    await world.publish("p1", ms=5)
-    await world.publish("o0", "o1", pointer=held["writePointer"], ms=6)
-    await world.publish("p2", ms=7)
+    done, aborted, invalid, held = [await harness.begin() for _ in range(4)]
+    await harness.publish("p0", ms=0)
+    await harness.store("s0", "s1", "s2", pointer=done["writePointer"], ms=1)
+    await harness.publish("c0", pointer=done["writePointer"], ms=2)
+    await harness.publish("r0", pointer=aborted["writePointer"], ms=3)
+    await harness.publish("i0", pointer=invalid["writePointer"], ms=4)
+    await harness.end(done, "commit")
+    await harness.end(aborted, "abort")
+    await harness.end(invalid, "invalidate")
+    await harness.publish("p1", ms=5)
+    await harness.publish("o0", "o1", pointer=held["writePointer"], ms=6)
+    await harness.publish("p2", ms=7)
     return {"done": done, "aborted": aborted, "invalid": invalid, "held": held}
 
 
@@ -84,9 +84,9 @@ async def everything(world):
 
 
 async def test_each_message_is_shown_with_the_state_of_its_transaction():
-    async with transacting() as world:
-        pointers = {name: one["writePointer"] for name, one in (await everything(world)).items()}
-        shown = (await world.look()).json()
+    async with transacting() as harness:
+        pointers = {name: one["writePointer"] for name, one in (await everything(harness)).items()}
+        shown = (await harness.look()).json()
         done = ("committed", pointers["done"])
         assert [(each["payload"], each["state"], each["writePointer"]) for each in shown] == [
             ("p0", "plain", None),
@@ -100,18 +100,18 @@ async def test_each_message_is_shown_with_the_state_of_its_transaction():
         ]
         assert {each["publishTimeMs"] for each in shown[1:4]} == {START_MS + 2}, "when they were published"
         assert {each["expiresMs"] - each["publishTimeMs"] for each in shown} == {604_800_000}
-        as_strings = (await world.look(longs="string")).json()
+        as_strings = (await harness.look(longs="string")).json()
         assert as_strings[1]["writePointer"] == str(pointers["done"])
 
 
 async def test_looking_page_by_page_goes_through_stored_messages():
-    async with transacting() as world:
-        await everything(world)
-        whole = (await world.look()).json()
+    async with transacting() as harness:
+        await everything(harness)
+        whole = (await harness.look()).json()
         for limit in (1, 2, 3, 20):
             got, at = [], "00" * 20
             while True:
-                page = await world.look(**{"from": at, "limit": limit})
+                page = await harness.look(**{"from": at, "limit": limit})
                 got += page.json()
                 if page.headers["plainsong-end"] == "end":
                     break
@@ -120,11 +120,11 @@ async def test_looking_page_by_page_goes_through_stored_messages():
 
 
 async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
-    async with transacting() as world:
-        await world.publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
-        assert [each["state"] for each in (await world.look()).json()] == ["committed"]
-        await world.publish("later", pointer=(START_MS + 60_000) * 1_000_000)
-        assert [each["state"] for each in (await world.look()).json()] == ["committed", "open"]
+    async with transacting() as harness:
+        await harness.publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
+        assert [each["state"] for each in (await harness.look()).json()] == ["committed"]
+        await harness.publish("later", pointer=(START_MS + 60_000) * 1_000_000)
+        assert [each["state"] for each in (await harness.look()).json()] == ["committed", "open"]
     async with in_process(transactions__service="off") as daemon:
         await daemon.create()
         await Transacting(daemon).publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
@@ -136,45 +136,45 @@ async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
 
 
 async def test_a_committed_reader_is_told_what_is_visible_hidden_and_lost_to_it():
-    async with transacting() as world:
-        transactions = await everything(world)
-        assert await world.reader() == {"visible": 6, "hidden": 3, "expiredUnread": 0, "estimated": False}
-        page = await world.poll(isolation="committed")
+    async with transacting() as harness:
+        transactions = await everything(harness)
+        assert await harness.reader() == {"visible": 6, "hidden": 3, "expiredUnread": 0, "estimated": False}
+        page = await harness.poll(isolation="committed")
         assert len(page.json()) == 6
         at = page.headers["plainsong-last-id"]
-        assert await world.reader(at) == {"visible": 0, "hidden": 3, "expiredUnread": 0, "estimated": False}
+        assert await harness.reader(at) == {"visible": 0, "hidden": 3, "expiredUnread": 0, "estimated": False}
         inside = page.json()[2]["id"]
-        assert (await world.reader(inside))["visible"] == 3, "from inside what was stored"
-        await world.end(transactions["held"], "abort")
-        assert await world.reader(at) == {"visible": 1, "hidden": 0, "expiredUnread": 0, "estimated": False}
+        assert (await harness.reader(inside))["visible"] == 3, "from inside what was stored"
+        await harness.end(transactions["held"], "abort")
+        assert await harness.reader(at) == {"visible": 1, "hidden": 0, "expiredUnread": 0, "estimated": False}
 
 
 async def test_expired_unread_counts_what_the_reader_would_have_got():
-    async with transacting() as world:
-        await everything(world)
-        world.daemon.clock.ms = START_MS + 604_800_000 + 5
-        assert await world.reader() == {"visible": 1, "hidden": 3, "expiredUnread": 5, "estimated": False}
+    async with transacting() as harness:
+        await everything(harness)
+        harness.daemon.clock.ms = START_MS + 604_800_000 + 5
+        assert await harness.reader() == {"visible": 1, "hidden": 3, "expiredUnread": 5, "estimated": False}
 
 
 async def test_counts_of_a_topic_are_of_messages_stored_ones_included():
-    async with transacting() as world:
-        await everything(world)
-        found = (await world.daemon.call("GET", f"{TOPICS}/t/stats")).json()
+    async with transacting() as harness:
+        await everything(harness)
+        found = (await harness.daemon.call("GET", f"{TOPICS}/t/stats")).json()
         assert (found["messages"], found["openTransactions"]) == (11, 2), "the invalid one's rows are not rewritten yet"
-        shown = (await world.look()).json()
+        shown = (await harness.look()).json()
         assert (found["oldestId"], found["newestId"]) == (shown[0]["id"], shown[-1]["id"])
-        last = await world.begin()
-        await world.store("a", "b", pointer=last["writePointer"])
-        await world.publish(pointer=last["writePointer"], ms=9)
-        found = (await world.daemon.call("GET", f"{TOPICS}/t/stats")).json()
-        assert found["newestId"] == (await world.look()).json()[-1]["id"], "the last of the stored ones"
+        last = await harness.begin()
+        await harness.store("a", "b", pointer=last["writePointer"])
+        await harness.publish(pointer=last["writePointer"], ms=9)
+        found = (await harness.daemon.call("GET", f"{TOPICS}/t/stats")).json()
+        assert found["newestId"] == (await harness.look()).json()[-1]["id"], "the last of the stored ones"
 
 
 async def test_what_is_too_much_to_look_at_is_taken_from_the_topics_own_counts(monkeypatch):
     monkeypatch.setattr(topic_stats, "MAX_LOOKS", 5)
-    async with transacting() as world:
-        await everything(world)
-        found = await world.reader()
+    async with transacting() as harness:
+        await everything(harness)
+        found = await harness.reader()
         assert found["estimated"]
         assert (found["visible"], found["hidden"]) == (8, 3), "rolled back and invalid ones are in its counts"
 
@@ -183,106 +183,106 @@ async def test_what_is_too_much_to_look_at_is_taken_from_the_topics_own_counts(m
 
 
 async def test_an_extent_with_a_view_is_what_a_poll_with_it_returns():
-    async with transacting() as world:
-        transactions = await everything(world)
+    async with transacting() as harness:
+        transactions = await everything(harness)
         for how in ({"isolation": "committed"}, {}, {"transaction": transactions["held"]["snapshot"]}):
             for bounds in ({}, {"limit": 1}, {"limit": 3}, {"limit": 5}, {"maxBytes": 60}):
-                polled = await world.poll(**how, **bounds)
+                polled = await harness.poll(**how, **bounds)
                 asked = {"maxMessages": bounds.get("limit"), "maxBytes": bounds.get("maxBytes")}
-                found = await world.offsets(**how, **asked)
+                found = await harness.offsets(**how, **asked)
                 assert found["count"] == len(polled.json())
                 if polled.headers["plainsong-end"] != "end":
                     assert found["end"] == after(bytes.fromhex(polled.headers["plainsong-last-id"])).hex()
 
 
 async def test_splits_may_stand_inside_a_stored_transaction_and_lose_nothing():
-    async with transacting() as world:
-        one = await world.begin()
-        await world.publish("before")
-        await world.store(*("x" * 50 for _ in range(40)), pointer=one["writePointer"], ms=1)
-        await world.publish(pointer=one["writePointer"], ms=2)
-        await world.end(one, "commit")
-        await world.publish("behind", ms=3)
-        found = await world.offsets(splits=4, isolation="committed")
+    async with transacting() as harness:
+        one = await harness.begin()
+        await harness.publish("before")
+        await harness.store(*("x" * 50 for _ in range(40)), pointer=one["writePointer"], ms=1)
+        await harness.publish(pointer=one["writePointer"], ms=2)
+        await harness.end(one, "commit")
+        await harness.publish("behind", ms=3)
+        found = await harness.offsets(splits=4, isolation="committed")
         assert (found["count"], len(found["splits"])) == (42, 3)
         assert all(bound[20:] != "0" * 20 for bound in found["splits"]), "inside"
         bounds = ["00" * 20, *found["splits"], found["end"]]
         parts = []
         for start, end in itertools.pairwise(bounds):
             body = {"startFrom": start, "endBefore": end, "isolation": "committed"}
-            part = (await world.poll(**body)).json()
-            assert (await world.offsets(start=start, end=end, isolation="committed"))["count"] == len(part)
+            part = (await harness.poll(**body)).json()
+            assert (await harness.offsets(start=start, end=end, isolation="committed"))["count"] == len(part)
             assert 8 <= len(part) <= 13
             parts += part
-        assert parts == (await world.poll(isolation="committed")).json()
+        assert parts == (await harness.poll(isolation="committed")).json()
 
 
 async def test_measuring_waits_for_what_holds_it_up(nursery):
-    async with transacting() as world:
-        one = await world.begin()
-        await world.publish("a", pointer=one["writePointer"])
+    async with transacting() as harness:
+        one = await harness.begin()
+        await harness.publish("a", pointer=one["writePointer"])
         answers = []
 
         async def wait():
-            answers.append(await world.offsets(isolation="committed", waitMs=60_000))
+            answers.append(await harness.offsets(isolation="committed", waitMs=60_000))
 
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
         assert not answers
-        await world.end(one, "commit")
+        await harness.end(one, "commit")
         await trio.testing.wait_all_tasks_blocked()
         assert [each["count"] for each in answers] == [1]
-        held = await world.begin()
-        await world.publish("b", pointer=held["writePointer"])
-        brought = await world.offsets(start=answers[0]["end"], transaction=one["snapshot"], waitMs=60_000)
+        held = await harness.begin()
+        await harness.publish("b", pointer=held["writePointer"])
+        brought = await harness.offsets(start=answers[0]["end"], transaction=one["snapshot"], waitMs=60_000)
         assert (brought["count"], brought["end"]) == (0, answers[0]["end"]), "its snapshot never learns of it"
 
 
 # --- many topics ----------------------------------------------------------------------------------
 
 
-async def many(world, **body):
-    return (await world.daemon.call("POST", MANY, json=body)).json()["topics"]
+async def many(harness, **body):
+    return (await harness.daemon.call("POST", MANY, json=body)).json()["topics"]
 
 
 async def test_a_committed_poll_of_many_says_of_each_who_holds_it():
-    async with transacting() as world:
-        await world.daemon.create("u")
-        one = await world.begin()
-        await world.publish("a")
-        await world.publish("b", pointer=one["writePointer"], ms=1)
-        await world.publish("c", topic="u")
-        found = await many(world, topics={"t": {}, "u": {}}, isolation="committed")
+    async with transacting() as harness:
+        await harness.daemon.create("u")
+        one = await harness.begin()
+        await harness.publish("a")
+        await harness.publish("b", pointer=one["writePointer"], ms=1)
+        await harness.publish("c", topic="u")
+        found = await many(harness, topics={"t": {}, "u": {}}, isolation="committed")
         assert [each["payload"] for each in found["t"]["messages"]] == ["a"]
         assert found["t"]["end"] == "held"
         assert found["t"]["heldBy"] == one["writePointer"]
         assert (found["t"]["heldSince"], found["t"]["hiddenMessages"]) == (START_MS + 1, "1")
         assert [each["payload"] for each in found["u"]["messages"]] == ["c"]
         assert found["u"].keys() == {"messages", "lastId", "end"}
-        without = await many(world, topics={"t": {}, "u": {}})
+        without = await many(harness, topics={"t": {}, "u": {}})
         assert len(without["t"]["messages"]) == 2
 
 
 @pytest.mark.parametrize("how", ["commit", "abort", "invalidate", "publish"])
 async def test_a_wait_for_many_ends_with_a_decision_or_a_message(how, nursery):
-    async with transacting() as world:
-        await world.daemon.create("u")
-        one = await world.begin()
-        await world.publish("a", pointer=one["writePointer"])
-        await world.publish("b", ms=1)
+    async with transacting() as harness:
+        await harness.daemon.create("u")
+        one = await harness.begin()
+        await harness.publish("a", pointer=one["writePointer"])
+        await harness.publish("b", ms=1)
         answers = []
 
         async def wait():
             body = {"topics": {"t": {}, "u": {}}, "isolation": "committed", "waitMs": 60_000}
-            answers.append(await many(world, **body))
+            answers.append(await many(harness, **body))
 
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
         assert not answers
         if how == "publish":
-            await world.publish("c", topic="u")
+            await harness.publish("c", topic="u")
         else:
-            await world.end(one, how)
+            await harness.end(one, how)
         await trio.testing.wait_all_tasks_blocked()
         assert len(answers) == 1
         got = {topic: [each["payload"] for each in found["messages"]] for topic, found in answers[0].items()}
@@ -291,11 +291,11 @@ async def test_a_wait_for_many_ends_with_a_decision_or_a_message(how, nursery):
 
 
 async def test_a_snapshot_one_brings_holds_where_it_knows_no_better():
-    async with transacting() as world:
-        pointers = {name: one["writePointer"] for name, one in (await everything(world)).items()}
+    async with transacting() as harness:
+        pointers = {name: one["writePointer"] for name, one in (await everything(harness)).items()}
         view = Transaction(max(pointers.values()), 1, 1, (pointers["invalid"],), (pointers["done"],))
         brought = b2a_base64(encode_transaction(view), newline=False).decode()
-        assert (await world.offsets(transaction=brought))["count"] == 1, "what is committed since was open then"
+        assert (await harness.offsets(transaction=brought))["count"] == 1, "what is committed since was open then"
 
 
 # --- without a transaction service ----------------------------------------------------------------
@@ -304,14 +304,14 @@ async def test_a_snapshot_one_brings_holds_where_it_knows_no_better():
 async def test_without_a_service_nothing_is_committed_and_all_else_goes_on():
     async with in_process(transactions__service="off") as daemon:
         await daemon.create()
-        world = Transacting(daemon)
-        await world.publish("a", pointer=(START_MS - 1_000) * 1_000_000 + 7)
-        await world.publish("b")
+        harness = Transacting(daemon)
+        await harness.publish("a", pointer=(START_MS - 1_000) * 1_000_000 + 7)
+        await harness.publish("b")
         unavailable = {"status": 503, "code": "transactions_unavailable"}
         await daemon.call("POST", f"{TOPICS}/t/offsets", json={"isolation": "committed"}, **unavailable)
         await daemon.call("POST", MANY, json={"topics": {"t": {}}, "isolation": "committed"}, **unavailable)
-        assert (await world.offsets())["count"] == 2
+        assert (await harness.offsets())["count"] == 2
         own = Transaction(START_MS * 1_000_000, 1, 1)
         brought = b2a_base64(encode_transaction(own), newline=False).decode()
-        assert (await world.offsets(transaction=brought))["count"] == 2, "a snapshot one brings needs no service"
-        assert await world.reader() == {"visible": 2, "hidden": 0, "expiredUnread": 0, "estimated": False}
+        assert (await harness.offsets(transaction=brought))["count"] == 2, "a snapshot one brings needs no service"
+        assert await harness.reader() == {"visible": 2, "hidden": 0, "expiredUnread": 0, "estimated": False}

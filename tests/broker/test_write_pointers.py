@@ -1,4 +1,4 @@
-"""Publish, store and rollback under a write pointer, and polls of what came of it: every encoding, both doors."""
+"""Publish, store and rollback under a write pointer, and polls of what came of it: every encoding, both listeners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAMES = "application/vnd.plainsong.frames; fields=pointer"
 #: A pointer of this very moment.
 NOW = START_MS * 1_000_000
 every_encoding = pytest.mark.parametrize("encoding", TYPES)
-every_door = pytest.mark.parametrize("door", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
 
 
 class Talk:
@@ -56,8 +56,8 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(encoding, door=None, **settings):
-    async with in_process(door=door, **settings) as daemon:
+async def talking(encoding, listener=None, **settings):
+    async with in_process(listener=listener, **settings) as daemon:
         await daemon.create()
         yield Talk(daemon, encoding)
 
@@ -69,9 +69,9 @@ def snapshot(read_pointer, *, in_progress=(), invalids=(), own=1):
 # --- the golden bytes ------------------------------------------------------------------------------
 
 
-@every_door
-async def test_the_golden_bytes_of_a_transactional_publish_are_taken_answered_and_taken_back(door):
-    async with talking("v1", door, transactions__max_lifetime_s=0) as talk:
+@every_listener
+async def test_the_golden_bytes_of_a_transactional_publish_are_taken_answered_and_taken_back(listener):
+    async with talking("v1", listener, transactions__max_lifetime_s=0) as talk:
         assert (await talk.post("publish", bytes.fromhex("0204046d30046d3100"))).content == b""
         answered = await talk.post("publish", bytes.fromhex("000202046d3200"))
         assert answered.content.hex() == "000280a0abfef9620480a0abfef96204"
@@ -92,9 +92,9 @@ async def test_the_golden_bytes_of_a_transactional_publish_are_taken_answered_an
 
 
 @every_encoding
-@every_door
-async def test_what_was_stored_is_published_first_and_in_its_order(encoding, door):
-    async with talking(encoding, door) as talk:
+@every_listener
+async def test_what_was_stored_is_published_first_and_in_its_order(encoding, listener):
+    async with talking(encoding, listener) as talk:
         assert (await talk.store("a", "b", pointer=NOW)).content == b""
         await talk.store("c", pointer=NOW)
         assert await talk.poll() == []
@@ -234,9 +234,9 @@ async def test_what_is_stored_lives_no_longer_than_its_ttl_counted_from_its_publ
 
 
 @every_encoding
-@every_door
-async def test_a_rollback_touches_only_its_pointer_and_may_be_repeated(encoding, door):
-    async with talking(encoding, door) as talk:
+@every_listener
+async def test_a_rollback_touches_only_its_pointer_and_may_be_repeated(encoding, listener):
+    async with talking(encoding, listener) as talk:
         first = await talk.publish("a", "b", pointer=NOW)
         await talk.publish("plain")
         await talk.publish("other", pointer=NOW + 1)
@@ -271,9 +271,9 @@ async def test_a_rollback_without_a_pointer_or_with_no_range_of_ours_is_refused(
 
 
 @every_encoding
-@every_door
-async def test_a_snapshot_delivers_skips_or_stops_row_by_row(encoding, door):
-    async with talking(encoding, door) as talk:
+@every_listener
+async def test_a_snapshot_delivers_skips_or_stops_row_by_row(encoding, listener):
+    async with talking(encoding, listener) as talk:
         await talk.publish("plain")
         await talk.publish("committed", pointer=NOW)
         await talk.publish("invalid", pointer=NOW + 1)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.both import Client, close_portal
-from tests.client.world import KINDS, kind, kinds
+from tests.client.client_under_test import Client, close_portal
+from tests.client.simulation import KINDS, kind, kinds
 from tests.daemon.harness import Daemon
 
 _numbers = count()

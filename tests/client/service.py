@@ -13,7 +13,7 @@ from plainsong.calls import Answer, Failure, Send
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
-from tests.client.world import problem, said
+from tests.client.simulation import problem, said
 
 #: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]

@@ -19,7 +19,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
-from tests.client.world import LOST, NOBODY, SILENT, World, problem, said
+from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, problem, said
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -30,53 +30,53 @@ def publish(retry_unknown: bool = False) -> calls.Call:
     return calls.publish("default", "t", PublishRequest([b"a", b"b"]), retry_unknown=retry_unknown)
 
 
-def outcome_of(world: World, call: calls.Call, **options: object) -> object:
+def outcome_of(simulation: Simulation, call: calls.Call, **options: object) -> object:
     try:
-        return world.run(world.channel(**options).call, call)
+        return simulation.run(simulation.channel(**options).call, call)
     except PlainsongError as error:
         return error
 
 
 def test_a_refused_connection_is_tried_again_since_nothing_happened():
-    world = World([NOBODY, NOBODY, RECEIPT])
-    receipt = outcome_of(world, publish())
+    simulation = Simulation([NOBODY, NOBODY, RECEIPT])
+    receipt = outcome_of(simulation, publish())
     assert receipt.first_id == pack_id(5, 0)
     assert receipt.count == 2
-    assert len(world.sent) == 3
+    assert len(simulation.sent) == 3
 
 
 def test_pauses_double_up_to_five_seconds():
-    world = World([NOBODY] * 12 + [RECEIPT])
-    outcome_of(world, publish(), deadline_s=600)
-    assert world.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5]
+    simulation = Simulation([NOBODY] * 12 + [RECEIPT])
+    outcome_of(simulation, publish(), deadline_s=600)
+    assert simulation.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5]
 
 
 def test_retry_after_is_honoured():
-    world = World([problem(503, "overloaded", retry_after="7"), RECEIPT])
-    outcome_of(world, publish())
-    assert world.pauses == [7]
+    simulation = Simulation([problem(503, "overloaded", retry_after="7"), RECEIPT])
+    outcome_of(simulation, publish())
+    assert simulation.pauses == [7]
 
 
 @pytest.mark.parametrize(
     "failure", [LOST, SILENT, problem(503, "outcome_unknown", "unknown"), problem(500, "internal", "unknown")]
 )
 def test_a_publish_that_may_have_taken_is_not_sent_again(failure):
-    world = World([failure])
-    error = outcome_of(world, publish())
+    simulation = Simulation([failure])
+    error = outcome_of(simulation, publish())
     assert isinstance(error, PlainsongError)
     assert error.outcome == "unknown"
-    assert len(world.sent) == 1
+    assert len(simulation.sent) == 1
 
 
 @pytest.mark.parametrize("failure", [LOST, SILENT, problem(503, "outcome_unknown", "unknown")])
 def test_a_publish_that_may_have_taken_is_sent_again_when_the_caller_wants_at_least_once(failure):
-    world = World([failure, RECEIPT])
-    assert outcome_of(world, publish(retry_unknown=True)).generation == 1
+    simulation = Simulation([failure, RECEIPT])
+    assert outcome_of(simulation, publish(retry_unknown=True)).generation == 1
 
 
 def test_what_an_earlier_attempt_may_have_done_makes_the_end_unknown():
-    world = World([LOST, problem(404, "topic_not_found")])
-    error = outcome_of(world, publish(retry_unknown=True))
+    simulation = Simulation([LOST, problem(404, "topic_not_found")])
+    error = outcome_of(simulation, publish(retry_unknown=True))
     assert isinstance(error, TopicNotFound)
     assert error.outcome == "unknown"
 
@@ -86,14 +86,14 @@ def test_what_an_earlier_attempt_may_have_done_makes_the_end_unknown():
     [(404, "topic_not_found", TopicNotFound), (409, "topic_exists", TopicExists), (404, "not_found", NotFound)],
 )
 def test_errors_come_back_as_their_classes_and_are_not_repeated(status, code, cls):
-    world = World([problem(status, code)])
-    error = outcome_of(world, publish())
+    simulation = Simulation([problem(status, code)])
+    error = outcome_of(simulation, publish())
     assert type(error) is cls
     assert (error.detail, error.hint, error.outcome) == (f"told {code}", "a hint", "not-applied")
 
 
 def test_a_code_of_a_later_version_is_kept_and_its_status_decides_the_class():
-    error = outcome_of(World([problem(409, "of_the_future")]), publish())
+    error = outcome_of(Simulation([problem(409, "of_the_future")]), publish())
     assert error.code == "of_the_future"
     assert type(error).__name__ == "Conflict"
 
@@ -102,96 +102,96 @@ def test_a_code_of_a_later_version_is_kept_and_its_status_decides_the_class():
     "failure", [LOST, SILENT, NOBODY, problem(503, "recovering"), problem(503, "outcome_unknown", "unknown")]
 )
 def test_reading_is_tried_again_whatever_came_between(failure):
-    world = World([failure, said(["a"])])
-    assert outcome_of(world, calls.list_topics("default")) == ["a"]
+    simulation = Simulation([failure, said(["a"])])
+    assert outcome_of(simulation, calls.list_topics("default")) == ["a"]
 
 
 def test_nothing_happens_by_reading_whatever_it_ends_with():
-    error = outcome_of(World(lambda _: LOST), calls.list_topics("default"))
+    error = outcome_of(Simulation(lambda _: LOST), calls.list_topics("default"))
     assert isinstance(error, DeadlineExceeded)
     assert error.outcome == "not-applied"
 
 
 def test_the_deadline_says_that_nothing_happened_when_no_attempt_can_have_taken():
-    world = World(lambda _: NOBODY)
-    error = outcome_of(world, publish(), deadline_s=10)
+    simulation = Simulation(lambda _: NOBODY)
+    error = outcome_of(simulation, publish(), deadline_s=10)
     assert isinstance(error, DeadlineExceeded)
     assert error.outcome == "not-applied"
     assert isinstance(error.__cause__, ConnectFailed)
-    assert world.now_s < 10
+    assert simulation.now_s < 10
 
 
 def test_the_deadline_says_unknown_when_an_attempt_may_have_taken():
-    error = outcome_of(World(lambda _: LOST), publish(retry_unknown=True), deadline_s=10)
+    error = outcome_of(Simulation(lambda _: LOST), publish(retry_unknown=True), deadline_s=10)
     assert isinstance(error, DeadlineExceeded)
     assert error.outcome == "unknown"
 
 
 def test_an_attempt_gets_no_more_time_than_the_call_has_left():
-    world = World(lambda _: problem(503, "overloaded"), took_s=4)
-    outcome_of(world, publish(), deadline_s=11, request_timeout_s=6)
-    assert [send.timeout_s for send in world.sent] == [6, pytest.approx(6), pytest.approx(1)]
+    simulation = Simulation(lambda _: problem(503, "overloaded"), took_s=4)
+    outcome_of(simulation, publish(), deadline_s=11, request_timeout_s=6)
+    assert [send.timeout_s for send in simulation.sent] == [6, pytest.approx(6), pytest.approx(1)]
 
 
 def test_a_pause_that_outlasts_the_deadline_is_followed_by_no_attempt():
-    world = World(lambda _: NOBODY, overslept_s=11)
-    error = outcome_of(world, publish(), deadline_s=10)
+    simulation = Simulation(lambda _: NOBODY, overslept_s=11)
+    error = outcome_of(simulation, publish(), deadline_s=10)
     assert (type(error), error.outcome) == (DeadlineExceeded, "not-applied")
-    assert len(world.sent) == 1
+    assert len(simulation.sent) == 1
 
 
 def test_without_retry_there_is_one_attempt():
-    world = World([problem(503, "overloaded")])
-    assert isinstance(outcome_of(world, publish(), retry=False), Overloaded)
-    assert not world.pauses
+    simulation = Simulation([problem(503, "overloaded")])
+    assert isinstance(outcome_of(simulation, publish(), retry=False), Overloaded)
+    assert not simulation.pauses
 
 
 def test_the_next_url_is_tried_at_once_when_one_cannot_be_reached():
-    world = World(lambda send: RECEIPT if send.url == "http://two" else NOBODY)
-    outcome_of(world, publish(), url=["http://one", "http://two"], retry=False)
-    assert [send.url for send in world.sent] == ["http://one", "http://two"]
-    assert not world.pauses
+    simulation = Simulation(lambda send: RECEIPT if send.url == "http://two" else NOBODY)
+    outcome_of(simulation, publish(), url=["http://one", "http://two"], retry=False)
+    assert [send.url for send in simulation.sent] == ["http://one", "http://two"]
+    assert not simulation.pauses
 
 
 def test_a_daemon_that_is_leaving_is_left():
-    world = World([problem(503, "shutting_down"), RECEIPT])
-    outcome_of(world, publish(), url=["http://one", "http://two"])
-    assert [send.url for send in world.sent] == ["http://one", "http://two"]
+    simulation = Simulation([problem(503, "shutting_down"), RECEIPT])
+    outcome_of(simulation, publish(), url=["http://one", "http://two"])
+    assert [send.url for send in simulation.sent] == ["http://one", "http://two"]
 
 
 def test_the_place_that_answered_is_kept_for_the_next_call():
-    world = World([NOBODY, RECEIPT, RECEIPT])
-    channel = world.channel(["http://one", "http://two"])
-    world.run(channel.call, publish())
-    world.run(channel.call, publish())
-    assert [send.url for send in world.sent] == ["http://one", "http://two", "http://two"]
+    simulation = Simulation([NOBODY, RECEIPT, RECEIPT])
+    channel = simulation.channel(["http://one", "http://two"])
+    simulation.run(channel.call, publish())
+    simulation.run(channel.call, publish())
+    assert [send.url for send in simulation.sent] == ["http://one", "http://two", "http://two"]
 
 
 def test_what_needs_transactions_is_not_waited_for():
-    world = World([problem(503, "transactions_unavailable")])
-    assert isinstance(outcome_of(world, publish()), Unavailable)
-    assert len(world.sent) == 1
+    simulation = Simulation([problem(503, "transactions_unavailable")])
+    assert isinstance(outcome_of(simulation, publish()), Unavailable)
+    assert len(simulation.sent) == 1
 
 
 def test_a_page_of_a_proxy_is_said_to_be_one():
-    error = outcome_of(World([Answer(502, {"content-type": "text/html"}, b"<html>bad gateway")]), publish())
+    error = outcome_of(Simulation([Answer(502, {"content-type": "text/html"}, b"<html>bad gateway")]), publish())
     assert isinstance(error, UnexpectedAnswer)
     assert "bad gateway" in error.detail
     assert error.outcome == "unknown"
 
 
 def test_a_receipt_that_does_not_decode_says_that_the_messages_are_there():
-    error = outcome_of(World([Answer(200, {}, b"\x07")]), publish())
+    error = outcome_of(Simulation([Answer(200, {}, b"\x07")]), publish())
     assert isinstance(error, UnexpectedAnswer)
     assert error.outcome == "applied"
 
 
 def test_creating_a_topic_is_repeated_after_a_doubt_only_where_finding_it_there_is_fine():
     sure = calls.create_topic("default", "t", {}, if_not_exists=True)
-    assert outcome_of(World([LOST, Answer(200, {}, b"")]), sure) is None
-    error = outcome_of(World([LOST]), calls.create_topic("default", "t", {}, if_not_exists=False))
+    assert outcome_of(Simulation([LOST, Answer(200, {}, b"")]), sure) is None
+    error = outcome_of(Simulation([LOST]), calls.create_topic("default", "t", {}, if_not_exists=False))
     assert isinstance(error, ConnectionLost)
 
 
 def test_outcome_unknown_is_raised_as_such():
-    assert isinstance(outcome_of(World([problem(503, "outcome_unknown", "unknown")]), publish()), OutcomeUnknown)
+    assert isinstance(outcome_of(Simulation([problem(503, "outcome_unknown", "unknown")]), publish()), OutcomeUnknown)

@@ -20,7 +20,7 @@ from plainsong.protocol.errors import (
     TopicNotFound,
     TransactionsUnavailable,
 )
-from tests.client.both import Client, only_threads
+from tests.client.client_under_test import Client, only_threads
 from tests.daemon.harness import eventually
 
 pytestmark = pytest.mark.usefixtures("both_clients")

@@ -14,7 +14,7 @@ from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
 from plainsong.retry import FIRST_AVOID_S, MAX_AVOID_S, MAX_OWNERS, Places, owned_part
 from plainsong.settings import follows_owners
-from tests.client.world import LOST, NOBODY, SILENT, World, problem, said
+from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, problem, said
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -33,12 +33,12 @@ def publish(topic="t"):
 
 def sent(script, *asked, url="http://one", clock=None, **options):
     """Where each attempt of these calls went, one call after the other."""
-    world = World(script)
-    client = world.channel(url, clock=clock, **options)
+    simulation = Simulation(script)
+    client = simulation.channel(url, clock=clock, **options)
     for call in asked:
         with suppress(PlainsongError):
-            world.run(client.call, call)
-    return [each.url for each in world.sent], world
+            simulation.run(client.call, call)
+    return [each.url for each in simulation.sent], simulation
 
 
 def test_the_next_request_about_a_topic_goes_to_its_owner():
@@ -62,18 +62,18 @@ def test_errors_name_the_owner_too():
 @pytest.mark.parametrize("failure", [NOBODY, problem(503, "no_owner"), problem(503, "shutting_down")])
 @pytest.mark.parametrize("retry", [True, False])
 def test_an_owner_that_is_not_there_costs_one_attempt_and_no_pause(failure, retry):
-    urls, world = sent([stored("two:1"), failure, stored()], publish(), publish(), retry=retry)
+    urls, simulation = sent([stored("two:1"), failure, stored()], publish(), publish(), retry=retry)
     assert urls == ["http://one", "http://two:1", "http://one"]
-    assert world.pauses == []
+    assert simulation.pauses == []
 
 
 @pytest.mark.parametrize("failure", [LOST, SILENT])
 def test_a_write_that_an_owner_may_have_taken_is_not_sent_again(failure):
-    world = World([stored("two:1"), failure])
-    client = world.channel()
-    world.run(client.call, publish())
+    simulation = Simulation([stored("two:1"), failure])
+    client = simulation.channel()
+    simulation.run(client.call, publish())
     with pytest.raises(PlainsongError) as raised:
-        world.run(client.call, publish())
+        simulation.run(client.call, publish())
     assert raised.value.outcome == "unknown"
     assert not isinstance(raised.value, OutcomeUnknown)
 
@@ -91,23 +91,23 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
     script = [stored("two:1")]
     for _ in range(8):
         script += [NOBODY, stored("two:1"), stored("two:1")]
-    world = World(script)
-    client = world.channel(clock=lambda: now_s[0])
-    world.run(client.call, publish())
+    simulation = Simulation(script)
+    client = simulation.channel(clock=lambda: now_s[0])
+    simulation.run(client.call, publish())
     pause_s = FIRST_AVOID_S
     for _ in range(8):
-        before = len(world.sent)
-        world.run(client.call, publish())
+        before = len(simulation.sent)
+        simulation.run(client.call, publish())
         now_s[0] += pause_s - 1
-        world.run(client.call, publish())
-        assert [each.url for each in world.sent[before:]] == ["http://two:1", "http://one", "http://one"]
+        simulation.run(client.call, publish())
+        assert [each.url for each in simulation.sent[before:]] == ["http://two:1", "http://one", "http://one"]
         now_s[0] += 1
         pause_s = min(2 * pause_s, MAX_AVOID_S)
 
 
 def test_a_connection_to_an_owner_may_take_a_second_and_to_a_given_url_what_was_asked_for():
-    _, world = sent([stored("two:1"), NOBODY, stored("two:1")], publish(), publish())
-    assert [each.connect_timeout_s for each in world.sent] == [5.0, 1.0, 5.0]
+    _, simulation = sent([stored("two:1"), NOBODY, stored("two:1")], publish(), publish())
+    assert [each.connect_timeout_s for each in simulation.sent] == [5.0, 1.0, 5.0]
 
 
 def test_something_else_at_an_owners_address_is_left_alone():

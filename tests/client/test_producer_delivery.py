@@ -26,7 +26,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
 from plainsong.protocol.requests import PublishRequest
-from tests.client.world import LOST, NOBODY, SILENT, World, kind, problem
+from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind, problem
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -36,20 +36,20 @@ class Desk:
 
     def __init__(self, topic: Topic | None = None, name: str | None = "p", **changed: Any) -> None:
         self.topic = topic or Topic()
-        self.world = World(self.topic.carry)
-        self.channel = self.world.channel(**changed)
+        self.simulation = Simulation(self.topic.carry)
+        self.channel = self.simulation.channel(**changed)
         self.session = self.open(name)
 
     def open(self, name: str | None = "p", *, optional: bool = False) -> Session:
         options = {"initial_sequence_id": None, "optional": optional, "retention_s": None, "deadline_s": None}
-        return self.world.run(partial(kind().begin, self.channel, "t", name, **options))
+        return self.simulation.run(partial(kind().begin, self.channel, "t", name, **options))
 
     def deliver(self, *ids: int, atomic: bool = False, payload: bytes = b"m", limit_s: float = 120) -> Delivered:
         request = PublishRequest([payload + b"%d" % each for each in ids], sequence_ids=ids, atomic=atomic)
         if payload == b"too large":
             request.messages = [payload]
-        until_s = self.world.now_s + limit_s
-        return self.world.run(kind().Delivery(self.channel, self.session, request, until_s).run)
+        until_s = self.simulation.now_s + limit_s
+        return self.simulation.run(kind().Delivery(self.channel, self.session, request, until_s).run)
 
     def fails(self, error: type[PlainsongError], *ids: int, outcome: str, **options: Any) -> PlainsongError:
         with pytest.raises(error) as raised:
@@ -155,14 +155,14 @@ def test_what_certainly_did_not_take_is_sent_again_without_a_new_session():
     desk.topic.instead["publish"] = [NOBODY, problem(503, "overloaded", retry_after="2"), problem(503, "recovering")]
     desk.deliver(0)
     assert desk.topic.verbs == ["open"] + ["publish"] * 4
-    assert max(desk.world.pauses) == 2
+    assert max(desk.simulation.pauses) == 2
 
 
 def test_a_limit_that_passes_without_an_attempt_that_took_says_so():
     desk = Desk()
     desk.topic.instead["publish"] = [NOBODY] * 1000
     desk.fails(DeadlineExceeded, 0, outcome="not-applied", limit_s=10)
-    assert desk.world.now_s <= 10
+    assert desk.simulation.now_s <= 10
 
 
 def test_a_daemon_that_never_comes_back_leaves_it_unknown():
@@ -396,7 +396,7 @@ def test_who_relies_on_it_stops_when_it_is_switched_off():
 def test_a_first_id_below_nothing_is_refused():
     desk = Desk()
     with pytest.raises(InvalidSequenceIds):
-        desk.world.run(
+        desk.simulation.run(
             partial(
                 kind().begin,
                 desk.channel,

@@ -21,12 +21,12 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.requests import PublishRequest
 from tests.client.proxy import Proxy
-from tests.client.world import LOST, NOBODY, SILENT, kind, problem
+from tests.client.simulation import LOST, NOBODY, SILENT, kind, problem
 
 
 def deliver(desk: Desk, *ids: int, pointer: int | None = None) -> Delivered:
     request = PublishRequest([b"m%d" % each for each in ids], pointer, sequence_ids=ids)
-    return desk.world.run(kind().Delivery(desk.channel, desk.session, request, desk.world.now_s + 120).run)
+    return desk.simulation.run(kind().Delivery(desk.channel, desk.session, request, desk.simulation.now_s + 120).run)
 
 
 # --- ids that were used before ---------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(name: str):
     desk = Desk()
     options = {"initial_sequence_id": None, "optional": False, "retention_s": None, "deadline_s": None}
     with pytest.raises(InvalidParameter) as raised:
-        desk.world.run(partial(kind().begin, desk.channel, "t", name, **options))
+        desk.simulation.run(partial(kind().begin, desk.channel, "t", name, **options))
     assert raised.value.outcome == "not-applied"
     assert desk.topic.verbs == ["open"]
 

@@ -12,7 +12,7 @@ from plainsong import JSON, FilePosition, ServerPosition, Undecodable
 from plainsong.errors import Closed, PositionNotSaved
 from plainsong.positions import Position
 from plainsong.protocol.errors import InvalidName, InvalidParameter, PositionChanged, TopicNotFound
-from tests.client.both import Client, only_threads
+from tests.client.client_under_test import Client, only_threads
 from tests.daemon.harness import eventually
 
 pytestmark = pytest.mark.usefixtures("both_clients")

@@ -15,7 +15,7 @@ from plainsong.protocol.codec import AVRO_2, FramesOptions, encode_frames
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page, item
-from tests.client.world import LOST, NOBODY, World, kind, problem, said
+from tests.client.simulation import LOST, NOBODY, Simulation, kind, problem, said
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -94,10 +94,10 @@ class FakeDaemon:
         return said({})
 
 
-def reading(world, topics, start="oldest", position=None, **options: object):
+def reading(simulation, topics, start="oldest", position=None, **options: object):
     defaults = {"until": None, "follow": False, "limit": None, "serializer": None}
     more = {"page_messages": 2, "save_every": 1000, "save_interval_s": 5.0}
-    return kind().Reading(world.channel(), read_plan(topics, start, **{**defaults, **more, **options}), position)
+    return kind().Reading(simulation.channel(), read_plan(topics, start, **{**defaults, **more, **options}), position)
 
 
 def payloads(page) -> list[bytes]:
@@ -106,43 +106,43 @@ def payloads(page) -> list[bytes]:
 
 def test_topics_take_turns_page_by_page():
     daemon = FakeDaemon(a=[b"a1", b"a2", b"a3"], b=[b"b1"], c=[b"c1", b"c2", b"c3"])
-    world = World(daemon)
-    reader = reading(world, ["a", "b", "c"])
+    simulation = Simulation(daemon)
+    reader = reading(simulation, ["a", "b", "c"])
     pages = []
-    while (page := world.run(reader.next_page)) is not None:
+    while (page := simulation.run(reader.next_page)) is not None:
         pages.append(payloads(page))
     assert pages == [[b"a1", b"a2"], [b"b1"], [b"c1", b"c2"], [b"a3"], [b"c3"]]
 
 
 def test_a_follower_waits_for_ever_for_a_daemon_that_is_away():
     daemon = FakeDaemon(a=[b"1"])
-    world = World(daemon)
-    reader = reading(world, "a", follow=True)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, "a", follow=True)
     daemon.next = [NOBODY] * 2000
-    assert payloads(world.run(reader.next_page)) == [b"1"]
-    assert world.now_s > 2 * 3600
+    assert payloads(simulation.run(reader.next_page)) == [b"1"]
+    assert simulation.now_s > 2 * 3600
 
 
 def test_who_does_not_follow_has_a_deadline():
-    world = World(lambda _: NOBODY)
+    simulation = Simulation(lambda _: NOBODY)
     with pytest.raises(DeadlineExceeded):
-        world.run(reading(world, "a").next_page)
-    assert world.now_s <= 60
+        simulation.run(reading(simulation, "a").next_page)
+    assert simulation.now_s <= 60
 
 
 def test_a_wait_without_anything_new_is_repeated():
     daemon = FakeDaemon(a=[])
-    world = World(daemon)
-    reader = reading(world, "a", follow=True)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, "a", follow=True)
     daemon.on_wait = lambda: daemon.waits == 5 and daemon.topics["a"].append(b"at last")
-    assert payloads(world.run(reader.next_page)) == [b"at last"]
+    assert payloads(simulation.run(reader.next_page)) == [b"at last"]
     assert daemon.waits == 5
 
 
 def test_a_pattern_takes_in_topics_that_come_later_from_their_beginning_and_lets_go_of_those_that_leave():
     daemon = FakeDaemon(a1=[b"old"])
-    world = World(daemon, took_s=REFRESH_S)
-    reader = reading(world, "a*", "newest", follow=True)
+    simulation = Simulation(daemon, took_s=REFRESH_S)
+    reader = reading(simulation, "a*", "newest", follow=True)
 
     def change() -> None:
         if daemon.waits == 2:
@@ -153,24 +153,24 @@ def test_a_pattern_takes_in_topics_that_come_later_from_their_beginning_and_lets
             daemon.topics["a2"].append(b"later")
 
     daemon.on_wait = change
-    assert payloads(world.run(reader.next_page)) == [b"new topic"]
-    assert payloads(world.run(reader.next_page)) == [b"later"]
+    assert payloads(simulation.run(reader.next_page)) == [b"new topic"]
+    assert payloads(simulation.run(reader.next_page)) == [b"later"]
 
 
 def test_a_named_topic_that_leaves_ends_the_loop():
     daemon = FakeDaemon(a=[b"1"], b=[])
-    world = World(daemon)
-    reader = reading(world, ["a", "b"], follow=True)
-    world.run(reader.next_page)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, ["a", "b"], follow=True)
+    simulation.run(reader.next_page)
     daemon.on_wait = lambda: daemon.topics.pop("b", None)
     with pytest.raises(TopicNotFound):
-        world.run(reader.next_page)
+        simulation.run(reader.next_page)
 
 
 def test_a_topic_that_is_being_loaded_again_is_waited_for():
     daemon = FakeDaemon(a=[], b=[])
-    world = World(daemon)
-    reader = reading(world, ["a", "b"], follow=True)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, ["a", "b"], follow=True)
     ask = daemon.poll_many
 
     def recovering(asked: dict) -> Answer:
@@ -183,65 +183,67 @@ def test_a_topic_that_is_being_loaded_again_is_waited_for():
 
     daemon.poll_many = recovering
     daemon.on_wait = lambda: daemon.waits == 4 and daemon.topics["b"].append(b"1")
-    assert payloads(world.run(reader.next_page)) == [b"1"]
-    assert world.pauses
+    assert payloads(simulation.run(reader.next_page)) == [b"1"]
+    assert simulation.pauses
 
 
 def test_a_saved_position_whose_answer_is_lost_is_not_taken_for_a_stranger():
     daemon = FakeDaemon(a=[b"1", b"2"])
-    world = World(daemon)
-    reader = reading(world, "a", position=ServerPosition("me"))
-    [reader.at_hand, _] = world.run(reader.next_page)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, "a", position=ServerPosition("me"))
+    [reader.at_hand, _] = simulation.run(reader.next_page)
     reader.done_with_message_at_hand(0)
 
     def lose_the_answer(send: Send) -> Answer | Failure:
-        world._answer = daemon
+        simulation._answer = daemon
         daemon(send)
         return LOST
 
-    world._answer = lose_the_answer
-    world.run(reader.save)
+    simulation._answer = lose_the_answer
+    simulation.run(reader.save)
     assert daemon.readers["a"] == pack_id(1, 0).hex()
 
 
 def test_leaving_does_not_wait_for_ever_to_save():
     daemon = FakeDaemon(a=[b"1"])
-    world = World(daemon)
-    reader = reading(world, "a", follow=True, position=ServerPosition("me"))
-    [reader.at_hand] = world.run(reader.next_page)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, "a", follow=True, position=ServerPosition("me"))
+    [reader.at_hand] = simulation.run(reader.next_page)
     reader.done_with_message_at_hand(0)
-    world._answer = lambda _: NOBODY
+    simulation._answer = lambda _: NOBODY
     with pytest.raises(PlainsongError) as caught:
-        world.run(reader.save)
+        simulation.run(reader.save)
     assert isinstance(caught.value, DeadlineExceeded)
     assert isinstance(caught.value.__cause__, ConnectFailed)
-    world._answer = daemon
-    world.run(reader.save)
+    simulation._answer = daemon
+    simulation.run(reader.save)
     assert daemon.readers["a"] == pack_id(1, 0).hex(), "what was not saved is not forgotten"
 
 
 def test_it_is_time_to_save_after_so_many_messages_or_seconds():
     daemon = FakeDaemon(a=[b"%d" % n for n in range(20)])
-    world = World(daemon)
-    reader = reading(world, "a", position=ServerPosition("me"), save_every=3, save_interval_s=5.0, page_messages=20)
-    page = world.run(reader.next_page)
+    simulation = Simulation(daemon)
+    reader = reading(
+        simulation, "a", position=ServerPosition("me"), save_every=3, save_interval_s=5.0, page_messages=20
+    )
+    page = simulation.run(reader.next_page)
     due = []
     for n, (message, now_s) in enumerate(zip(page, [0, 0, 0, 1, 1, 5, 5, 5.5], strict=False)):
         reader.at_hand = message
         if reader.done_with_message_at_hand(now_s):
-            world.now_s = now_s
-            world.run(reader.save)
+            simulation.now_s = now_s
+            simulation.run(reader.save)
             due.append(n)
     assert due == [2, 5]
 
 
 def test_a_start_by_time_is_kept_as_the_id_before_it():
     daemon = FakeDaemon(a=[b"1", b"2", b"3"])
-    world = World(daemon)
-    reader = reading(world, "a", 2, position=ServerPosition("me"))
-    page = world.run(reader.next_page)
+    simulation = Simulation(daemon)
+    reader = reading(simulation, "a", 2, position=ServerPosition("me"))
+    page = simulation.run(reader.next_page)
     assert payloads(page) == [b"2", b"3"]
     kept = bytes.fromhex(daemon.readers["a"])
     assert kept < pack_id(2, 0)
-    again = reading(world, "a", "newest", position=ServerPosition("me"))
-    assert payloads(world.run(again.next_page)) == [b"2", b"3"]
+    again = reading(simulation, "a", "newest", position=ServerPosition("me"))
+    assert payloads(simulation.run(again.next_page)) == [b"2", b"3"]

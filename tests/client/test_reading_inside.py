@@ -21,7 +21,7 @@ from plainsong.positions import read_plan
 from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
 from plainsong.protocol.requests import PollRequest
-from tests.client.world import World, kind, problem, said
+from tests.client.simulation import Simulation, kind, problem, said
 from tests.daemon.harness import eventually
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def test_a_position_that_cannot_be_saved_after_the_commit_is_told_and_the_commit
 # --- time, without waiting -----------------------------------------------------------------------
 
 
-def reading_inside(world: World, timeout_s: float, **options: Any) -> Any:
+def reading_inside(simulation: Simulation, timeout_s: float, **options: Any) -> Any:
     given = {
         "until": None,
         "limit": None,
@@ -262,51 +262,51 @@ def reading_inside(world: World, timeout_s: float, **options: Any) -> Any:
         "save_interval_s": 9,
     }
     plan = read_plan("t", None, **{"follow": False, **given, **options})
-    transaction = Transaction(5, 5, b"snapshot", timeout_s=timeout_s, clock=lambda: world.now_s)
-    return kind().Reading(world.channel(), plan, None, lambda: transaction)
+    transaction = Transaction(5, 5, b"snapshot", timeout_s=timeout_s, clock=lambda: simulation.now_s)
+    return kind().Reading(simulation.channel(), plan, None, lambda: transaction)
 
 
 @pytest.mark.usefixtures("both_clients")
 def test_reading_inside_ends_when_90_percent_of_the_time_are_over():
     daemon = FakeDaemon(t=[b"%d" % n for n in range(100)])
-    world = World(daemon, took_s=2)
-    reading = reading_inside(world, timeout_s=10)
+    simulation = Simulation(daemon, took_s=2)
+    reading = reading_inside(simulation, timeout_s=10)
     pages = []
-    while (page := world.run(reading.next_page)) is not None:
+    while (page := simulation.run(reading.next_page)) is not None:
         pages.append(page)
     assert len(pages) == 5
     assert reading.is_time_up()
-    assert all(AVRO_2.decode_poll(send.request.body).transaction == b"snapshot" for send in world.sent)
+    assert all(AVRO_2.decode_poll(send.request.body).transaction == b"snapshot" for send in simulation.sent)
 
 
 @pytest.mark.usefixtures("both_clients")
 def test_following_inside_waits_no_longer_than_that():
     daemon = FakeDaemon(t=[b"only"])
-    world = World(daemon)
+    simulation = Simulation(daemon)
 
     def wait() -> None:
-        wait_ms = AVRO_2.decode_poll(world.sent[-1].request.body).wait_ms
+        wait_ms = AVRO_2.decode_poll(simulation.sent[-1].request.body).wait_ms
         assert wait_ms is not None
-        world.now_s += wait_ms / 1000
+        simulation.now_s += wait_ms / 1000
 
     daemon.on_wait = wait
-    reading = reading_inside(world, timeout_s=10, follow=True)
-    assert payloads(world.run(reading.next_page)) == [b"only"]
-    assert world.run(reading.next_page) is None
-    assert world.now_s == pytest.approx(9)
+    reading = reading_inside(simulation, timeout_s=10, follow=True)
+    assert payloads(simulation.run(reading.next_page)) == [b"only"]
+    assert simulation.run(reading.next_page) is None
+    assert simulation.now_s == pytest.approx(9)
 
 
 @pytest.mark.usefixtures("both_clients")
 def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
     held = {"content-type": "application/vnd.plainsong.frames; version=2", "plainsong-end": "held"}
-    world = World(
+    simulation = Simulation(
         lambda _: Answer(
             200, {**held, "plainsong-held-by": "7", "plainsong-hidden-messages": "1000+"}, b"\xff" * 20 + bytes(4)
         )
     )
-    reading = reading_inside(world, timeout_s=10, follow=True)
-    assert world.run(reading.next_page) is None
-    assert len(world.sent) < 5
+    reading = reading_inside(simulation, timeout_s=10, follow=True)
+    assert simulation.run(reading.next_page) is None
+    assert len(simulation.sent) < 5
     assert (reading.held["t"].write_pointer, reading.held["t"].hidden_messages, reading.held["t"].hidden_more) == (
         7,
         1000,
@@ -317,14 +317,14 @@ def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
 @pytest.mark.usefixtures("both_clients")
 def test_who_follows_committed_messages_outlasts_a_service_that_is_loaded_again():
     daemon = FakeDaemon(t=[b"one"])
-    world = World(daemon)
+    simulation = Simulation(daemon)
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
     plan = read_plan("t", None, follow=True, isolation="committed", **given)
-    reading = kind().Reading(world.channel(), plan, None)
-    assert len(world.run(reading.next_page)) == 1
+    reading = kind().Reading(simulation.channel(), plan, None)
+    assert len(simulation.run(reading.next_page)) == 1
     daemon.next = [problem(503, "transactions_unavailable")] * 3
     daemon.topics["t"].append(b"two")
-    assert [message.payload for message in world.run(reading.next_page)] == [b"two"]
+    assert [message.payload for message in simulation.run(reading.next_page)] == [b"two"]
 
 
 @pytest.mark.usefixtures("both_clients")
@@ -332,14 +332,14 @@ def test_but_neither_one_that_was_never_there_nor_one_that_stays_away():
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
     plan = read_plan("t", None, follow=True, isolation="committed", **given)
     unavailable = problem(503, "transactions_unavailable")
-    world = World(lambda _: unavailable)
+    simulation = Simulation(lambda _: unavailable)
     with pytest.raises(TransactionsUnavailable):
-        world.run(kind().Reading(world.channel(), plan, None).next_page)
+        simulation.run(kind().Reading(simulation.channel(), plan, None).next_page)
     daemon = FakeDaemon(t=[b"one"])
-    world = World(daemon)
-    reading = kind().Reading(world.channel(), plan, None)
-    world.run(reading.next_page)
+    simulation = Simulation(daemon)
+    reading = kind().Reading(simulation.channel(), plan, None)
+    simulation.run(reading.next_page)
     daemon.next = [unavailable] * 1000
     with pytest.raises(TransactionsUnavailable):
-        world.run(reading.next_page)
-    assert 60 <= world.now_s < 70
+        simulation.run(reading.next_page)
+    assert 60 <= simulation.now_s < 70

@@ -19,10 +19,10 @@ from plainsong import TEXT, AsyncClient, Outgoing
 from plainsong.errors import Closed, ConnectFailed, NotSent
 from plainsong.protocol.errors import BadRequest, InvalidName, OutcomeUnknown, PlainsongError, TopicNotFound
 from plainsong.protocol.requests import PublishRequest, PublishResponse
-from tests.client.both import Client, only_threads
+from tests.client.client_under_test import Client, only_threads
 from tests.client.conftest import url_of
 from tests.client.proxy import Proxy
-from tests.client.world import kind
+from tests.client.simulation import kind
 from tests.daemon.harness import Daemon
 
 pytestmark = pytest.mark.usefixtures("both_clients")

@@ -25,7 +25,7 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from tests.client.world import LOST, NOBODY, World, kind, problem
+from tests.client.simulation import LOST, NOBODY, Simulation, kind, problem
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -111,12 +111,12 @@ class Stage:
     def __init__(self, fails: dict[str, dict[str, Any]], *, retry: bool = False) -> None:
         self.events: list[str] = []
         self.service = Service(self.events)
-        self.world = World(self.service.carry)
+        self.simulation = Simulation(self.service.carry)
         made = Participant if kind().name == "sync" else AsyncParticipant
         self.participants = [made(name, self.events, fails.get(name)) for name in NAMES]
-        self.channel = self.world.channel(retry=retry)
+        self.channel = self.simulation.channel(retry=retry)
         self.context = self.made(self.participants)
-        self.run = self.world.run
+        self.run = self.simulation.run
 
     def made(self, participants: list[Any]) -> Any:
         return kind().TransactionContext(SimpleNamespace(_channel=self.channel), participants)
@@ -627,7 +627,7 @@ def test_a_transaction_that_took_too_long_says_its_age_its_limit_and_the_setting
     stage = Stage({})
     transaction = stage.started()
     assert transaction.timeout_s == pytest.approx(30, abs=0.001)
-    stage.world.now_s = 31.25
+    stage.simulation.now_s = 31.25
     stage.service.states[transaction.id] = "invalid"
     error = stage.caught(stage.context.finish)
     assert type(error) is TransactionTimedOut

@@ -15,7 +15,7 @@ from plainsong.errors import NoTransaction, TransactionFailed, TransactionTimedO
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.protocol.requests import PublishRequest
 from plainsong.transactions import BufferBounds
-from tests.client.world import LOST, World, kind, problem
+from tests.client.simulation import LOST, Simulation, kind, problem
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -25,9 +25,9 @@ class Stage:
 
     def __init__(self, *, retry: bool = False, **bounds: int) -> None:
         self.service = Service()
-        self.world = World(self.service.carry)
-        self.run = self.world.run
-        client = SimpleNamespace(_channel=self.world.channel(retry=retry))
+        self.simulation = Simulation(self.service.carry)
+        self.run = self.simulation.run
+        client = SimpleNamespace(_channel=self.simulation.channel(retry=retry))
         self.context = kind().TransactionContext(client, **bounds)
         self.transaction = self.run(self.context.start)
 
@@ -184,7 +184,7 @@ def test_but_not_longer_than_there_is_any_use_in_it():
     stage.service.instead["store"] = [then_lost] * 1000
     with pytest.raises(PlainsongError):
         stage.put("t", b"1", b"2")
-    assert 25 < stage.world.now_s <= 31
+    assert 25 < stage.simulation.now_s <= 31
 
 
 @pytest.mark.parametrize("answer", [LOST, then_lost, problem(503, "low_space"), problem(404, "topic_not_found")])
@@ -202,7 +202,7 @@ def test_after_a_store_that_failed_the_transaction_can_only_be_undone(answer: An
 
 def test_a_store_that_came_too_late_says_so():
     stage = Stage(buffer_messages=1)
-    stage.world.now_s = 40
+    stage.simulation.now_s = 40
     stage.service.states[stage.transaction.id] = "invalid"
     with pytest.raises(TransactionTimedOut, match=r"40\.0 s old"):
         stage.put("t", b"1", b"2")

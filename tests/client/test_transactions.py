@@ -32,7 +32,7 @@ from plainsong.protocol.errors import (
     TransactionRefused,
     TransactionRequired,
 )
-from tests.client.both import Client, only_threads
+from tests.client.client_under_test import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 

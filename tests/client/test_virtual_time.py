@@ -12,8 +12,8 @@ from trio.testing import MockClock
 from plainsong import AsyncClient
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, NotSent
+from tests.client.simulation import NOBODY, said
 from tests.client.topic_of_producers import Topic
-from tests.client.world import NOBODY, said
 
 
 class Line:

@@ -14,7 +14,7 @@ from plainsong.calls import Answer, Failure, Send
 from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
-from tests.client.world import LOST, problem, said
+from tests.client.simulation import LOST, problem, said
 
 #: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]

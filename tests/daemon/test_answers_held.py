@@ -50,11 +50,11 @@ def stalled(address: tuple[str, int]) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize("door", ["http.lane=true", "http.lane=false", "http.processes=2"])
+@pytest.mark.parametrize("listener", ["http.lane=true", "http.lane=false", "http.processes=2"])
 def test_readers_that_stop_reading_do_not_fill_the_daemon(
-    daemon: Callable[..., Daemon], readers: ExitStack, door: str
+    daemon: Callable[..., Daemon], readers: ExitStack, listener: str
 ) -> None:
-    one = daemon(door, f"http.max_answer_bytes={BOUND}", "http.send_timeout_s=30")
+    one = daemon(listener, f"http.max_answer_bytes={BOUND}", "http.send_timeout_s=30")
     create(one.address, "t")
     publish(one.address, "t", *PAGE)
     for _ in range(READERS):

@@ -71,7 +71,7 @@ class Killer:
         self._process.communicate()
 
 
-class World:
+class Harness:
     """A daemon, its readers, and everything they know."""
 
     def __init__(self, daemon: Daemon) -> None:
@@ -122,39 +122,39 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path):
+async def harness(tmp_path):
     with Daemon(tmp_path / "data", *SETTINGS) as daemon:
         for topic in TOPICS:
             create(daemon.address, topic)
-        world = World(daemon)
+        harness = Harness(daemon)
         async with trio.open_nursery() as readers:
             for topic in TOPICS[:2]:
                 for habit in HABITS:
-                    readers.start_soon(reader, world.place, topic, habit, world.plot)
-            readers.start_soon(many_reader, world.place, TOPICS, world.plot, None)
-            readers.start_soon(snapshot_reader, world.place, TOPICS, world.plot, Random(1))
-            yield world
+                    readers.start_soon(reader, harness.place, topic, habit, harness.plot)
+            readers.start_soon(many_reader, harness.place, TOPICS, harness.plot, None)
+            readers.start_soon(snapshot_reader, harness.place, TOPICS, harness.plot, Random(1))
+            yield harness
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            await check_all(talk, world.plot, TOPICS[::-1])  # one message at a time is for the shortest
+            await check_all(talk, harness.plot, TOPICS[::-1])  # one message at a time is for the shortest
 
 
 @pytest.mark.parametrize(("call", "when"), [BEFORE, BEFORE_THE_SYNC], ids=["before it writes", "before it syncs"])
-async def test_a_daemon_killed_in_each_step_of_a_commit(world, call, when):
+async def test_a_daemon_killed_in_each_step_of_a_commit(harness, call, when):
     for step in STEPS:
-        assert await world.live_and_die(step, call, when)
+        assert await harness.live_and_die(step, call, when)
 
 
-async def test_a_daemon_killed_in_each_write_of_an_abort(world):
+async def test_a_daemon_killed_in_each_write_of_an_abort(harness):
     for when in range(1, 20):
-        if not await world.live_and_die("abort", "fdatasync", when):
+        if not await harness.live_and_die("abort", "fdatasync", when):
             break
     assert 3 < when < 19, "it marks the abort, rolls back in the topics, and decides"
 
 
-async def test_a_daemon_killed_in_the_middle_of_storing_many_messages(world):
-    assert await world.live_and_die("store", *IN_THE_MIDDLE, stored=30_000)
-    assert not await world.live_and_die("nothing", *BEFORE, stored=30_000)
+async def test_a_daemon_killed_in_the_middle_of_storing_many_messages(harness):
+    assert await harness.live_and_die("store", *IN_THE_MIDDLE, stored=30_000)
+    assert not await harness.live_and_die("nothing", *BEFORE, stored=30_000)
 
 
 def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(tmp_path):

@@ -32,7 +32,7 @@ class _Face:
 
 
 @dataclass(slots=True)
-class _World:
+class _History:
     logs: Mapping[str, Log]
     requests: dict[bytes, Request]
     by_pointer: dict[int, Transaction]
@@ -49,20 +49,20 @@ def check(
 ) -> list[Anomaly]:
     """All that is wrong with the history of some topics."""
     requests = [request for request in requests if request.payloads]
-    world = _World(
+    history = _History(
         {log.topic: log for log in logs},
         {payload: request for request in requests for payload in request.payloads},
         {pointer: each for each in transactions for pointer in each.pointers},
     )
-    found = [*_of_transactions(set(world.by_pointer.values())), *_of_requests(world, requests)]
-    for log in world.logs.values():
-        found += _of_log(world, log)
+    found = [*_of_transactions(set(history.by_pointer.values())), *_of_requests(history, requests)]
+    for log in history.logs.values():
+        found += _of_log(history, log)
         for transactional in (False, True):
-            world.faces[log.topic, transactional] = _face(world, log, transactional=transactional)
-    seen = _learn(world, requests, pages)
+            history.faces[log.topic, transactional] = _face(history, log, transactional=transactional)
+    seen = _learn(history, requests, pages)
     for page in pages:
         if _is_in_order(page):
-            found += [*_of_page(world, page), *_of_end(world, page, seen[_view_of(page)] | seen[id(page)])]
+            found += [*_of_page(history, page), *_of_end(history, page, seen[_view_of(page)] | seen[id(page)])]
         else:
             found.append(Anomaly("unordered", f"{page.reader} saw a page out of order, or from before its start"))
     return found
@@ -83,8 +83,8 @@ def _of_transactions(transactions: Iterable[Transaction]) -> Iterator[Anomaly]:
             yield Anomaly("resurrected", f"{each.id} is committed, which nobody asked for")
 
 
-def _of_requests(world: _World, requests: Iterable[Request]) -> Iterator[Anomaly]:
-    there = {(log.topic, payload): pointer for log in world.logs.values() for _, payload, pointer in log.rows}
+def _of_requests(history: _History, requests: Iterable[Request]) -> Iterator[Anomaly]:
+    there = {(log.topic, payload): pointer for log in history.logs.values() for _, payload, pointer in log.rows}
     for request in requests:
         places = [(request.topic, payload) for payload in request.payloads]
         rows = [there[place] for place in places if place in there]
@@ -106,10 +106,10 @@ def _of_requests(world: _World, requests: Iterable[Request]) -> Iterator[Anomaly
             yield Anomaly("not turned", f"it was rolled back, and its rows were not: {name}")
 
 
-def _of_log(world: _World, log: Log) -> Iterator[Anomaly]:
+def _of_log(history: _History, log: Log) -> Iterator[Anomaly]:
     once: set[bytes] = set()
     for message_id, payload, pointer in log.rows:
-        request = world.requests.get(payload)
+        request = history.requests.get(payload)
         if payload in once:
             yield Anomaly("doubled", f"{payload!r} is there twice")
         once.add(payload)
@@ -119,20 +119,20 @@ def _of_log(world: _World, log: Log) -> Iterator[Anomaly]:
             yield Anomaly("dirty", f"{payload!r} has the pointer {pointer}, which is not its own")
 
 
-def _face(world: _World, log: Log, *, transactional: bool) -> _Face:
+def _face(history: _History, log: Log, *, transactional: bool) -> _Face:
     rows = []
     for message_id, payload, pointer in log.rows:
-        request = world.requests.get(payload)
-        if request is not None and (not transactional or _is_visible(world, pointer)):
-            rows.append((message_id, payload, world.unit(request, transactional=transactional)))
+        request = history.requests.get(payload)
+        if request is not None and (not transactional or _is_visible(history, pointer)):
+            rows.append((message_id, payload, history.unit(request, transactional=transactional)))
     ids = [message_id for message_id, _, _ in rows]
     return _Face(ids, {message_id: payload for message_id, payload, _ in rows}, [unit for _, _, unit in rows])
 
 
-def _is_visible(world: _World, pointer: int) -> bool:
+def _is_visible(history: _History, pointer: int) -> bool:
     if pointer <= 0:
         return pointer == 0
-    owner = world.by_pointer.get(pointer)
+    owner = history.by_pointer.get(pointer)
     return owner is not None and owner.state == "committed"
 
 
@@ -143,9 +143,9 @@ def _view_of(page: Page) -> object:
     return id(page) if page.view is None else ("view", page.view)
 
 
-def _learn(world: _World, requests: Iterable[Request], pages: Iterable[Page]) -> dict[object, set[Unit]]:
+def _learn(history: _History, requests: Iterable[Request], pages: Iterable[Page]) -> dict[object, set[Unit]]:
     """When each unit was known to be visible, and what each view showed."""
-    known = defaultdict(lambda: inf, world.known_s)
+    known = defaultdict(lambda: inf, history.known_s)
     for request in requests:
         known[request, False] = known[request, True] = request.ended_s
         if request.transaction is not None:
@@ -153,14 +153,14 @@ def _learn(world: _World, requests: Iterable[Request], pages: Iterable[Page]) ->
     seen: dict[object, set[Unit]] = defaultdict(set)
     for page in pages:
         for _, payload in page.messages:
-            sent = world.requests.get(payload)
+            sent = history.requests.get(payload)
             if sent is not None:
-                unit = world.unit(sent, transactional=page.transactional)
+                unit = history.unit(sent, transactional=page.transactional)
                 by_s = page.view_s[1] if isinstance(unit, Transaction) else page.answered_s
                 known[unit, page.transactional] = min(known[unit, page.transactional], by_s)
                 # A snapshot says nothing of plain messages: those of one page were there together, no more.
                 seen[_view_of(page) if isinstance(unit, Transaction) else id(page)].add(unit)
-    world.known_s = known
+    history.known_s = known
     return seen
 
 
@@ -169,9 +169,9 @@ def _is_in_order(page: Page) -> bool:
     return ids == sorted(set(ids)) and ids[:1] >= [page.since][: len(ids)]
 
 
-def _of_page(world: _World, page: Page) -> Iterator[Anomaly]:
+def _of_page(history: _History, page: Page) -> Iterator[Anomaly]:
     """What is in it, and what it passed."""
-    face = world.faces[page.topic, page.transactional]
+    face = history.faces[page.topic, page.transactional]
     there = {message_id for message_id, _ in page.messages}
     for message_id in face.ids[bisect_left(face.ids, page.since) : bisect_right(face.ids, _last(page))]:
         if message_id not in there:
@@ -181,49 +181,49 @@ def _of_page(world: _World, page: Page) -> Iterator[Anomaly]:
             kind: Kind = "dirty" if page.transactional else "vanished"
             yield Anomaly(kind, f"{page.reader} saw {payload!r} at {message_id.hex()} of {page.topic}")
             continue
-        owner = world.requests[payload].transaction
+        owner = history.requests[payload].transaction
         if page.transactional and owner is not None and page.view_s[1] < owner.asked_s:
             yield Anomaly("dirty", f"{page.reader} saw {payload!r} before its commit was asked for")
 
 
-def _of_end(world: _World, page: Page, seen: set[Unit]) -> Iterator[Anomaly]:
+def _of_end(history: _History, page: Page, seen: set[Unit]) -> Iterator[Anomaly]:
     """What it should have gone on to."""
     if page.end == "more":
         return
-    face = world.faces[page.topic, page.transactional]
+    face = history.faces[page.topic, page.transactional]
     at, stop = bisect_right(face.ids, max(_last(page), _before(page.since))), len(face.ids)
     if page.end == "held":
-        holder = world.by_pointer.get(page.held_by or 0)
-        held_at = _first_row(world, page, holder)
+        holder = history.by_pointer.get(page.held_by or 0)
+        held_at = _first_row(history, page, holder)
         if holder is None or held_at is None:
             yield Anomaly("held for ever", f"{page.reader} was held by {page.held_by}, which has nothing there")
             return
-        yield from _of_holder(world, page, holder, seen)
+        yield from _of_holder(history, page, holder, seen)
         stop = bisect_left(face.ids, held_at)
     for unit, message_id in zip(face.units[at:stop], face.ids[at:stop], strict=True):
         if unit in seen:
             yield Anomaly("torn", f"{page.reader} saw another part of what {face.payloads[message_id]!r} belongs to")
-        elif world.known_s[unit, page.transactional] < (
+        elif history.known_s[unit, page.transactional] < (
             page.view_s[0] if isinstance(unit, Transaction) else page.asked_s
         ):
             yield Anomaly("late", f"{page.reader} did not get {face.payloads[message_id]!r}, which was there")
 
 
-def _of_holder(world: _World, page: Page, holder: Transaction, seen: set[Unit]) -> Iterator[Anomaly]:
+def _of_holder(history: _History, page: Page, holder: Transaction, seen: set[Unit]) -> Iterator[Anomaly]:
     told = f"{page.reader} was held in {page.topic} by {holder.id}"
     if holder in seen:
         yield Anomaly("torn", f"{told}, of which it saw another part")
-    elif min(world.known_s[holder, True], holder.undone_s) < page.view_s[0]:
+    elif min(history.known_s[holder, True], holder.undone_s) < page.view_s[0]:
         yield Anomaly("held for ever", f"{told}, which was decided")
     if page.asked_ms > holder.expires_ms + GRACE_MS:
         yield Anomaly("held for ever", f"{told}, {page.asked_ms - holder.expires_ms} ms after its time-out")
 
 
-def _first_row(world: _World, page: Page, holder: Transaction | None) -> bytes | None:
+def _first_row(history: _History, page: Page, holder: Transaction | None) -> bytes | None:
     """Of the one that held it, behind the page."""
     pointers = holder.pointers if holder else ()
     end = max(_last(page), _before(page.since))
-    rows = world.logs[page.topic].rows
+    rows = history.logs[page.topic].rows
     behind = islice(rows, bisect_right(rows, end, key=lambda row: row[0]), None)
     return next((row_id for row_id, _, pointer in behind if abs(pointer) in pointers), None)
 

@@ -59,49 +59,49 @@ async def said_twice(first, second, ask, where):
 @pytest.mark.parametrize("behind_ms", [0, 7])
 @pytest.mark.parametrize("where", ["messages", "heads"])
 async def test_a_publish_that_two_instances_served_is_there_once_and_known_to_a_third(store, others, where, behind_ms):
-    async def say(world, number):
-        return await world.publish(f"m{number}", producer="p", sequence_ids=[number])
+    async def say(harness, number):
+        return await harness.publish(f"m{number}", producer="p", sequence_ids=[number])
 
     async with instances(store, others, behind_ms) as (first, second, third):
         await first.create()
         await say(first, 0)
-        await said_twice(first, second, lambda world: say(world, 1), where)
+        await said_twice(first, second, lambda harness: say(harness, 1), where)
         await certainly(lambda: say(second, 2))
-        for world in (second, third):
-            receipt = await certainly(lambda: say(world, 1))  # noqa: B023
+        for harness in (second, third):
+            receipt = await certainly(lambda: say(harness, 1))  # noqa: B023
             assert receipt.duplicate
-            assert await certainly(lambda: world.read(cached=False)) == [b"m0", b"m1", b"m2"]  # noqa: B023
+            assert await certainly(lambda: harness.read(cached=False)) == [b"m0", b"m1", b"m2"]  # noqa: B023
 
 
 @pytest.mark.parametrize("behind_ms", [0, 7])
 @pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
 async def test_what_was_staged_twice_on_two_instances_is_published_once(store, others, where, behind_ms):
-    async def stage(world, number):
+    async def stage(harness, number):
         request = PublishRequest([b"m%d" % number], producer="p", segment="s", sequence_ids=[number])
-        await world.ask(StoreStaged(request, 2))
+        await harness.ask(StoreStaged(request, 2))
 
     async with instances(store, others, behind_ms) as (first, second, third):
         await first.create()
         await stage(first, 0)
-        await said_twice(first, second, lambda world: stage(world, 1), where)
+        await said_twice(first, second, lambda harness: stage(harness, 1), where)
         await certainly(lambda: stage(second, 2))
         batch = PublishStaged(PublishRequest([], producer="p", sequence_ids=[0], segments=["s"]), 0)
         await certainly(lambda: second.ask(batch))
-        for world in (second, third):
-            assert await certainly(lambda: world.read(cached=False)) == [b"m0", b"m1", b"m2"]  # noqa: B023
+        for harness in (second, third):
+            assert await certainly(lambda: harness.read(cached=False)) == [b"m0", b"m1", b"m2"]  # noqa: B023
 
 
 @pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
 async def test_what_was_stored_twice_under_a_write_pointer_is_published_once(store, others, where):
     """Without ids nobody can know the second for the same; the first one's is gone, since it never took place."""
 
-    async def keep(world, payload):
-        await world.ask(StoreUnder(PublishRequest([payload], POINTER), len(payload)))
+    async def keep(harness, payload):
+        await harness.ask(StoreUnder(PublishRequest([payload], POINTER), len(payload)))
 
     async with instances(store, others, behind_ms=7) as (first, second, third):
         await first.create()
-        await said_twice(first, second, lambda world: keep(world, b"stored"), where)
+        await said_twice(first, second, lambda harness: keep(harness, b"stored"), where)
         await certainly(lambda: keep(second, b"more"))
         await certainly(lambda: second.ask(PublishUnder(PublishRequest([b"published"], POINTER), 9)))
-        for world in (second, third):
-            assert await certainly(lambda: world.read(cached=False)) == [b"stored", b"more", b"published"]  # noqa: B023
+        for harness in (second, third):
+            assert await certainly(lambda: harness.read(cached=False)) == [b"stored", b"more", b"published"]  # noqa: B023

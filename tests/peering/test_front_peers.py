@@ -126,13 +126,13 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 async def test_a_connection_arrives_with_what_was_read_of_it():
-    door, other = descriptors.handover_pair()
+    handover, other = descriptors.handover_pair()
     listener = trio.socket.socket()
     await listener.bind(("127.0.0.1", 0))
     listener.listen()
     client = await trio.open_tcp_stream(*listener.getsockname())
     accepted, _ = await listener.accept()
-    await descriptors.send_connection(door, socket.socket(fileno=accepted.detach()), b"read ahead")
+    await descriptors.send_connection(handover, socket.socket(fileno=accepted.detach()), b"read ahead")
     taken = await descriptors.receive_connection(other)
     assert taken is not None
     connection, already_read = taken
@@ -140,7 +140,7 @@ async def test_a_connection_arrives_with_what_was_read_of_it():
     async with descriptors.stream_of(connection) as stream:
         await stream.send_all(b"hello")
         assert await client.receive_some() == b"hello"
-    door.close()
+    handover.close()
     assert await descriptors.receive_connection(other) is None
     other.close()
     listener.close()

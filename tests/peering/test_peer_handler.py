@@ -20,13 +20,13 @@ from broker.link.flow import LinkBroken, Reply
 from broker.link.server import peer_handler
 from broker.link.wire import LinkBounds
 from plainsong.protocol.link import PREFACE
-from tests.broker.doors import SETTINGS, Toys, toy_app
+from tests.broker.listeners import SETTINGS, Toys, toy_app
 
-BOTH_DOORS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
 
 
 class Serving:
-    """A server with toy handlers and a peer door."""
+    """A server with toy handlers and a peer listener."""
 
     def __init__(self) -> None:
         self.stop = trio.Event()
@@ -75,7 +75,7 @@ async def links(bounds: LinkBounds | None = None, **more):
         nursery.cancel_scope.cancel()
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_links_and_http_share_one_port(lane):
     async with serving(lane=lane) as server, links() as to:
         link = await to.to(server.address)
@@ -88,7 +88,7 @@ async def test_links_and_http_share_one_port(lane):
         assert await to.to(server.address) is link
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_preface_in_pieces_is_one(lane):
     async with serving(lane=lane) as server:
         stream = await server.connect()
@@ -109,7 +109,7 @@ async def test_a_connection_that_spoke_http_never_becomes_a_link():
         assert PREFACE not in said
 
 
-@BOTH_DOORS
+@BOTH_LISTENERS
 async def test_a_server_that_stops_answers_what_was_asked_and_lets_its_peers_go(lane):
     begun, gate = trio.Event(), trio.Event()
 

@@ -94,7 +94,7 @@ def batch_folder(archive: Archive, batch: int) -> Path:
 
 
 def batch_entry(start: int, end: int, *, batch: int = 0, written_ms: int = 0, source: str = "a") -> Manifest:
-    """A batch without files that holds ids ``start`` to ``end`` of a small world."""
+    """A batch without files that holds ids ``start`` to ``end`` of a small example."""
     return entry("batch", start, end, batch=batch, written_ms=written_ms, source=source)
 
 

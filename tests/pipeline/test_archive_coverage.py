@@ -11,18 +11,18 @@ from pyspark_plainsong.pipeline.archive.compaction import replaced
 from pyspark_plainsong.pipeline.archive.manifest import Range, covered, holes, merged, minus, pieces
 from tests.pipeline.archives import batch_entry, entry, small_id
 
-WORLD = 30
+LAST = 30
 
 
 @st.composite
 def entries(draw):
     found = []
     for number in range(draw(st.integers(0, 7))):
-        start = draw(st.integers(0, WORLD))
+        start = draw(st.integers(0, LAST))
         kind = draw(st.sampled_from(["batch", "day"]))
         more = {"written_ms": draw(st.integers(0, 5)), "folder": str(number), "source": str(number)}
         more |= {"batch": number} if kind == "batch" else {"revision": draw(st.integers(1, 3)), "day": "2026-01-31"}
-        found.append(entry(kind, start, draw(st.integers(start, WORLD)), **more))
+        found.append(entry(kind, start, draw(st.integers(start, LAST)), **more))
     return found
 
 
@@ -92,7 +92,7 @@ def test_a_hole_is_what_others_are_behind_or_the_checkpoint_is_past():
     assert holes([], reached) == [reached]
 
 
-@given(st.lists(st.tuples(st.integers(0, WORLD), st.integers(0, WORLD))), st.integers(0, WORLD), st.integers(0, WORLD))
+@given(st.lists(st.tuples(st.integers(0, LAST), st.integers(0, LAST))), st.integers(0, LAST), st.integers(0, LAST))
 def test_ranges_behave_as_sets_of_ids(given_ranges, start, end):
     ranges = [Range(small_id(min(each)), small_id(max(each))) for each in given_ranges]
     as_one = merged(ranges)

@@ -161,7 +161,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.miscounted = False
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS))
 
-    # --- the world ---
+    # --- the surroundings ---
 
     @initialize(ttl_s=st.sampled_from([None, 1, 2, 3600, 24 * 3600]))
     def there_may_be_a_topic(self, ttl_s):

@@ -184,7 +184,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.rows.difference_update(invalids)
         self.at.ask(asks.Unlist(invalids))
 
-    # --- what the world does ----------------------------------------------------------------------
+    # --- what else happens ----------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([0.5, 1, 4, 30, 61]))
     def time_passes(self, seconds):

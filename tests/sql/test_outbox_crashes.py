@@ -30,7 +30,7 @@ class Writer(NamedTuple):
     """What it has printed; a pipe that nobody reads would hold it up."""
 
 
-class World:
+class Harness:
     """Writers, a database, relays and a daemon; all of them are started again after they were killed."""
 
     def __init__(self, home: Path, server: Postgres | None, database: str) -> None:
@@ -109,15 +109,15 @@ class World:
 
 
 @pytest.fixture(scope="module", params=["postgresql", "sqlite"])
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     home = tmp_path_factory.mktemp("outbox")
     if request.param == "postgresql":
         server: Postgres = request.getfixturevalue("server")
-        world = World(home, server, server.emptied("outbox", Base.metadata))
+        harness = Harness(home, server, server.emptied("outbox", Base.metadata))
     else:
-        world = World(home, None, f"sqlite:///{home}/shop.db")
-    yield world
-    world.close()
+        harness = Harness(home, None, f"sqlite:///{home}/shop.db")
+    yield harness
+    harness.close()
 
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1, 40))]
@@ -125,32 +125,32 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1,
 
 @pytest.mark.parametrize("victim", ["writer", "relay", "daemon", "database"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_message_of_a_committed_row_comes_once_in_the_order_of_commits(world: World, victim: str, seed: int):
-    if victim == "database" and world.server is None:
+def test_each_message_of_a_committed_row_comes_once_in_the_order_of_commits(harness: Harness, victim: str, seed: int):
+    if victim == "database" and harness.server is None:
         pytest.skip("SQLite has no process of its own: it dies with the writer and with the relay")
     chance = random.Random(f"{victim} {seed}")
-    writers = [world.writer(), world.writer()]
+    writers = [harness.writer(), harness.writer()]
     for _ in range(2):
         time.sleep(chance.uniform(0.0, 0.2))  # the moment is what is being tested
-        world.kill(victim, writers[0])
+        harness.kill(victim, writers[0])
         if victim == "writer":
-            world.end(writers[0])
-            writers[0] = world.writer()
+            harness.end(writers[0])
+            writers[0] = harness.writer()
     for writer in writers:
-        world.end(writer)
-    rows, messages = world.settled()
+        harness.end(writer)
+    rows, messages = harness.settled()
     assert len(set(map(tuple, messages))) == len(messages)
     assert {number for number, _ in messages} == rows
-    assert world.times.keys() <= rows
-    check_order(world, messages)
+    assert harness.times.keys() <= rows
+    check_order(harness, messages)
 
 
-def check_order(world: World, messages: list[list[int]]) -> None:
+def check_order(harness: Harness, messages: list[list[int]]) -> None:
     """Who had committed before another's commit was called stands before it; a transaction's messages in their order."""
     latest_call = 0
     for number, _ in messages:
-        if number in world.times:
-            called, returned = world.times[number]
+        if number in harness.times:
+            called, returned = harness.times[number]
             assert returned > latest_call, f"{number} had been committed before one that stands before it"
             latest_call = max(latest_call, called)
     last_part: dict[int, int] = {}
@@ -159,8 +159,8 @@ def check_order(world: World, messages: list[list[int]]) -> None:
         last_part[number] = part
 
 
-def test_both_relays_end_when_they_are_asked_to(world: World):
-    for relay in world.relays:
+def test_both_relays_end_when_they_are_asked_to(harness: Harness):
+    for relay in harness.relays:
         relay.terminate()
-    assert [relay.wait(PATIENCE_S) for relay in world.relays] == [0, 0]
-    eventually("nobody is at work", lambda: not outbox_status(world.engine).is_relayed)
+    assert [relay.wait(PATIENCE_S) for relay in harness.relays] == [0, 0]
+    eventually("nobody is at work", lambda: not outbox_status(harness.engine).is_relayed)

@@ -27,7 +27,7 @@ VICTIMS = ("client", "daemon", "database")
 DECIDED = ("committed", "finished")
 
 
-class World:
+class Harness:
     """A daemon and a database that are started again after they were killed, and a program that works with both."""
 
     def __init__(self, home: Path, server: Postgres, database: str) -> None:
@@ -115,11 +115,11 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def harness(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     database = server.emptied("crashes", Base.metadata)
-    world = World(tmp_path_factory.mktemp("crashes"), server, database)
-    yield world
-    world.close()
+    harness = Harness(tmp_path_factory.mktemp("crashes"), server, database)
+    yield harness
+    harness.close()
 
 
 _numbers = iter(range(1, 1_000))
@@ -127,12 +127,12 @@ _numbers = iter(range(1, 1_000))
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("point", POINTS)
-def test_rows_and_messages_are_both_there_or_neither_when_somebody_dies(world: World, victim: str, point: str):
+def test_rows_and_messages_are_both_there_or_neither_when_somebody_dies(harness: Harness, victim: str, point: str):
     number = next(_numbers)
-    with world.worker(str(number), point, victim) as worker:
+    with harness.worker(str(number), point, victim) as worker:
         out = worker.stdout.readline()  # type: ignore[union-attr] # it is a pipe
-    world.heal(victim)
-    rows, messages = world.settled()
+    harness.heal(victim)
+    rows, messages = harness.settled()
     assert rows == messages
     if point in DECIDED:
         assert number in rows
@@ -147,21 +147,21 @@ ROUNDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.torture) for seed in
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("seed", ROUNDS)
-def test_rows_and_messages_are_the_same_when_somebody_dies_at_any_moment(world: World, victim: str, seed: int):
+def test_rows_and_messages_are_the_same_when_somebody_dies_at_any_moment(harness: Harness, victim: str, seed: int):
     chance = random.Random(f"{victim} {seed}")
     first = 1_000 + 100_000 * (VICTIMS.index(victim) + 3 * seed)
     told = []
-    with world.worker(f"{first}-") as worker:
+    with harness.worker(f"{first}-") as worker:
         assert worker.stdout is not None
         told.append(worker.stdout.readline())  # it works
         time.sleep(chance.uniform(0.0, 0.1))  # the moment is what is being tested
-        world.kill(victim, worker)
-        world.heal(victim)
+        harness.kill(victim, worker)
+        harness.heal(victim)
         if victim != "client":
             told.append(next(line for line in worker.stdout if "committed" in line))  # it works again
             worker.kill()
         told += worker.stdout
-    rows, messages = world.settled()
+    rows, messages = harness.settled()
     assert rows == messages
     acknowledged = {int(line.split()[0]) for line in told if line.strip().endswith("committed")}
     assert acknowledged

@@ -25,7 +25,7 @@ from plainsong import Client, PlainsongError
 from plainsong._sync.transaction import TransactionContext
 from plainsong.sql import SqlParticipant
 
-#: Between these the world is another one.
+#: Between these the surroundings change.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
 TIMEOUT_S = 1
 DEADLINE_S = 0.7

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tests.storage.ownership_world import MESSAGES, PAYLOADS, Cell, Flight, Head, Owner, Row, Rules, World, order
+from tests.storage.ownership_state import MESSAGES, PAYLOADS, Cell, Flight, Head, Owner, Row, Rules, State, order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Model:
-    """Every world that can come about."""
+    """Every state that can come about."""
 
     def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3, said: bool = False) -> None:
         """``said``: there is metadata, for all that the first owner is told, or nobody says whether."""
@@ -34,17 +34,17 @@ class Model:
         self.requests = requests
 
     def explore(self, *, deep: bool = False) -> tuple[int, str | None]:
-        """How many worlds there are, and what is wrong with the first one found in which something is.
+        """How many states there are, and what is wrong with the first one found in which something is.
 
         Args:
           deep: follow one order of events to its end before the next; else the shortest ones come first.
         """
-        start = World(said=self.said)
+        start = State(said=self.said)
         seen = {start}
         queue = deque([start])
         while queue:
-            world = queue.pop() if deep else queue.popleft()
-            for reached in self.following(world):
+            state = queue.pop() if deep else queue.popleft()
+            for reached in self.following(state):
                 following = self.without_vain(reached)
                 if following not in seen:
                     wrong = self.wrong(following)
@@ -54,92 +54,92 @@ class Model:
                     queue.append(following)
         return len(seen), None
 
-    def without_vain(self, world: World) -> World:
+    def without_vain(self, state: State) -> State:
         """Without puts that nobody waits for and that cannot succeed any more: what was there never comes back."""
-        awaited = {flight for owner in world.owners for flight in owner.waits}
-        rows = {(table, key) for table, key, _ in world.rows}
+        awaited = {flight for owner in state.owners for flight in owner.waits}
+        rows = {(table, key) for table, key, _ in state.rows}
         vain = {
             flight
-            for flight in world.flights - awaited
-            if (flight.table == "head" and self.rules.compared and flight.before != world.head)
-            or (flight.table == "cell" and flight.before != world.cells[flight.key])
-            or (flight.table == "kind" and world.said)
+            for flight in state.flights - awaited
+            if (flight.table == "head" and self.rules.compared and flight.before != state.head)
+            or (flight.table == "cell" and flight.before != state.cells[flight.key])
+            or (flight.table == "kind" and state.said)
             or (flight.before is None and self.rules.put_if_absent and (flight.table, flight.key) in rows)
         }
-        return world._replace(flights=world.flights - vain) if vain else world
+        return state._replace(flights=state.flights - vain) if vain else state
 
     # --- what must hold ---
 
-    def log(self, world: World, head: Head, until: int = 1 << 30) -> list[tuple[int, int]]:
+    def log(self, state: State, head: Head, until: int = 1 << 30) -> list[tuple[int, int]]:
         """Position and number of the messages that a reader with this head sees."""
         found: list[tuple[int, int]] = []
-        for table, key, row in sorted(world.rows):
+        for table, key, row in sorted(state.rows):
             if table != MESSAGES or key > until or (self.rules.filtered and not head.counts(row.stamp)):
                 continue
             if row.what[0] >= 0:
                 found.append((key, row.what[0]))
                 continue
             _, first, last = row.what
-            for where, position, payload in sorted(world.rows):
+            for where, position, payload in sorted(state.rows):
                 visible = not self.rules.payloads_filtered or head.counts(payload.stamp)
                 if where == PAYLOADS and first <= position <= last and visible:
                     found.append((key, payload.what[0]))
         return found
 
-    def wrong(self, world: World) -> str | None:
-        log = [number for _, number in self.log(world, world.head)]
-        told = range(world.told)
+    def wrong(self, state: State) -> str | None:
+        log = [number for _, number in self.log(state, state.head)]
+        told = range(state.told)
         if self.stores:
-            told = range(self.requests - 1 if world.told == self.requests else 0)
+            told = range(self.requests - 1 if state.told == self.requests else 0)
         if len(set(log)) < len(log):
             return "a message is there twice"
         if log != sorted(log):
             return "messages are out of order"
         if not set(told) <= set(log) or (self.stores and 0 < len(log) < self.requests - 1):
             return "an acknowledged message is lost"
-        if tuple(log[: len(world.read)]) != world.read:
+        if tuple(log[: len(state.read)]) != state.read:
             return "what was read has changed"
         return None
 
     # --- what may happen ---
 
-    def following(self, world: World) -> Iterator[World]:
-        if world.claims < self.owners:
+    def following(self, state: State) -> Iterator[State]:
+        if state.claims < self.owners:
             for epoch in range(1, self.owners + 1):
-                if epoch not in world.given and (epoch > world.head.last[0] or not self.rules.epoch_above):
-                    yield self.claim(world, epoch)
-        for flight in sorted(world.flights, key=order):
-            yield self.land(world, flight)
-        for at, owner in enumerate(world.owners):
-            yield self.without(world, at)
+                if epoch not in state.given and (epoch > state.head.last[0] or not self.rules.epoch_above):
+                    yield self.claim(state, epoch)
+        for flight in sorted(state.flights, key=order):
+            yield self.land(state, flight)
+        for at, owner in enumerate(state.owners):
+            yield self.without(state, at)
             if owner.phase == "claimed":
                 beyond = owner.said and any(
-                    cell is not None and cell.stamp[0] > owner.head.last[0] for cell in world.cells
+                    cell is not None and cell.stamp[0] > owner.head.last[0] for cell in state.cells
                 )
                 if not (beyond and self.rules.later_respected):
-                    yield self.changed(world, at, self.load_metadata(world, owner))
+                    yield self.changed(state, at, self.load_metadata(state, owner))
             elif owner.phase == "metadata":
-                yield self.changed(world, at, self.load_rows(world, owner))
+                yield self.changed(state, at, self.load_rows(state, owner))
             else:
-                yield from self.polled(world, owner)
-                if owner.phase == "idle" and world.asked != owner.number and world.told < self.requests:
-                    yield self.ask(world, at)
+                yield from self.polled(state, owner)
+                if owner.phase == "idle" and state.asked != owner.number and state.told < self.requests:
+                    yield self.ask(state, at)
 
-    def claim(self, world: World, epoch: int) -> World:
-        again = not self.rules.new_epoch and world.head.last[0]
-        head = world.head if again else world.head.claimed(epoch, keep=self.rules.fences_kept)
-        owners = (*world.owners, Owner(epoch, head, said=world.said))
-        return world._replace(head=head, owners=owners, claims=world.claims + 1, given=world.given | {epoch})
+    def claim(self, state: State, epoch: int) -> State:
+        again = not self.rules.new_epoch and state.head.last[0]
+        head = state.head if again else state.head.claimed(epoch, keep=self.rules.fences_kept)
+        owners = (*state.owners, Owner(epoch, head, said=state.said))
+        return state._replace(head=head, owners=owners, claims=state.claims + 1, given=state.given | {epoch})
 
     @staticmethod
-    def without(world: World, at: int) -> World:
+    def without(state: State, at: int) -> State:
         """The owner dies; what it has under way does not."""
-        asked = 0 if world.asked == world.owners[at].number else world.asked
-        return world._replace(owners=world.owners[:at] + world.owners[at + 1 :], asked=asked)
+        asked = 0 if state.asked == state.owners[at].number else state.asked
+        return state._replace(owners=state.owners[:at] + state.owners[at + 1 :], asked=asked)
 
     @staticmethod
-    def changed(world: World, at: int, owner: Owner) -> World:
-        return world._replace(owners=(*world.owners[:at], owner, *world.owners[at + 1 :]))
+    def changed(state: State, at: int, owner: Owner) -> State:
+        return state._replace(owners=(*state.owners[:at], owner, *state.owners[at + 1 :]))
 
     def valid(self, cells: tuple[Cell | None, Cell | None], head: Head) -> int | None:
         """Which of the two cells counts."""
@@ -148,36 +148,36 @@ class Model:
         counting = [(cell.stamp, at) for at, cell in enumerate(cells) if cell and head.counts(cell.stamp)]
         return max(counting)[1] if counting else None
 
-    def load_metadata(self, world: World, owner: Owner) -> Owner:
+    def load_metadata(self, state: State, owner: Owner) -> Owner:
         if not owner.said:
             return owner._replace(phase="metadata")
-        at = self.valid(world.cells, owner.head)
-        cell = None if at is None else world.cells[at]
-        known = owner._replace(phase="metadata", cells=world.cells)
+        at = self.valid(state.cells, owner.head)
+        cell = None if at is None else state.cells[at]
+        known = owner._replace(phase="metadata", cells=state.cells)
         return known if cell is None else known._replace(done=cell.done, first=cell.first, last=cell.last)
 
-    def load_rows(self, world: World, owner: Owner) -> Owner:
+    def load_rows(self, state: State, owner: Owner) -> Owner:
         """Messages behind what the metadata speaks of; what is stored stands in the metadata alone."""
-        log = [] if self.stores else [each for each in self.log(world, owner.head) if each[0] > owner.last]
+        log = [] if self.stores else [each for each in self.log(state, owner.head) if each[0] > owner.last]
         done = max([owner.done, *(number + 1 for _, number in log)])
         return owner._replace(phase="idle", done=done, last=max([owner.last, *(key for key, _ in log)]))
 
-    def polled(self, world: World, owner: Owner) -> Iterator[World]:
+    def polled(self, state: State, owner: Owner) -> Iterator[State]:
         """The reader goes on where it is, up to what the owner knows to be there."""
         until = owner.last if not self.stores else 1 << 30
-        news = [each for each in self.log(world, owner.head, until) if each[0] > world.position]
+        news = [each for each in self.log(state, owner.head, until) if each[0] > state.position]
         if news:
-            yield world._replace(position=news[-1][0], read=(*world.read, *(number for _, number in news)))
+            yield state._replace(position=news[-1][0], read=(*state.read, *(number for _, number in news)))
 
-    def ask(self, world: World, at: int) -> World:
+    def ask(self, state: State, at: int) -> State:
         """The client sends its next request, for the first time or again."""
-        owner, request = world.owners[at], world.told
+        owner, request = state.owners[at], state.told
         if owner.done > request:
-            return world._replace(told=request + 1, asked=0)
+            return state._replace(told=request + 1, asked=0)
         puts = frozenset(self.puts(owner, request))
         waits = frozenset(put for put in puts if put.table != "kind" or self.rules.kind_said)
-        world = self.changed(world, at, owner._replace(phase="putting", waits=waits))
-        return world._replace(flights=world.flights | puts, asked=owner.number)
+        state = self.changed(state, at, owner._replace(phase="putting", waits=waits))
+        return state._replace(flights=state.flights | puts, asked=owner.number)
 
     def puts(self, owner: Owner, request: int) -> Iterator[Flight]:
         """What the commit of a request puts; the clocks of the first and third owner are ahead."""
@@ -203,37 +203,37 @@ class Model:
 
     # --- puts land ---
 
-    def land(self, world: World, flight: Flight) -> World:
-        world = world._replace(flights=world.flights - {flight})
+    def land(self, state: State, flight: Flight) -> State:
+        state = state._replace(flights=state.flights - {flight})
         if flight.table == "head":
-            return self.land_head(world, flight)
+            return self.land_head(state, flight)
         if flight.table == "kind":
-            return self.answered(world._replace(said=True), flight)
-        rows = {(table, key): row for table, key, row in world.rows}
+            return self.answered(state._replace(said=True), flight)
+        rows = {(table, key): row for table, key, row in state.rows}
         is_cell = flight.table == "cell"
-        found = world.cells[flight.key] if is_cell else rows.get((flight.table, flight.key))
+        found = state.cells[flight.key] if is_cell else rows.get((flight.table, flight.key))
         blind = not is_cell and not self.rules.put_if_absent
         if found != flight.before and not blind:
-            return self.refused(world, flight, found)
+            return self.refused(state, flight, found)
         if is_cell:
-            cells = (flight.after, world.cells[1]) if flight.key == 0 else (world.cells[0], flight.after)
-            world = world._replace(cells=cells)
+            cells = (flight.after, state.cells[1]) if flight.key == 0 else (state.cells[0], flight.after)
+            state = state._replace(cells=cells)
         else:
             rows[flight.table, flight.key] = flight.after  # type: ignore[assignment]  # a row, where it is no cell
-            world = world._replace(rows=frozenset((*where, row) for where, row in rows.items()))
-        return self.answered(world, flight)
+            state = state._replace(rows=frozenset((*where, row) for where, row in rows.items()))
+        return self.answered(state, flight)
 
-    def refused(self, world: World, flight: Flight, found: Row | Cell | None) -> World:
+    def refused(self, state: State, flight: Flight, found: Row | Cell | None) -> State:
         """Something else is there: it is replaced where nobody will ever see it; else another owner is at work."""
-        for at, owner in enumerate(world.owners):
+        for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 replaceable = found is None or self.replaceable(owner, flight, found)
                 if not replaceable:
-                    return self.without(world, at)
+                    return self.without(state, at)
                 again = flight._replace(before=found)
                 waits = (owner.waits - {flight}) | {again}
-                return self.changed(world, at, owner._replace(waits=waits))._replace(flights=world.flights | {again})
-        return world
+                return self.changed(state, at, owner._replace(waits=waits))._replace(flights=state.flights | {again})
+        return state
 
     def replaceable(self, owner: Owner, flight: Flight, found: Row | Cell) -> bool:
         if flight.table == "cell":
@@ -242,55 +242,55 @@ class Model:
             return True
         return found.stamp[0] < owner.head.last[0] and not owner.head.counts(found.stamp)
 
-    def answered(self, world: World, flight: Flight) -> World:
+    def answered(self, state: State, flight: Flight) -> State:
         """The put is there; after the last one the owner moves the head."""
-        for at, owner in enumerate(world.owners):
+        for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 waits = owner.waits - {flight}
                 if waits:
-                    return self.changed(world, at, owner._replace(waits=waits))
+                    return self.changed(state, at, owner._replace(waits=waits))
                 move = self.move(owner)
-                world = self.changed(world, at, owner._replace(phase="moving", waits=frozenset({move})))
-                world = world._replace(flights=world.flights | {move})
-                return world if self.rules.verified else self.tell(world, owner)
-        return world
+                state = self.changed(state, at, owner._replace(phase="moving", waits=frozenset({move})))
+                state = state._replace(flights=state.flights | {move})
+                return state if self.rules.verified else self.tell(state, owner)
+        return state
 
     @staticmethod
     def move(owner: Owner) -> Flight:
         epoch, serial = owner.head.last
         return Flight("head", 0, owner.head, owner.head._replace(last=(epoch, serial + 1)), owner.number)
 
-    def land_head(self, world: World, flight: Flight) -> World:
-        moved = world.head == flight.before or not self.rules.compared
+    def land_head(self, state: State, flight: Flight) -> State:
+        moved = state.head == flight.before or not self.rules.compared
         if moved:
-            world = world._replace(head=flight.after)
-        for at, owner in enumerate(world.owners):
+            state = state._replace(head=flight.after)
+        for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 if not moved:
-                    return self.without(world, at)
-                return self.tell(self.changed(world, at, self.settled(world, owner, flight)), owner)
-        return world
+                    return self.without(state, at)
+                return self.tell(self.changed(state, at, self.settled(state, owner, flight)), owner)
+        return state
 
-    def settled(self, world: World, owner: Owner, flight: Flight) -> Owner:
+    def settled(self, state: State, owner: Owner, flight: Flight) -> Owner:
         """The commit has taken place: what the owner knows now, of what it has put."""
         head: Head = flight.after  # type: ignore[assignment]  # the flight is the head's
-        mine = [key for _, key, row in world.rows if row.stamp == head.last and (row.what[0] >= 0)]
+        mine = [key for _, key, row in state.rows if row.stamp == head.last and (row.what[0] >= 0)]
         last = max([owner.last, *mine])
         first = owner.first or (min(mine) if self.stores and mine else 0)
         return owner._replace(
             head=head,
             phase="idle",
             waits=frozenset(),
-            cells=world.cells,
+            cells=state.cells,
             done=owner.done + 1,
             first=first,
             last=last,
-            said=owner.said or (self.rules.kind_said and world.said),
+            said=owner.said or (self.rules.kind_said and state.said),
         )
 
     @staticmethod
-    def tell(world: World, owner: Owner) -> World:
+    def tell(state: State, owner: Owner) -> State:
         """Answer the client, if it is still there and has not been told."""
-        if world.asked != owner.number:
-            return world
-        return world._replace(told=max(world.told, owner.done + 1), asked=0)
+        if state.asked != owner.number:
+            return state
+        return state._replace(told=max(state.told, owner.done + 1), asked=0)

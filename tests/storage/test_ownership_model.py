@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from tests.storage.ownership_model import Model
-from tests.storage.ownership_world import Rules
+from tests.storage.ownership_state import Rules
 
 LOST, TWICE = "an acknowledged message is lost", "a message is there twice"
 ORDER = "messages are out of order"
@@ -18,9 +18,9 @@ ORDER = "messages are out of order"
 
 @pytest.mark.parametrize("stores", [False, True], ids=["publish", "store"])
 def test_three_owners_keep_every_promise_in_every_order_of_events(stores):
-    worlds, wrong = Model(Rules(), stores=stores, owners=3).explore()
+    states, wrong = Model(Rules(), stores=stores, owners=3).explore()
     assert wrong is None
-    assert worlds > 40_000
+    assert states > 40_000
 
 
 @pytest.mark.parametrize(

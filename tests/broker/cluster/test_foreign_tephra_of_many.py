@@ -36,7 +36,7 @@ async def a_tephra(nursery):
 
 
 @pytest.fixture
-async def world(nursery):
+async def harness(nursery):
     """The Tephra, and instances a, b and c with a topic each, ``at_a`` and so on; a passes."""
     tephra, address = await a_tephra(nursery)
     settings = {"service": "tephra", "tephra": address, "tephra_refresh_s": 0.05, "max_lifetime_s": 0}
@@ -69,8 +69,8 @@ async def soon(ask, wanted):
             await trio.sleep(0.01)
 
 
-async def test_what_the_tephra_decides_is_polled_so_through_any_instance(world):
-    tephra, nodes = world
+async def test_what_the_tephra_decides_is_polled_so_through_any_instance(harness):
+    tephra, nodes = harness
     done, undone, doing = [(await tephra.begin()).transaction.write_pointer for _ in range(3)]
     for name in "abc":
         for pointer, payload in ((done, "done"), (undone, "undone"), (doing, "doing")):
@@ -88,8 +88,8 @@ async def refused(node, topic, pointer):
     return (await node.http.post(f"{TOPICS}/{topic}/publish", json=body)).json().get("code")
 
 
-async def test_a_decision_holds_at_the_next_owner_of_a_topic(world):
-    tephra, nodes = world
+async def test_a_decision_holds_at_the_next_owner_of_a_topic(harness):
+    tephra, nodes = harness
     first, second = [(await tephra.begin()).transaction.write_pointer for _ in range(2)]
     await publish_under(nodes["a"], "at_b", first, "one")
     await publish_under(nodes["a"], "at_b", second, "two")
@@ -102,8 +102,8 @@ async def test_a_decision_holds_at_the_next_owner_of_a_topic(world):
         await soon(partial(committed, node, "at_b"), ["one", "two", "three"])
 
 
-async def test_one_instance_rolls_back_what_is_invalid_in_the_topics_of_all(world):
-    tephra, nodes = world
+async def test_one_instance_rolls_back_what_is_invalid_in_the_topics_of_all(harness):
+    tephra, nodes = harness
     pointer = (await tephra.begin()).transaction.write_pointer
     for name in "abc":
         await publish_under(nodes["c"], f"at_{name}", pointer, "never")

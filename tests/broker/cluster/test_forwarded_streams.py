@@ -12,7 +12,7 @@ import trio.testing
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.requests import PollRequest
 from tests.broker.cluster.in_process import TOPICS, cluster, until
-from tests.broker.doors import Reader, post
+from tests.broker.listeners import Reader, post
 from tests.broker.stream_talk import knock, open_stream, request
 
 LARGE = "x" * 100_000

@@ -24,7 +24,7 @@ BUDGET = 1 << 30
 
 @asynccontextmanager
 async def front_end_of(node):
-    """What the doors of a front end of ``node`` answer with, and its link."""
+    """What the listeners of a front end of ``node`` answer with, and its link."""
     ours, theirs = socketpair()
     service = node.service
     answering = Answering(

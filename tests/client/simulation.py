@@ -1,4 +1,4 @@
-"""A world in which clients run without waiting: answers come from a script, and time passes only in pauses.
+"""A simulation in which clients run without waiting: answers come from a script, and time passes only in pauses.
 
 Each test of it runs twice (``both_clients``): with the client for event loops, and with the one for threads that is
 generated from it.
@@ -103,7 +103,7 @@ LOST = Failure("lost", "reset")
 SILENT = Failure("timeout", "no answer within 30 s")
 
 
-class World:
+class Simulation:
     """Where a client sends its requests, and how its time passes. ``answers``: in turn, or by a function of what was sent.
 
     ``took_s`` is a request's time, ``overslept_s`` what each pause takes longer than was asked for.

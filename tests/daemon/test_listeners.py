@@ -1,4 +1,4 @@
-"""Both doors of the whole daemon answer alike: the lane's and the server's, over the same messages."""
+"""Both listeners of the whole daemon answer alike: the lane's and the server's, over the same messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CODECS = {"application/json": JSON, "avro/binary": AVRO, "avro/binary; version=2
 
 
 @pytest.fixture(scope="module", params=["http.lane=false", "http.processes=2"], ids=["server", "front-ends"])
-def doors(
+def listeners(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon, list[bytes]]]:
-    """Two daemons on copies of one store, one with the lane and one with other doors; and the ids of its messages."""
-    home: Path = tmp_path_factory.mktemp("doors")
+    """Two daemons on copies of one store, one with the lane and one with other listeners; and the ids of its messages."""
+    home: Path = tmp_path_factory.mktemp("listeners")
     with Daemon(home / "lane", "http.lane=true") as one:
         create(one.address, "t")
         create(one.address, "empty")
@@ -97,8 +97,8 @@ def hot_requests(draw: st.DrawFn, ids: list[bytes]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def test_the_lane_and_the_server_answer_every_hot_request_alike(doors):
-    one, other, ids = doors
+def test_the_lane_and_the_server_answer_every_hot_request_alike(listeners):
+    one, other, ids = listeners
     verbs: set[bytes] = set()
     statuses: Counter[int] = Counter()
 
@@ -113,7 +113,7 @@ def test_the_lane_and_the_server_answer_every_hot_request_alike(doors):
     def fuzz(asked: list[bytes]) -> None:
         async def both() -> None:
             with trio.fail_after(20):
-                replies = [await exchanged(door.address, asked, len(asked)) for door in (one, other)]
+                replies = [await exchanged(listener.address, asked, len(asked)) for listener in (one, other)]
             assert [meaning(reply) for reply in replies[0]] == [meaning(reply) for reply in replies[1]]
             statuses.update(reply.status for reply in replies[0])
 
@@ -127,9 +127,9 @@ def test_the_lane_and_the_server_answer_every_hot_request_alike(doors):
 
 
 @pytest.mark.parametrize("content_type", CODECS)
-def test_both_doors_took_the_same_publishes(doors, content_type):
+def test_both_doors_took_the_same_publishes(listeners, content_type):
     """After the fuzz, and one more publish each: the same messages, under ids of their own."""
-    one, other, _ = doors
+    one, other, _ = listeners
     codec = CODECS[content_type]
     body = codec.encode_publish(PublishRequest([b"from both", b""]))
     lines = [
@@ -140,18 +140,18 @@ def test_both_doors_took_the_same_publishes(doors, content_type):
     ]
     request = "\r\n".join([*lines, "", ""]).encode() + body
     assert trio.run(difference, one.address, other.address, [request], 1) is None
-    scratches = [[payload for _, payload in read_all(door.address, "scratch")] for door in (one, other)]
+    scratches = [[payload for _, payload in read_all(listener.address, "scratch")] for listener in (one, other)]
     assert scratches[0] == scratches[1]
     assert scratches[0][-2:] == [b"from both", b""]
 
 
-def test_receipts_of_both_doors_differ_in_ids_only(doors):
-    one, other, _ = doors
+def test_receipts_of_both_doors_differ_in_ids_only(listeners):
+    one, other, _ = listeners
     for headers in ({"Content-Type": name} for name in CODECS):
-        answers = [publish_answer(door, headers) for door in (one, other)]
+        answers = [publish_answer(listener, headers) for listener in (one, other)]
         shapes = [(a.status, a.headers["content-type"], len(a.body), a.receipt().generation) for a in answers]
         assert shapes[0] == shapes[1]
 
 
-def publish_answer(door: Daemon, headers: dict[str, str]) -> Answer:
-    return ask(door.address, *publish_call("scratch", [b"x"], headers))
+def publish_answer(listener: Daemon, headers: dict[str, str]) -> Answer:
+    return ask(listener.address, *publish_call("scratch", [b"x"], headers))

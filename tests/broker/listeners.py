@@ -1,4 +1,4 @@
-"""Servers with toy handlers for the tests of both doors, and clients that speak raw bytes."""
+"""Servers with toy handlers for the tests of both listeners, and clients that speak raw bytes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Toys:
 
 
 @dataclass
-class Door:
+class Listener:
     """A running server."""
 
     port: int
@@ -146,7 +146,7 @@ async def running(
     tls: ssl.SSLContext | None = None,
     begin: Begin | None = None,
     **changes: Any,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[Listener]:
     """A server with toy handlers, stopped at the end."""
     settings = replace(settings, **changes)
     toys = Toys()
@@ -174,7 +174,7 @@ async def running(
 
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(serve)
-        yield Door(int(addresses[0].rpartition(":")[2]), toys, budget, stop, ended)
+        yield Listener(int(addresses[0].rpartition(":")[2]), toys, budget, stop, ended)
         toys.release.set()
         stop.set()
         with trio.fail_after(5):
@@ -271,8 +271,8 @@ class Reader:
                 return True
 
 
-async def ask(door: Door, request: bytes) -> Reply:
+async def ask(listener: Listener, request: bytes) -> Reply:
     """One request on a connection of its own."""
-    async with await door.connect() as stream:
+    async with await listener.connect() as stream:
         await stream.send_all(request)
         return await Reader(stream).reply()

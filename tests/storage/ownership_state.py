@@ -104,7 +104,7 @@ class Owner(NamedTuple):
     """Whether it knows that it is said that there is metadata."""
 
 
-class World(NamedTuple):
+class State(NamedTuple):
     """Everything there is."""
 
     head: Head = Head()

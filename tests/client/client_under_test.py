@@ -21,7 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 import plainsong
 from plainsong import AsyncClient, transactions
 from plainsong._async._futures import AsyncSettled, AsyncTicket
-from tests.client.world import kind
+from tests.client.simulation import kind
 
 _life = ExitStack()
 _portals: list[BlockingPortal] = []
