@@ -276,7 +276,11 @@ class _Hypercorn:
     async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
         self._wanted.set()
-        await self._ready.wait()
+        try:
+            await self._ready.wait()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
         assert self._server is not None
         await self._server.serve(stream, already_read)
 

@@ -38,6 +38,8 @@ class Toys:
     parked: int = 0
     cancelled: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
+    built: int = 0
+    """How often the application behind hypercorn was made."""
 
     async def publish(self, request: Request) -> Answer:
         if request.path["topic"] == "missing":
