@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 import trio
-from doors import SETTINGS, Reader, post
+from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
 from actors.turns import Turns
@@ -114,7 +114,7 @@ async def started(**changes):
             await serve_http(
                 settings,
                 [Endpoint(PUBLISH, server.handler, server.start)],
-                QuartTrio("nothing"),
+                lambda: QuartTrio("nothing"),
                 binds=["127.0.0.1:0"],
                 budget=server.budget,
                 stop=server.stop,
