@@ -41,6 +41,7 @@ PLAIN = 0x00
 HAS_POINTER = 0x01
 HAS_TTL = 0x02
 HAS_EXTRAS = 0x04
+_EXTRAS_ALONE = bytes([HAS_EXTRAS])
 NO_PAYLOAD = 0x08
 _KNOWN = HAS_POINTER | HAS_TTL | HAS_EXTRAS | NO_PAYLOAD
 _I64 = struct.Struct(">q")
@@ -132,6 +133,9 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
     """The bytes before the payload's length in the value of a row without a time to live of its own."""
     if not extras:
         return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
+    if pointer is None:
+        packed: bytes = msgpack.packb(dict(extras))
+        return _EXTRAS_ALONE + _U32.pack(len(packed)) + packed
     head = encode_row(MessageRow(b"", pointer, extras=extras))
     return head[: -len(length_prefix(0))]
 

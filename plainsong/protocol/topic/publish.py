@@ -118,6 +118,9 @@ def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | N
 def ends_of(runs: Sequence[Run]) -> tuple[bytes, bytes]:
     """The first and the last position of some runs."""
     head, last = runs[0], runs[-1]
+    if last is head and head.length == 1:
+        position = pack_position(head.ts_ms, head.first)
+        return position, position
     return pack_position(head.ts_ms, head.first), pack_position(last.ts_ms, last.first + last.length - 1)
 
 

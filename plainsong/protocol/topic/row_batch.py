@@ -156,6 +156,9 @@ def own_ttls(
 
 def _items(suffixes: Sequence[bytes], messages: Sequence[bytes]) -> list[bytes]:
     """The messages in wire form; it does not depend on the form of their rows."""
+    if len(messages) == 1:
+        (message,) = messages
+        return [ITEM_START + suffixes[0] + NO_PAYLOAD_PART + length_prefix(len(message)) + message]
     sizes = set(map(len, messages))
     if len(sizes) == 1:
         head = NO_PAYLOAD_PART + length_prefix(sizes.pop())
