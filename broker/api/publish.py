@@ -103,13 +103,16 @@ class Publishing:
             ask = (Publish if body.segments is None else PublishStaged)(body, given.size)
 
         def settled(found: PublishResponse | Receipt | Exception) -> None:
-            if isinstance(found, Exception):
-                if body.producer is not None and isinstance(found, _REFUSALS):
-                    self.refused(found.code)
-                answer = answer_to(found, request.request_id)
-            else:
+            # It is called in the actor's turn, so that a bug here must not be raised there.
+            try:
+                if isinstance(found, Exception):
+                    raise found
                 self.rates.published(name, len(body.messages), trio.current_time())
                 answer = answer_publish(request, given, found)
+            except Exception as error:  # noqa: BLE001
+                if body.producer is not None and isinstance(error, _REFUSALS):
+                    self.refused(error.code)
+                answer = answer_to(error, request.request_id)
             answered(answer)
 
         ticket = self.directory.put(name, ask, settled)

@@ -746,8 +746,8 @@ class Connection:
             if not (lane.gathering and self.edge):
                 return
 
-    def rested_too_long(self) -> None:
-        """Nothing came for ``keep_alive_s``."""
+    def give_up(self) -> None:
+        """Ends the connection: nothing came for ``keep_alive_s``, or it has failed."""
         self.scope.cancel()
 
     def _read(self) -> bool:

@@ -8,6 +8,7 @@ request on the spot; otherwise it wakes the connection's task.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 from collections import OrderedDict, deque
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+log = logging.getLogger("plainsong.http")
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 #: Sockets served in one turn of the loop, so that other tasks are never far from theirs.
 MAX_READY = 128
@@ -39,8 +41,8 @@ class Member(Protocol):
           events: what epoll told of it.
         """
 
-    def rested_too_long(self) -> None:
-        """Nothing came for ``keep_alive_s``. Called in the reactor's task: it neither waits nor raises."""
+    def give_up(self) -> None:
+        """End the connection: nothing came for ``keep_alive_s``, or it has failed. It neither waits nor raises."""
 
 
 class Reactor:
@@ -113,14 +115,22 @@ class Reactor:
     def take_in(self) -> None:
         """Serve what has come by now, without waiting."""
         for _ in range(len(self._again)):
-            self._again.popleft().readable()
+            self._tell(self._again.popleft(), 0)
         members = self._members
         for descriptor, events in self._epoll.poll(0, MAX_READY):
             member = members.get(descriptor)
             if member is not None:
-                member.readable(events)
+                self._tell(member, events)
         if self._again:
             os.eventfd_write(self._bell, 1)  # its last edge may have been taken just now
+
+    @staticmethod
+    def _tell(member: Member, events: int) -> None:
+        try:
+            member.readable(events)
+        except Exception:
+            log.exception("a connection failed")
+            member.give_up()
 
     async def sweep(self) -> NoReturn:
         """End what takes too long."""
@@ -138,4 +148,4 @@ class Reactor:
                 if since_s + self._keep_alive_s > now_s:
                     break
                 del self._resting[member]
-                member.rested_too_long()
+                member.give_up()

@@ -15,7 +15,7 @@ from actors.turns import Turns
 from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget
-from broker.http.lane import GATHERED_BYTES
+from broker.http.lane import GATHERED_BYTES, Lane
 from broker.http.messages import Answer
 from broker.http.reactor import SWEEP_S
 from broker.http.server import serve_http
@@ -219,6 +219,17 @@ async def test_beyond_the_budget_a_body_is_refused():
             await client.send_all(post("t/publish", b"x" * 100))
             reply = await client.reply()
         assert (reply.status, reply.code) == (503, "overloaded")
+
+
+async def test_a_connection_that_fails_is_closed_and_ends_no_other(caplog, monkeypatch):
+    async with started() as server, await server.connect() as client, await server.connect() as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(Lane, "came", lambda _: 1 / 0)
+            await client.send_all(post("echo/publish", b"x"))
+            assert await client.at_end()
+        await other.send_all(post("echo/publish", b"on"))
+        assert (await other.reply()).body == b"on"
+    assert [record.message for record in caplog.records] == ["a connection failed"]
 
 
 async def test_a_client_that_closes_its_sending_half_gets_its_answer():
