@@ -54,6 +54,7 @@ RINGS = (
     Ring("protocol", 75, 56),
     Ring("actors", 65, 39),
     Ring("storage", 75, 40),
+    Ring("kept", 8, 5),
     Ring("peering", 25, 8),
     Ring("broker", 330, 197),
     Ring("client", 150, 90),

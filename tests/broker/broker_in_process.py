@@ -79,13 +79,14 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(*, store=None, listener=None, **values):
+async def in_process(*, store=None, clock=None, listener=None, **values):
     """The application with these settings, named ``section__key``; on a store of its own, or on this one.
 
     ``listener`` puts a server before it, on a socket: ``lane`` or ``hypercorn``; without, there is none.
     """
     config = config_of({name.replace("__", ".", 1): value for name, value in values.items()})
-    store, clock = FaultyStore(MemoryStore()) if store is None else store, SetClock()
+    store = FaultyStore(MemoryStore()) if store is None else store
+    clock = SetClock() if clock is None else clock
     metrics = Metrics("1.2.3")
     await keep_authority(store, config.transactions.service)
     async with trio.open_nursery() as actors:

@@ -1,0 +1,115 @@
+"""Asks a daemon on a kept directory for everything that a client can see, at a fixed time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from storage.leveldb import LevelDBStore
+from tests.broker.broker_in_process import START_MS, InProcess, SetClock, in_process
+
+SHOP = "/v1/namespaces/shop"
+TOPICS = f"{SHOP}/topics"
+CENTURY_S = 2_000_000_000
+#: When the questions are asked: after all that ``make`` does, and before what it leaves open times out.
+ASKED_MS = START_MS + 3 * 3_600_000
+#: How long the last replay took is the only thing that differs from one run to the next.
+_VOLATILE = {"ms"}
+
+
+class Asking:
+    """Asks, and keeps each answer under its question."""
+
+    def __init__(self, daemon: InProcess) -> None:
+        self._daemon = daemon
+        self.answers: dict[str, Any] = {}
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer: status, the headers that say where a page ended, and the body."""
+        answer = await self._daemon.http.request(method, path, json=body)
+        headers = {name: value for name, value in answer.headers.items() if name.startswith("plainsong-")}
+        found = _without_volatile(answer.json()) if answer.content else None
+        question = f"{method} {path}" + (f" {body}" if body is not None else "")
+        while question in self.answers:
+            question += " again"
+        self.answers[question] = {"status": answer.status_code, "headers": headers, "body": found}
+        return found
+
+
+def _without_volatile(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_volatile(inner) for key, inner in value.items() if key not in _VOLATILE}
+    return [_without_volatile(inner) for inner in value] if isinstance(value, list) else value
+
+
+async def ask_everything(directory: Path) -> dict[str, Any]:
+    """What a daemon on ``directory`` answers; the directory is changed by the last questions."""
+    clock = SetClock()
+    clock.ms = ASKED_MS
+    async with await LevelDBStore.open(directory) as store, in_process(store=store, clock=clock) as daemon:
+        asking = Asking(daemon)
+        await look(asking)
+        await go_on(asking)
+        return asking.answers
+
+
+async def look(asking: Asking) -> None:
+    """Everything that only reads."""
+    ask = asking.ask
+    await ask("GET", "/v1/namespaces")
+    await ask("GET", f"{SHOP}/properties")
+    topics = await ask("GET", TOPICS)
+    transactions = [
+        each
+        for state in ("in_progress", "invalid", "committed", "aborted")
+        for each in await ask("GET", f"/v1/transactions?state={state}")
+    ]
+    await ask("GET", "/v1/transactions/pruning")
+    for each in transactions:
+        await ask("GET", f"/v1/transactions/{each['id']}")
+    for topic in [*topics, "deleted", "cleaned"]:
+        await look_at_topic(asking, f"{TOPICS}/{topic}")
+    everywhere = {topic: {} for topic in topics}
+    await ask("POST", f"{SHOP}/poll", {"topics": everywhere, "limit": 200, "isolation": "committed"})
+
+
+async def look_at_topic(asking: Asking, topic: str) -> None:
+    ask = asking.ask
+    await ask("GET", topic)
+    await ask("GET", f"{topic}/messages?limit=12")
+    for isolation in ("uncommitted", "committed"):
+        page = await ask("POST", f"{topic}/poll", {"isolation": isolation})
+        if isinstance(page, list) and page:
+            for middle in (page[len(page) // 2]["id"], page[-1]["id"]):
+                await ask("POST", f"{topic}/poll", {"startFrom": middle, "limit": 20, "isolation": isolation})
+    await ask("POST", f"{topic}/offsets", {"start": 0, "maxMessages": 500, "splits": 4})
+    await ask("GET", f"{topic}/stats")
+    await ask("GET", f"{topic}/readers")
+    listed = await ask("GET", f"{topic}/producers")
+    for producer in listed.get("producers", ()):
+        await ask("GET", f"{topic}/producers/{producer['producer']}")
+
+
+async def go_on(asking: Asking) -> None:
+    """What was begun before can be ended now, and what comes is placed behind what was there."""
+    ask = asking.ask
+    said = {"producer": "till", "sequenceIds": list(range(70, 80)), "messages": [f"till {n}" for n in range(70, 80)]}
+    await ask("POST", f"{TOPICS}/counted/publish", said)
+    staged = {"producer": "job", "sequenceIds": [0], "segments": ["0.a", "1.b"], "messages": []}
+    await ask("POST", f"{TOPICS}/parts/publish", staged)
+    await ask("POST", f"{TOPICS}/parts/publish", {**staged, "sequenceIds": [1], "segments": ["2.a"]})
+    await ask("POST", f"{TOPICS}/parts/poll", {"isolation": "committed"})
+    for each in sorted(await ask("GET", "/v1/transactions?state=in_progress"), key=lambda each: str(each["clientId"])):
+        verb = "abort" if each["clientId"] == "rolled back in part" else "commit"
+        if each["clientId"] == "prepared":
+            body = {"transactionWritePointer": each["writePointer"], "messages": []}
+            await ask("POST", f"{TOPICS}/payments/publish", body)
+        await ask("POST", f"/v1/transactions/{each['id']}/{verb}")
+    for topic in ("payments", "orders"):
+        await ask("POST", f"{TOPICS}/{topic}/poll", {"isolation": "committed", "limit": 2000})
+    await ask("POST", f"{TOPICS}/deleted/undelete")
+    await ask("POST", f"{TOPICS}/cleaned/undelete")
+    for topic in ("deleted", "short", "again", "orders"):
+        await ask("POST", f"{TOPICS}/{topic}/publish", {"messages": ["new"]})
+        await ask("POST", f"{TOPICS}/{topic}/poll", {"limit": 2000})
+        await ask("GET", f"{TOPICS}/{topic}/stats")

@@ -1,0 +1,26 @@
+"""A data directory of each earlier layout answers as it did when it was made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kept.asking import ask_everything
+
+KEPT = sorted(path.parent for path in Path(__file__).parent.glob("*/answers.json"))
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+async def test_a_kept_directory_gives_every_answer_it_gave_when_it_was_made(kept, tmp_path):
+    expected = json.loads((kept / "answers.json").read_text(encoding="utf-8"))
+    answers = await ask_everything(shutil.copytree(kept / "data", tmp_path / "data"))
+    assert answers.keys() == expected.keys()
+    for question, answer in expected.items():
+        assert json.loads(json.dumps(answers[question])) == answer, question
+
+
+def test_something_was_kept():
+    assert [path.name for path in KEPT] == ["0.1"]
