@@ -49,7 +49,9 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
         store = await HBaseStore.open(_addresses(config.storage.hbase), hbase_options(config.storage.hbase))
     else:
         options = LevelDBOptions(
-            write_buffer_bytes=config.storage.write_buffer_bytes, block_cache_bytes=config.storage.block_cache_bytes
+            write_buffer_bytes=config.storage.write_buffer_bytes,
+            volume_bytes=config.storage.volume_bytes,
+            block_cache_bytes=config.storage.block_cache_bytes,
         )
         store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind)
     try:

@@ -63,7 +63,7 @@ FORMAT_NAME = "FORMAT"
 #: A crash while FORMAT is first written leaves this file; the next opening writes it again.
 UNFINISHED_FORMAT_NAME = "FORMAT.tmp"
 #: Raised when rows, keys or files change so that an older version would misread them.
-FORMAT = 1
+FORMAT = 2
 _MAX_FORMAT_BYTES = 4096
 
 
@@ -130,13 +130,17 @@ def _format_version() -> str:
 #
 #     plainsong.lock   locked while a daemon uses the directory; names that process
 #     FORMAT           the layout's number; written last when a directory is made, so all else exists when it does
-#     rows/            the LevelDB
+#     metadata/        a LevelDB
+#     volumes/         LIST, and a LevelDB for every stretch of messages
+#     rows/            format 1: one LevelDB with everything; it becomes a volume
 
 
 LOCK_NAME = "plainsong.lock"
+METADATA_NAME = "metadata"
+VOLUMES_NAME = "volumes"
 ROWS_NAME = "rows"
 #: Files that a directory without a store may have: those of an unfinished creation, and what mkfs leaves.
-_OURS = {LOCK_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
+_OURS = {LOCK_NAME, METADATA_NAME, VOLUMES_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
 _MAX_HOLDER_BYTES = 4096
 
 
@@ -149,11 +153,6 @@ class DataDirectory:
     """Whether it had no store; ``seal`` makes it one."""
     lock: int
     """The descriptor whose lock keeps other processes out; -1 once closed."""
-
-    @property
-    def rows(self) -> Path:
-        """The folder of the LevelDB."""
-        return self.path / ROWS_NAME
 
     @classmethod
     def open(cls, path: Path, *, address: str = "") -> Self:
@@ -175,7 +174,8 @@ class DataDirectory:
                 # Read again under the lock: another process may have made a store here meanwhile.
                 is_new = read_format(path) is None
                 if is_new:
-                    _refuse_rows_without_format(path / ROWS_NAME)
+                    for rows in (path / ROWS_NAME, path / METADATA_NAME, *(path / VOLUMES_NAME).glob("*")):
+                        _refuse_rows_without_format(rows)
                 _sign(lock, address)
             except BaseException:
                 os.close(lock)
@@ -191,7 +191,7 @@ class DataDirectory:
           StoreReadOnly, StoreFull, StoreUnusable: it could not be written.
         """
         try:
-            sync_directory(self.rows)
+            sync_directory(self.path)
             if self.is_new:
                 write_format(self.path)
                 self.is_new = False
@@ -251,7 +251,7 @@ def _refuse_rows_without_format(rows: Path) -> None:
         return
     for entry in rows.iterdir():
         if entry.name.endswith((".ldb", ".sst")) or (entry.name.endswith(".log") and entry.stat().st_size):
-            raise StoreDamaged(f"{rows} holds rows ({entry.name}), but {rows.parent} has no FORMAT", hint=DAMAGED_HINT)
+            raise StoreDamaged(f"{rows} holds rows ({entry.name}), but there is no FORMAT", hint=DAMAGED_HINT)
 
 
 def _sign(lock: int, address: str) -> None:

@@ -110,12 +110,20 @@ class StorageConfig:
         high=1024 * TIB,
     )
     write_buffer_bytes: int = size(
-        8 * MIB,
-        "What LevelDB gathers in memory before it writes a sorted table; up to two of these at once.",
-        small="many small tables, and more work merging them",
-        large="more memory, and a longer start after a crash",
+        32 * MIB,
+        "What LevelDB gathers in memory before it writes a sorted table; two of these at once, three for a moment.",
+        small="many small tables, and with them smaller volumes, or merging while publishes wait for it",
+        large="more memory, longer bursts of writing, and a longer start after a crash",
         low=64 * KIB,
         high=1 * GIB,
+    )
+    volume_bytes: int = size(
+        112 * MIB,
+        "Messages of a volume, a database of its own that is dropped when all in it has expired; 3.5 write buffers.",
+        small="many volumes to open and close, each with its files",
+        large="space comes back later; above 3.5 write buffers LevelDB merges its tables, and publishes wait for that",
+        low=64 * KIB,
+        high=1 * TIB,
     )
     block_cache_bytes: int = size(
         8 * MIB,

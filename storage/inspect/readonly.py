@@ -15,20 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged, StoreUnusable
-from storage.directory import LOCK_NAME, ROWS_NAME, opening_failed, read_format, take_lock
-from storage.leveldb.database import Database, LevelDBOptions
+from storage.directory import (
+    FORMAT_NAME,
+    LOCK_NAME,
+    METADATA_NAME,
+    ROWS_NAME,
+    VOLUMES_NAME,
+    opening_failed,
+    read_format,
+    take_lock,
+)
+from storage.leveldb.options import LevelDBOptions
+from storage.leveldb.tables import LevelDBTables
+from storage.leveldb.takeover import take_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NEVER_REWRITTEN = {".ldb", ".sst"}
+_COPY_NAME = "copy"
 
 
 @contextmanager
-def open_stopped(directory: Path) -> Iterator[tuple[Database, str]]:
-    """The database of a stopped ``directory``, from a copy that is removed afterwards; the original stays as it is.
+def open_stopped(directory: Path) -> Iterator[tuple[LevelDBTables, str]]:
+    """The tables of a stopped ``directory``, from a copy that is removed afterwards; the original stays as it is.
 
-    Gives the database and, if LevelDB's own checks failed and it was opened leniently, their message (else an empty
+    Gives the tables and, if LevelDB's own checks failed and it was opened leniently, their message (else an empty
     string): rows may be missing then, but those that are there are good.
 
     Raises:
@@ -36,26 +48,31 @@ def open_stopped(directory: Path) -> Iterator[tuple[Database, str]]:
       StoreTooNew, StoreDamaged, StoreUnusable: it cannot be read, or is no store.
     """
     directory = directory.absolute()
-    with _copy(directory) as rows:
+    with _copy(directory) as copy:
         complaint = ""
         try:
-            database = Database(rows, LevelDBOptions(), create=False)
+            tables = _open(copy, LevelDBOptions())
         except StoreDamaged as damage:
-            complaint = damage.detail.replace(str(rows), str(directory / ROWS_NAME))
+            complaint = damage.detail.replace(str(copy), str(directory))
         if complaint:
-            database = _open_leniently(directory, rows, complaint)
+            tables = _open_leniently(directory, copy, complaint)
         try:
-            yield database, complaint
+            yield tables, complaint
         finally:
-            database.close()
+            tables.close()
 
 
-def _open_leniently(directory: Path, rows: Path, complaint: str) -> Database:
+def _open(copy: Path, options: LevelDBOptions, *, check: bool = True) -> LevelDBTables:
+    take_over(copy, options, check=check)
+    return LevelDBTables(copy, options, check=check)
+
+
+def _open_leniently(directory: Path, copy: Path, complaint: str) -> LevelDBTables:
     # A failed opening may have changed the copy: start from the original again.
-    shutil.rmtree(rows)
+    shutil.rmtree(copy)
     try:
-        _copy_files(directory / ROWS_NAME, rows)
-        return Database(rows, LevelDBOptions(paranoid_checks=False), create=False, check=False)
+        _copy_store(directory, copy)
+        return _open(copy, LevelDBOptions(paranoid_checks=False), check=False)
     except OSError as error:
         raise opening_failed(error, directory) from error
     except StoreUnusable as error:
@@ -64,7 +81,7 @@ def _open_leniently(directory: Path, rows: Path, complaint: str) -> Database:
 
 @contextmanager
 def _copy(directory: Path) -> Iterator[Path]:
-    """A copy of the rows beside ``directory``, or in the folder for temporary files; made while no daemon uses it."""
+    """A copy of the store beside ``directory``, or in the folder for temporary files; made while no daemon uses it."""
     try:
         if read_format(directory) is None:
             raise StoreUnusable(f"{directory} is no store: it has no FORMAT", hint="name the daemon's data directory")
@@ -73,7 +90,7 @@ def _copy(directory: Path) -> Iterator[Path]:
             take_lock(lock, directory, fcntl.LOCK_SH)
             scratch = _scratch(directory.parent)
             try:
-                _copy_files(directory / ROWS_NAME, scratch / ROWS_NAME)
+                _copy_store(directory, scratch / _COPY_NAME)
             except BaseException:
                 shutil.rmtree(scratch)
                 raise
@@ -82,7 +99,7 @@ def _copy(directory: Path) -> Iterator[Path]:
     except OSError as error:
         raise opening_failed(error, directory) from error
     try:
-        yield scratch / ROWS_NAME
+        yield scratch / _COPY_NAME
     finally:
         shutil.rmtree(scratch)
 
@@ -92,6 +109,15 @@ def _scratch(beside: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix=".plainsong-look-", dir=beside))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="plainsong-look-"))
+
+
+def _copy_store(directory: Path, copy: Path) -> None:
+    copy.mkdir()
+    shutil.copyfile(directory / FORMAT_NAME, copy / FORMAT_NAME)
+    # What a takeover leaves when it is cut off is finished in the copy.
+    for name in (ROWS_NAME, METADATA_NAME, f"{METADATA_NAME}.new", VOLUMES_NAME):
+        if (directory / name).is_dir():
+            _copy_files(directory / name, copy / name)
 
 
 def _copy_files(rows: Path, copy: Path) -> None:
@@ -105,5 +131,7 @@ def _copy_files(rows: Path, copy: Path) -> None:
             except OSError:
                 # Another file system, or one without links, or another user's file.
                 pass
-        if source.is_file():
+        if source.is_dir():
+            _copy_files(source, target)
+        elif source.is_file():
             shutil.copyfile(source, target)

@@ -24,12 +24,13 @@ import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
 from storage.base import StoreConflict, StoreError, rolled_back
+from storage.leveldb.tables import Turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plainsong.protocol.effects import Expect, Operation
-    from storage.leveldb.database import Database
+    from storage.leveldb.tables import LevelDBTables, Stored
 
 T = TypeVar("T")
 #: Bytes after which a group takes no further commit: beyond, joining saves nothing and delays the first one.
@@ -42,13 +43,13 @@ _ROW_BYTES = 64
 class PendingWrite:
     """One commit on its way to the disk."""
 
-    operations: Sequence[Operation]
+    operations: Sequence[Operation | Stored]
     expect: Sequence[Expect] = ()
     sync: bool = True
     on_settled: Callable[[PendingWrite], object] | None = None
     """Called on the event loop once it is written, or ``error`` says why not."""
     error: StoreError | StoreConflict | None = None
-    rest: Sequence[Operation] = ()
+    rest: Sequence[Operation | Stored] = ()
     """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
 
 
@@ -196,26 +197,27 @@ STEP_BYTES = 2 << 20
 STEP_ROW_BYTES = 1024
 
 
-def write_group(database: Database, group: Sequence[PendingWrite]) -> None:
+def write_group(tables: LevelDBTables, group: Sequence[PendingWrite]) -> None:
     """Make a group durable, except for each ``PendingWrite.rest``. For the one thread that writes."""
-    batch = _Batch(database, sync=any(work.sync for work in group))
+    batch = _Batch(tables, sync=any(work.sync for work in group))
     for work in group:
         work.rest = batch.take(work.operations)
     batch.write()
+    tables.end_group()
 
 
 class _Batch:
     """Operations that gather for one batch."""
 
-    def __init__(self, database: Database, *, sync: bool) -> None:
-        self._database = database
+    def __init__(self, tables: LevelDBTables, *, sync: bool) -> None:
+        self._tables = tables
         self._sync = sync
         self._left = STEP_BYTES
-        self._operations: list[Put | Delete] = []
+        self._operations: list[Stored] = []
         #: The operations among them on message rows: a rollback does not see these before they are written.
         self._unseen: list[Put | Delete] = []
 
-    def take(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+    def take(self, operations: Sequence[Operation | Stored]) -> Sequence[Operation | Stored]:
         """Add a commit's operations; returns those that have to wait for a later batch."""
         for index, operation in enumerate(operations):
             if isinstance(operation, RollBack):
@@ -224,14 +226,14 @@ class _Batch:
                     return [again, *operations[index + 1 :]]
             else:
                 self._operations.append(operation)
-                if operation.table is Table.MESSAGE:
+                if isinstance(operation, Put | Delete) and operation.table is Table.MESSAGE:
                     self._unseen.append(operation)
         return ()
 
     def write(self) -> None:
         """Write the operations added so far."""
         if self._operations:
-            self._database.write(self._operations, sync=self._sync)
+            self._tables.write(self._operations, sync=self._sync)
         self._operations, self._unseen = [], []
 
     def _roll_back(self, operation: RollBack) -> RollBack | None:
@@ -240,11 +242,17 @@ class _Batch:
             return operation
         if any(_touches(unseen, operation) for unseen in self._unseen):
             self.write()
-        rows = self._database.first_rows(Table.MESSAGE, operation.start, operation.stop, self._left, STEP_ROW_BYTES)
+        rows = self._tables.first_rows(Table.MESSAGE, operation.start, operation.stop, self._left, STEP_ROW_BYTES)
         turned = list(rolled_back(rows, operation.pointer))
-        if turned:
+        here, sealed = self._tables.parted(turned)
+        if sealed:
+            # What stands before the rollback is durable before it.
+            self.write()
+            self._tables.roll_back_sealed(sealed, operation.pointer)
+        if here:
             # Not among the unseen: another rollback finds nothing to change in these rows.
-            self._operations.append(Put(Table.MESSAGE, b"", [key for key, _ in turned], [value for _, value in turned]))
+            keys, values = [key for key, _ in here], [value for _, value in here]
+            self._operations.append(Turned(Table.MESSAGE, b"", keys, values))
         self._left -= sum(len(value) + STEP_ROW_BYTES for _, value in rows)
         if self._left > 0:
             return None

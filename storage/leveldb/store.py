@@ -1,6 +1,7 @@
 """The LevelDB store on the event loop: which threads may be inside the database, and when it is reopened.
 
-    write, discard   the commit thread, one group at a time  storage.leveldb.group_commit
+    write            the commit thread, one group at a time  storage.leveldb.group_commit
+    discard          in sealed volumes one thread of its own; the rest as a write
     get, scan        up to ``max_readers`` threads
     reclaim          one thread of its own, so that it never takes the place of a writer or reader
 
@@ -16,17 +17,19 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
 
-from plainsong.protocol.effects import Delete
+from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable
 from storage.directory import DataDirectory
-from storage.leveldb.database import Database, LevelDBOptions
 from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
+from storage.leveldb.options import LevelDBOptions
+from storage.leveldb.tables import LevelDBTables
+from storage.leveldb.takeover import take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from plainsong.protocol.effects import Expect, Operation, Table
+    from plainsong.protocol.effects import Expect, Operation
     from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
     from storage.base import Row
@@ -47,11 +50,11 @@ class LevelDBStore:
         whole_commits=True,
     )
 
-    def __init__(self, home: DataDirectory, database: Database, options: LevelDBOptions) -> None:
+    def __init__(self, home: DataDirectory, tables: LevelDBTables, options: LevelDBOptions) -> None:
         """Use ``open``."""
         self._directory = home
         self._options = options
-        self._db: Database | None = database
+        self._db: LevelDBTables | None = tables
         self._broken = False
         self._closed = False
         self._calls_inside = 0
@@ -60,6 +63,7 @@ class LevelDBStore:
         self._group_commit = GroupCommit(self._write_group)
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._upkeep = trio.CapacityLimiter(1)
+        self._discards = trio.CapacityLimiter(1)
 
     @classmethod
     async def open(cls, directory: Path, options: LevelDBOptions | None = None, *, address: str = "") -> Self:
@@ -74,18 +78,22 @@ class LevelDBStore:
         """
         chosen = options or LevelDBOptions()
 
-        def enter() -> tuple[DataDirectory, Database]:
+        def enter() -> tuple[DataDirectory, LevelDBTables]:
             home = DataDirectory.open(directory, address=address)
             try:
-                database = Database(home.rows, chosen, create=home.is_new)
+                if home.is_new:
+                    LevelDBTables.create(home.path, chosen)
+                else:
+                    take_over(home.path, chosen)
+                tables = LevelDBTables(home.path, chosen)
                 home.seal()
             except BaseException:
                 home.close()
                 raise
-            return home, database
+            return home, tables
 
-        home, database = await trio.to_thread.run_sync(enter)
-        return cls(home, database, chosen)
+        home, tables = await trio.to_thread.run_sync(enter)
+        return cls(home, tables, chosen)
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,14 +155,38 @@ class LevelDBStore:
         await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
-            work = PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])], sync=False)
-            failed = await self._group_commit.written(partial(self._begin, work))
-            if failed is not None:
-                raise failed
+            step = keys[at : at + DISCARD_ROWS]
+            if table is not Table.METADATA:
+                with trio.CancelScope(shield=True):
+                    step = await self._discard_sealed(table, step)
+            if step:
+                await self._submit(PendingWrite([Delete(table, step)], sync=False))
+
+    async def _submit(self, work: PendingWrite) -> None:
+        """Have something written, and wait for that. Raises StoreError."""
+        failed = await self._group_commit.written(partial(self._begin, work))
+        if failed is not None:
+            raise failed
+
+    async def _discard_sealed(self, table: Table, keys: Sequence[bytes]) -> list[bytes]:
+        """Remove the rows that are in sealed volumes; returns the keys that the newest may have."""
+        if self._broken:
+            raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
+
+        def run(tables: LevelDBTables) -> list[bytes]:
+            try:
+                return tables.discard_sealed(table, keys)
+            except BaseException as error:
+                self._broken = True
+                if isinstance(error, StoreError):
+                    raise
+                raise StoreError(f"removing: {error!r}") from error
+
+        return await self._run_inside(run, self._discards)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""
-        return await self._run_inside(lambda database: database.get(table, key), self._readers)
+        return await self._run_inside(lambda tables: tables.get(table, key), self._readers)
 
     async def scan(
         self,
@@ -169,8 +201,8 @@ class LevelDBStore:
     ) -> None:
         """See ``Store.scan``; ``feed`` runs in a worker thread, a cancelled scan ends at its next list."""
 
-        def read(database: Database) -> None:
-            database.scan(
+        def read(tables: LevelDBTables) -> None:
+            tables.scan(
                 table,
                 start,
                 stop,
@@ -185,7 +217,7 @@ class LevelDBStore:
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: compacts the range."""
-        await self._run_inside(lambda database: database.compact(table, start, stop), self._upkeep)
+        await self._run_inside(lambda tables: tables.compact(table, start, stop), self._upkeep)
 
     async def tidy(self) -> int:
         """See ``Store.tidy``: there is nothing to remove."""
@@ -214,15 +246,15 @@ class LevelDBStore:
     def _write_group(self, group: Sequence[PendingWrite]) -> None:
         """Make a group durable; in the commit thread."""
         self._refuse_if_closed()
-        database = self._db
-        if self._broken or database is None:
+        tables = self._db
+        if self._broken or tables is None:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
         if not group:
             return
         if group[0].expect:
-            database.compare(group[0].expect)
+            tables.compare(group[0].expect)
         try:
-            write_group(database, group)
+            write_group(tables, group)
         except BaseException as error:
             # After any error the log may end in a torn record, behind which nothing may be written.
             self._broken = True
@@ -230,18 +262,18 @@ class LevelDBStore:
                 raise
             raise StoreError(f"writing: {error!r}") from error
 
-    async def _run_inside(self, call: Callable[[Database], T], limiter: trio.CapacityLimiter) -> T:
+    async def _run_inside(self, call: Callable[[LevelDBTables], T], limiter: trio.CapacityLimiter) -> T:
         """Run ``call`` in a thread, counted as inside the database."""
         if self._db is None:
             # It is being reopened: wait until that has ended.
             async with self._reopening:
                 pass
         self._refuse_if_closed()
-        database = self._db
-        if database is None:
+        tables = self._db
+        if tables is None:
             raise StoreError("the store could not be opened again", hint="claim the topic again")
         with self._counted():
-            return await trio.to_thread.run_sync(call, database, limiter=limiter)
+            return await trio.to_thread.run_sync(call, tables, limiter=limiter)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -255,24 +287,24 @@ class LevelDBStore:
 
     async def _close_database(self) -> None:
         """Close the database once no thread is inside; new calls wait for it to be reopened."""
-        database, self._db = self._db, None
-        if database is None:
+        tables, self._db = self._db, None
+        if tables is None:
             return
-        database.leaving = True
+        tables.leaving = True
         # Nothing waits for long: without a database what is in the queue is refused.
         await self._group_commit.quiet()
         if self._calls_inside:
             self._no_calls_inside = trio.Event()
             await self._no_calls_inside.wait()
             self._no_calls_inside = None
-        await trio.to_thread.run_sync(database.close, limiter=self._upkeep)
+        await trio.to_thread.run_sync(tables.close, limiter=self._upkeep)
 
     async def _reopen(self) -> None:
         with trio.CancelScope(shield=True):
             await self._close_database()
             try:
                 self._db = await trio.to_thread.run_sync(
-                    lambda: Database(self._directory.rows, self._options, create=False), limiter=self._upkeep
+                    lambda: LevelDBTables(self._directory.path, self._options), limiter=self._upkeep
                 )
             except StoreUnusable as error:
                 raise StoreError(f"the store cannot be opened again: {error.detail}", hint=error.hint) from error

@@ -166,7 +166,7 @@ def test_newer_and_damaged_stores_are_refused_and_never_repaired(daemon, tmp_pat
     directory = tmp_path / "data"
     shutil.copytree(directory, tmp_path / "damaged")
     (directory / "FORMAT").write_text(json.dumps({"format": 99, "written_by": "9.0"}))
-    (tmp_path / "damaged" / "rows" / "CURRENT").write_bytes(b"MANIFEST-nonsense\n")
+    (tmp_path / "damaged" / "volumes" / "00000001" / "CURRENT").write_bytes(b"MANIFEST-nonsense\n")
     for store, said in ((directory, "has format 99, written by version 9.0"), (tmp_path / "damaged", "store explain")):
         before = rows_of(store)
         code, error = refusal("--data-dir", str(store))
@@ -177,7 +177,7 @@ def test_newer_and_damaged_stores_are_refused_and_never_repaired(daemon, tmp_pat
 
 def rows_of(directory: Path) -> dict[str, bytes]:
     """LevelDB's files, but for its own log of what it did."""
-    return {name: data for name, data in snapshot(directory / "rows").items() if not name.startswith("LOG")}
+    return {name: data for name, data in snapshot(directory / "volumes").items() if "LOG" not in name}
 
 
 def test_a_read_only_directory_is_refused(tmp_path):

@@ -10,15 +10,16 @@ from storage.leveldb import LevelDBStore
 
 
 class Spy:
-    """Stands before a plyvel database and notes its batches; can let the next one fail."""
+    """Stands before the volume that is written and notes its batches; can let the next one fail."""
 
     def __init__(self, store: LevelDBStore) -> None:
         self.batches: list[dict[str, bool]] = []
         self.fail: Exception | None = None
         self.hold: threading.Event | None = None
         self._entered = threading.Event()
-        self._real = store._db._db
-        store._db._db = self
+        database = store._db.volumes.newest.database
+        self._real = database._db
+        database._db = self
 
     def write_batch(self, **options: bool) -> object:
         self.batches.append(options)

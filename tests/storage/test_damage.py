@@ -16,7 +16,8 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.manifest import newest_log
 from tests.storage.contract import LAST, everything
 
-SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, max_file_bytes=1 << 20)
+SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)
+VOLUME = Path("volumes") / "00000001"
 
 
 @pytest.fixture
@@ -25,13 +26,13 @@ async def stopped(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         await write_commits(store, 40, rows=50, value=Random(1).randbytes(200))
         rows = await everything(store)
-    files = {path.suffix for path in (tmp_path / "data" / "rows").iterdir()}
+    files = {path.suffix for path in (tmp_path / "data" / VOLUME).iterdir()}
     assert {".ldb", ".log"} <= files
     return tmp_path / "data", rows
 
 
 def only(directory: Path, pattern: str) -> Path:
-    return max((directory / "rows").glob(pattern), key=lambda path: path.stat().st_size)
+    return max((directory / VOLUME).glob(pattern), key=lambda path: path.stat().st_size)
 
 
 def kept(directory: Path) -> dict[str, bytes]:
@@ -54,14 +55,14 @@ async def refused(directory: Path) -> StoreUnusable:
 
 async def test_without_current_nothing_is_created_over_the_tables(stopped):
     directory, _ = stopped
-    (directory / "rows" / "CURRENT").unlink()
+    (directory / VOLUME / "CURRENT").unlink()
     assert "CURRENT is missing" in (await refused(directory)).detail
 
 
 @pytest.mark.parametrize("said", ["", "MANIFEST-000002", "../../etc/passwd\n", "MANIFEST-999999\n"])
 async def test_a_current_that_leads_nowhere_is_damage(stopped, said):
     directory, _ = stopped
-    (directory / "rows" / "CURRENT").write_text(said)
+    (directory / VOLUME / "CURRENT").write_text(said)
     await refused(directory)
 
 
@@ -83,9 +84,9 @@ async def test_a_missing_log_is_damage(stopped):
     await refused(directory)
 
 
-async def test_a_rows_directory_that_is_gone_is_damage(stopped):
+async def test_a_volume_that_is_gone_is_damage(stopped):
     directory, _ = stopped
-    shutil.rmtree(directory / "rows")
+    shutil.rmtree(directory / VOLUME)
     await refused(directory)
 
 
@@ -97,7 +98,7 @@ async def test_a_manifest_cut_anywhere_is_damage_or_loses_no_row(stopped, tmp_pa
     for length in sorted({*range(0, size, max(1, size // 40)), size - 1}):
         copy = tmp_path / f"cut{length}"
         shutil.copytree(directory, copy)
-        with (copy / "rows" / manifest.name).open("r+b") as file:
+        with (copy / VOLUME / manifest.name).open("r+b") as file:
             file.truncate(length)
         before = kept(copy)
         try:

@@ -43,7 +43,7 @@ async def test_a_directory_is_made_with_its_parents_for_its_owner_alone(tmp_path
     path = await made(tmp_path / "a" / "b" / "data")
     assert path.stat().st_mode & 0o777 == 0o700
     assert json.loads((path / FORMAT_NAME).read_text())["format"] == FORMAT
-    assert {entry.name for entry in path.iterdir()} == {FORMAT_NAME, LOCK_NAME, "rows"}
+    assert {entry.name for entry in path.iterdir()} == {FORMAT_NAME, LOCK_NAME, "metadata", "volumes"}
 
 
 async def test_an_empty_directory_with_lost_and_found_becomes_a_store(tmp_path):

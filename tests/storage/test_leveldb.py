@@ -50,8 +50,10 @@ async def test_every_commit_is_one_synced_batch_over_all_tables(store):
 
 
 async def test_a_discard_alone_does_not_wait_for_the_disk_and_goes_in_bounded_steps(store):
+    keys = [b"%05d" % i for i in range(2 * DISCARD_ROWS + 1)]
+    await store.write([Put(MESSAGE, b"", keys, [b"v"] * len(keys))], claim=await store.claim(NAME))
     spy = Spy(store)
-    await store.discard(MESSAGE, [b"%05d" % i for i in range(2 * DISCARD_ROWS + 1)])
+    await store.discard(MESSAGE, keys)
     assert spy.batches == [{"transaction": True, "sync": False}] * 3
 
 

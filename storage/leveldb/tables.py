@@ -1,0 +1,398 @@
+"""The three tables of an open data directory: messages and payloads in volumes, metadata beside them.
+
+``storage.leveldb.store`` calls these methods from worker threads, one writer at a time. What a commit changes is one
+batch in the newest volume, synced: its rows, and an entry of the journal for the metadata. Rows of sealed volumes that
+a commit removes or rolls back are changed in place, each volume by a synced batch of its own, behind what the commit has
+before: the newest volume would otherwise have a second version of old rows, and every reader would have to merge it with
+all volumes between.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Delete, Put, Table
+from storage.base import StoreConflict, StoreError, StoreUnusable, chunks
+from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
+from storage.leveldb.database import FOREIGN, Database, call_failed
+from storage.leveldb.manifest import check_files
+from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
+from storage.leveldb.upkeep import UpkeepThread
+from storage.leveldb.volume import JOURNAL
+from storage.leveldb.volumes import Volumes, make_first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from plainsong.protocol.effects import Expect
+    from storage.base import Row
+    from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.volume import Volume
+
+log = logging.getLogger(__name__)
+#: Scans that ask for this few rows first are point reads in disguise, and may fill the block cache.
+_FEW_ROWS = 8
+_MEASURE_EVERY_S = 1.0
+_TABLE_BYTE = {table: bytes([table]) for table in Table}
+
+
+@dataclass(slots=True)
+class Turned(Put):
+    """An operation of the store itself: rows of the newest volume, as a rollback leaves them."""
+
+
+@dataclass(slots=True)
+class MarkDead:
+    """An operation of the store itself: all rows of these ranges are dead, and nothing will be written there."""
+
+    table: Table
+    ranges: Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class ForgetDead:
+    """An operation of the store itself: no volume has rows in these dead ranges any more."""
+
+    ranges: Sequence[tuple[Table, bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Seal:
+    """An operation of the store itself: write to another volume from now on, since all rows of this one are dead."""
+
+    volume: Volume
+
+
+#: What a batch is made of; a rollback has become puts before.
+Stored = Put | Delete | MarkDead | ForgetDead | Seal
+
+
+class LevelDBTables:
+    """An open data directory. Methods block, are for threads, and raise StoreError."""
+
+    def __init__(self, directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
+        """Open what ``create`` made, and bring the metadata up to date from the journal.
+
+        Args:
+          check: look for missing files first, since LevelDB does not notice them.
+        Raises:
+          StoreUnusable: one of its kinds.
+        """
+        self._options = options
+        if check:
+            check_files(directory / METADATA_NAME)
+        with ExitStack() as opened:
+            self.volumes = Volumes.open(directory / VOLUMES_NAME, options, check=check)
+            opened.callback(self.volumes.close)
+            database = Database(directory / METADATA_NAME, options.metadata_shape, create=False, check=check)
+            opened.callback(database.close)
+            try:
+                self.metadata = Metadata(database)
+                self.volumes.catch_up(self.metadata)
+            except StoreError as error:
+                raise StoreUnusable(error.detail, hint=error.hint) from error
+            except OSError as error:
+                raise opening_failed(error, directory) from error
+            opened.pop_all()
+        self.upkeep = UpkeepThread()
+        #: Scans take turns, list by list: the one that iterates has this lock.
+        self._turn = threading.Lock()
+        self._unsynced = False
+        #: A write has failed: nobody knows what is in the newest volume.
+        self._failed = False
+        self._measure_at_s = 0.0
+        #: The size on disk.
+        self.bytes = 0
+        #: Set before the tables are closed; scans stop at their next list.
+        self.leaving = False
+        self.measure()
+
+    @staticmethod
+    def create(directory: Path, options: LevelDBOptions) -> None:
+        """Make an empty one; what an attempt that was cut off has left is used. Raises StoreUnusable."""
+        Database(directory / METADATA_NAME, options.metadata_shape, create=True).close()
+        make_first(directory / VOLUMES_NAME, options)
+
+    def close(self) -> None:
+        """Write the metadata that waits, and close. No other thread may be inside."""
+        self.upkeep.close()
+        if not self._failed and self.upkeep.failed is None:
+            try:
+                self.metadata.checkpoint()
+                if self._unsynced:
+                    self.volumes.newest.open().sync()
+                self.volumes.newest.write_index()
+            except (StoreError, OSError) as error:
+                log.warning("the next start reads the newest volume through", extra={"why": str(error)})
+        self.volumes.close()
+        self.metadata.close()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """A row's value, None if there is none."""
+        return self.metadata.get(key) if table is Table.METADATA else self.volumes.get(table, key)
+
+    def compare(self, expect: Sequence[Expect]) -> None:
+        """Raise StoreConflict for the first expectation that does not hold."""
+        for wanted in expect:
+            if self.get(wanted.table, wanted.key) != wanted.value:
+                raise StoreConflict(f"row {wanted.key.hex()} of the {wanted.table.name.lower()} table has changed")
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See ``Store.scan``; ``between`` is called between two lists, and ends the scan by raising."""
+        with closing(self._chunks(table, start, stop, reverse, first_chunk, values)) as lists:
+            while True:
+                # plyvel releases the interpreter lock at every row, so two threads that iterate at once pass it
+                # back and forth row by row: four readers together had half the throughput of one.
+                with self._turn:
+                    chunk = next(lists, None)
+                if chunk is None or not feed(chunk):
+                    return
+                between()
+                if self.leaving:
+                    raise StoreError("the store was closed or opened again during a scan", hint="ask again")
+
+    def first_rows(self, table: Table, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
+        """The first rows of a range, at least one if there is any; for the writer, which nothing interrupts.
+
+        Args:
+          max_bytes: of values, with ``row_bytes`` more for each row. The last row may go beyond.
+        """
+        found: list[Row] = []
+        with closing(self._chunks(table, start, stop, False, 64, True)) as lists:
+            while max_bytes > 0:
+                with self._turn:
+                    chunk = next(lists, None)
+                if chunk is None:
+                    break
+                for row in chunk:
+                    if max_bytes <= 0:
+                        return found
+                    found.append(row)
+                    max_bytes -= len(row[1]) + row_bytes
+        return found
+
+    def _chunks(
+        self, table: Table, start: bytes, stop: bytes, reverse: bool, first_chunk: int, values: bool
+    ) -> Generator[list[Row], None, None]:
+        if start >= stop:
+            return
+        cache = first_chunk <= _FEW_ROWS
+        try:
+            rows: AbstractContextManager[Iterable[Row]]
+            if table is Table.METADATA:
+                rows = self.metadata.rows(start, stop, reverse=reverse, values=values, cache=cache)
+            else:
+                rows = self.volumes.rows(table, start, stop, reverse=reverse, values=values, cache=cache)
+            with rows as found:
+                yield from chunks(iter(found), first_chunk)
+        except FOREIGN as error:
+            raise call_failed(error, "scanning") from error
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def write(self, operations: Sequence[Stored], *, sync: bool) -> None:
+        """All operations as one batch: all or nothing, except for rows of sealed volumes, which are removed behind it.
+
+        After an exception the tables must be opened again.
+        """
+        if self.upkeep.failed is not None:
+            raise StoreError(self.upkeep.failed.detail, hint=self.upkeep.failed.hint)
+        try:
+            self._write(operations, sync=sync)
+        except BaseException:
+            self._failed = True
+            raise
+        self.measure_if_due()
+
+    def _write(self, operations: Sequence[Stored], *, sync: bool) -> None:
+        rows = [each for each in operations if isinstance(each, Put | Delete) and each.table is not Table.METADATA]
+        changes = self._changes(operations)
+        if rows or changes:
+            # The journal has no gap, which tells that nothing is missing: an entry is durable before the next one.
+            self._write_newest(rows, changes, sync=sync or bool(changes))
+        for operation in operations:
+            if isinstance(operation, Seal) and operation.volume is self.volumes.newest:
+                self._seal()
+
+    def _write_newest(self, rows: Sequence[Put | Delete], changes: Changes, *, sync: bool) -> None:
+        volume, position = self.volumes.newest, self.metadata.position + 1
+        removed: list[tuple[Table, bytes]] = []
+        elsewhere: dict[Volume, list[tuple[Table, bytes]]] = {}
+        with volume.open().batch(sync=sync) as batch:
+            for operation in rows:
+                if isinstance(operation, Put):
+                    if not isinstance(operation, Turned):
+                        self.volumes.note(operation)
+                    _put_rows(batch.put, operation)
+                    continue
+                for row in ((operation.table, key) for key in operation.keys):
+                    for place in self.volumes.places(*row):
+                        if place is volume:
+                            batch.delete(_TABLE_BYTE[row[0]] + row[1])
+                            removed.append(row)
+                        else:
+                            elsewhere.setdefault(place, []).append(row)
+            if changes:
+                batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
+        self._unsynced = not sync
+        if changes:
+            volume.journal_last = position
+            self.metadata.apply(position, changes)
+            if self.metadata.is_due:
+                self.upkeep.submit("checkpoint", self.metadata.checkpoint)
+        self.volumes.note_removed(volume, removed)
+        for place, found in elsewhere.items():
+            self._remove_in(place, found)
+
+    def _changes(self, operations: Sequence[Stored]) -> Changes:
+        """What the operations change in the metadata. Ranges are dead at once: no reader can see any of their rows."""
+        changes: Changes = {}
+        for operation in operations:
+            if isinstance(operation, MarkDead):
+                for start, stop in operation.ranges:
+                    first, end, within = self.volumes.dead[operation.table].joined(start, stop)
+                    changes.update((dead_key(operation.table, each), None) for each in within)
+                    changes[dead_key(operation.table, first)] = end
+                    self.volumes.mark_dead(operation.table, start, stop)
+            elif isinstance(operation, ForgetDead):
+                for table, start, stop in operation.ranges:
+                    if self.volumes.forget_dead(table, start, stop):
+                        changes[dead_key(table, start)] = None
+            elif isinstance(operation, Seal) or operation.table is not Table.METADATA:
+                continue
+            elif isinstance(operation, Put):
+                prefix = ROW + operation.prefix
+                rows = zip(operation.suffixes, operation.values, strict=True)
+                changes.update((prefix + suffix, value) for suffix, value in rows)
+            else:
+                changes.update((ROW + key, None) for key in operation.keys)
+        return changes
+
+    def _remove_in(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> None:
+        """Remove rows in a sealed volume, or in what has taken its place."""
+        if self.volumes.remove_in(volume, rows):
+            return
+        again: dict[Volume, list[tuple[Table, bytes]]] = {}
+        for row in rows:
+            for place in self.volumes.places(*row):
+                if place is not self.volumes.newest:
+                    again.setdefault(place, []).append(row)
+        for place, found in again.items():
+            self._remove_in(place, found)
+
+    def discard_sealed(self, table: Table, keys: Sequence[bytes]) -> list[bytes]:
+        """Remove rows that are in sealed volumes, durably; returns the keys that the newest may have.
+
+        For any thread, beside the one that commits.
+        """
+        newest: list[bytes] = []
+        sealed: dict[Volume, list[tuple[Table, bytes]]] = {}
+        written = self.volumes.newest
+        for key in keys:
+            for place in self.volumes.places(table, key):
+                if place is written:
+                    newest.append(key)
+                else:
+                    sealed.setdefault(place, []).append((table, key))
+        # Older versions first: of two with one key the newer one hides the other until it goes, too.
+        for place in sorted(sealed, key=lambda each: each.number):
+            self._remove_in(place, sealed[place])
+        return newest
+
+    def parted(self, rows: Sequence[Row]) -> tuple[list[Row], dict[Volume, list[bytes]]]:
+        """Messages by where they are: those of the newest volume, and the keys of those in sealed ones."""
+        here: list[Row] = []
+        sealed: dict[Volume, list[bytes]] = {}
+        newest = self.volumes.newest
+        for row in rows:
+            places = self.volumes.places(Table.MESSAGE, row[0])
+            for place in places:
+                if place is not newest:
+                    sealed.setdefault(place, []).append(row[0])
+                elif len(places) == 1 or newest.open().get(Table.MESSAGE, row[0]) is not None:
+                    here.append(row)
+        return here, sealed
+
+    def roll_back_sealed(self, rows: dict[Volume, list[bytes]], pointer: int) -> None:
+        """Roll back messages in sealed volumes, each volume by one synced batch."""
+        for volume, keys in rows.items():
+            if not self.volumes.roll_back_in(volume, keys, pointer):
+                # It was rewritten meanwhile.
+                found = ((key, self.get(Table.MESSAGE, key)) for key in keys)
+                _, again = self.parted([(key, value) for key, value in found if value is not None])
+                self.roll_back_sealed(again, pointer)
+
+    def end_group(self) -> None:
+        """Begin another volume if the newest is full; for the thread that commits, behind a group."""
+        if self.volumes.is_full:
+            self._seal()
+        elif self.volumes.is_filling:
+            self.upkeep.submit("prepare", self.volumes.prepare)
+
+    def _seal(self) -> None:
+        if self._unsynced:
+            # What is written to the next volume is durable before what comes later in this one would be.
+            self.volumes.newest.open().sync()
+            self._unsynced = False
+        sealed = self.volumes.seal()
+        self.upkeep.submit(f"seal {sealed.number}", lambda: self._finish(sealed))
+
+    def _finish(self, volume: Volume) -> None:
+        """Put a sealed volume's memory into a table, and what is known of it beside it."""
+        with self.volumes.entered(volume) as database:
+            database.flush_memory()
+        volume.measure()
+        self.volumes.close_idle()
+        self.metadata.checkpoint()
+        try:
+            volume.write_index()
+        except OSError as error:
+            # It is read through at the next start.
+            log.warning("a volume's index was not written", extra={"volume": volume.path.name, "why": str(error)})
+
+    # --- removed rows --------------------------------------------------------------------------
+
+    def compact(self, table: Table, start: bytes, stop: bytes) -> None:
+        """Rewrite the files of a range without the rows that were removed."""
+        if table is Table.METADATA:
+            self.metadata.compact(start, stop)
+        else:
+            self.volumes.compact(table, start, stop)
+        self.measure()
+
+    def measure_if_due(self) -> None:
+        """``measure``, at most once in its interval."""
+        if time.monotonic() >= self._measure_at_s:
+            self.measure()
+
+    def measure(self) -> None:
+        """Update ``bytes``."""
+        self._measure_at_s = time.monotonic() + _MEASURE_EVERY_S
+        self.bytes = self.volumes.bytes_on_disk() + self.metadata.bytes_on_disk()
+
+
+def _put_rows(put: Callable[[bytes, bytes], None], operation: Put) -> None:
+    # The daemon's hottest loop: nothing but the put.
+    prefix = _TABLE_BYTE[operation.table] + operation.prefix
+    for suffix, value in zip(operation.suffixes, operation.values, strict=True):
+        put(prefix + suffix, value)

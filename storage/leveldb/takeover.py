@@ -1,0 +1,101 @@
+"""Takes a data directory of version 0.1 over, in place: one LevelDB with all tables becomes the first volume.
+
+Its messages and payloads stay where they are, since a volume has the same keys. Its metadata is copied to a database of
+its own; what is left of it in the volume is never read. Until FORMAT is replaced version 0.1 can go on; then it refuses
+the directory. Killed at any moment, the next start goes on:
+
+    FORMAT 1   rows/                       the metadata is copied again, to metadata.new/
+    FORMAT 2   rows/ or metadata.new/      they get their new places
+    FORMAT 2   volumes/LIST                done
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Table
+from storage.base import StoreError, StoreUnusable
+from storage.directory import (
+    METADATA_NAME,
+    ROWS_NAME,
+    VOLUMES_NAME,
+    opening_failed,
+    read_format,
+    sync_directory,
+    write_format,
+)
+from storage.leveldb.database import FOREIGN, Database, call_failed
+from storage.leveldb.metadata import ROW
+from storage.leveldb.volume_list import LIST_NAME, Listed
+from storage.leveldb.volumes import make_first
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from storage.leveldb.options import LevelDBOptions
+
+log = logging.getLogger(__name__)
+_COPY_NAME = "metadata.new"
+_COPY_ROWS = 1000
+_FIRST = Listed(1, f"{1:08d}", large=True)
+
+
+def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
+    """Bring a directory of format 1 to the present one; nothing happens to one that is.
+
+    Raises:
+      StoreUnusable: one of its kinds; the next start goes on.
+    """
+    try:
+        if read_format(directory) == 1:
+            log.info("taking over a data directory of version 0.1", extra={"directory": str(directory)})
+            _copy_metadata(directory, options, check=check)
+            write_format(directory)
+        _move(directory, options)
+    except StoreError as error:
+        raise StoreUnusable(error.detail, hint=error.hint) from error
+    except OSError as error:
+        raise opening_failed(error, directory) from error
+
+
+def _copy_metadata(directory: Path, options: LevelDBOptions, *, check: bool) -> None:
+    copy = directory / _COPY_NAME
+    if copy.exists():
+        shutil.rmtree(copy)
+    with (
+        closing(Database(directory / ROWS_NAME, options.large_shape, create=False, check=check)) as source,
+        closing(Database(copy, options.metadata_shape, create=True)) as target,
+    ):
+        try:
+            with source.rows(Table.METADATA, b"", b"\xff" * 64) as rows:
+                every = iter(rows)
+                while some := list(islice(every, _COPY_ROWS)):
+                    with target.batch(sync=False) as batch:
+                        for key, value in some:
+                            batch.put(ROW + key, value)
+        except FOREIGN as error:
+            raise call_failed(error, "copying the metadata") from error
+        # Into a table, which LevelDB syncs.
+        target.flush_memory()
+        target.sync()
+    sync_directory(copy)
+    sync_directory(directory)
+
+
+def _move(directory: Path, options: LevelDBOptions) -> None:
+    volumes, rows, copy = directory / VOLUMES_NAME, directory / ROWS_NAME, directory / _COPY_NAME
+    if (volumes / LIST_NAME).exists():
+        return
+    if copy.exists():
+        copy.rename(directory / METADATA_NAME)
+    volumes.mkdir(exist_ok=True)
+    if rows.exists():
+        rows.rename(volumes / _FIRST.folder)
+    sync_directory(volumes)
+    sync_directory(directory)
+    if (volumes / _FIRST.folder).exists():
+        make_first(volumes, options, [_FIRST])

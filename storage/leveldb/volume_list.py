@@ -1,0 +1,88 @@
+"""The list of volumes: which folders are the store's, in the order in which they were written; the last one is written.
+
+It is replaced whole, so that it is the old or the new one after any crash. A volume is listed before anything is
+written to it, and its files are removed after it was struck off: a folder that is not listed has nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storage.base import StoreDamaged
+from storage.directory import DAMAGED_HINT, sync_directory
+from storage.leveldb.volume import index_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+LIST_NAME = "LIST"
+#: Folders of volumes, and files about them. Anything else in the directory is left alone.
+_OURS = re.compile(r"(\d{8,}(\.\d+)?)((\.index)(\.tmp)?)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A volume in the list."""
+
+    number: int
+    folder: str
+    """``00000012``; one that was rewritten has ``.1`` behind it, then ``.2``."""
+    large: bool = False
+    """Whether it is the database of version 0.1, which may be of any size and has the layout for that."""
+
+
+def read_list(directory: Path) -> list[Listed] | None:
+    """The list in ``directory``; None: there is none. Raises StoreDamaged."""
+    path = directory / LIST_NAME
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        check, _, content = raw.partition(b"\n")
+        if int(check, 16) != zlib.crc32(content):
+            raise ValueError("its checksum is another")
+        found = [Listed(each["number"], each["folder"], each.get("large", False)) for each in json.loads(content)]
+        if not all(_OURS.match(each.folder) for each in found):
+            raise ValueError("a folder's name")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreDamaged(f"{path} cannot be read: {error}", hint=DAMAGED_HINT) from None
+    return found
+
+
+def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
+    """Replace the list, durably. Raises OSError."""
+    content = json.dumps(
+        [{"number": each.number, "folder": each.folder, **({"large": True} if each.large else {})} for each in volumes]
+    ).encode()
+    temporary = directory / (LIST_NAME + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(b"%08x\n" % zlib.crc32(content) + content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / LIST_NAME)
+    sync_directory(directory)
+
+
+def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
+    """Remove folders of volumes that are not listed, and files about them. Raises OSError."""
+    listed = {each.folder for each in volumes}
+    for entry in directory.iterdir():
+        match = _OURS.match(entry.name)
+        if match is not None and match.group(1) not in listed:
+            remove_volume(entry) if match.group(3) is None else entry.unlink(missing_ok=True)
+
+
+def remove_volume(path: Path) -> None:
+    """Remove a volume's folder, and the file about it; what is left of it goes at the next start."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        index_path(path).unlink(missing_ok=True)

@@ -1,0 +1,508 @@
+"""The volumes of a store: which is written, where a row is, and a scan over all of them.
+
+Rows of a topic stand in the order of their ids, so mostly one volume's follow the other's, and a scan reads them one
+after the other. Where volumes overlap (a payload stored late, a topic removed and copied back) their rows are merged;
+of two with one key the newer volume's counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack, closing, contextmanager
+from heapq import merge
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from plainsong.protocol.effects import Table
+from storage.base import StoreDamaged, StoreError, StoreUnusable, rolled_back
+from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
+from storage.leveldb.database import FOREIGN, Database, Shape, call_failed
+from storage.leveldb.index import DeadRanges, Index, live_part, runs_of
+from storage.leveldb.manifest import check_files
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume
+from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, remove_volume, write_list
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from plainsong.protocol.effects import Put
+    from storage.base import Row
+    from storage.leveldb.metadata import Metadata
+    from storage.leveldb.options import LevelDBOptions
+
+log = logging.getLogger(__name__)
+#: The next volume is made when the newest is full to this part.
+PREPARE_AT = 0.6
+#: What a row takes in LevelDB's memory besides what it takes in the log.
+MEMORY_ROW_BYTES = 36
+
+
+class VolumeRange(NamedTuple):
+    """Rows of a table in a volume: ``[start, stop)``."""
+
+    start: bytes
+    stop: bytes
+    volume: Volume
+
+
+class Volumes:
+    """The set. One thread writes the newest volume; any thread reads, and changes rows of sealed ones."""
+
+    def __init__(self, directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
+        """Use ``open``."""
+        self._directory = directory
+        self._options = options
+        self._check = check
+        self._lock = threading.Lock()
+        self._listing = threading.Lock()
+        self._uses = 0
+        self._index = {table: Index() for table in TABLES}
+        self.dead = {table: DeadRanges() for table in TABLES}
+        self.all: list[Volume] = []
+        self._spare: Volume | None = None
+        #: Volumes of which rows have died since they were last looked at.
+        self.touched: set[Volume] = set()
+
+    # --- opening and closing -------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, directory: Path, options: LevelDBOptions, *, check: bool = True) -> Volumes:
+        """Open the set in ``directory``; ``catch_up`` comes before anything else.
+
+        Raises:
+          StoreUnusable: one of its kinds; nothing was changed.
+        """
+        volumes = cls(directory, options, check=check)
+        listed = read_list(directory)
+        if not listed:
+            raise StoreDamaged(f"the list of volumes in {directory} is missing", hint=DAMAGED_HINT)
+        for each in listed:
+            volume = Volume(each.number, directory / each.folder, volumes._shape(each), large=each.large)
+            if check:
+                check_files(volume.path)
+            volumes.all.append(volume)
+        volumes.newest.open(check=False)
+        try:
+            remove_unlisted(directory, listed)
+        except OSError as error:
+            volumes.close()
+            raise opening_failed(error, directory) from error
+        return volumes
+
+    def catch_up(self, metadata: Metadata) -> None:
+        """Learn what is in each volume, and bring ``metadata`` up to date from the journal.
+
+        Raises:
+          StoreUnusable: one of its kinds.
+          StoreError: the journal cannot be read.
+        """
+        for volume in self.all:
+            is_newest = volume is self.newest
+            if not volume.read_index():
+                volume.open(check=self._check)
+                volume.look_through()
+                if not is_newest:
+                    volume.write_index()
+            if is_newest:
+                volume.forget_index()
+            volume.measure()
+            for table in TABLES:
+                for group, extent in volume.extents[table].items():
+                    self._index[table].add(group, extent)
+            if volume.journal_last > metadata.position:
+                start = JOURNAL + _number(metadata.position + 1)
+                for key, value in volume.open(check=self._check).own_rows(start, AFTER_JOURNAL):
+                    metadata.replay(int.from_bytes(key[1:], "big"), value)
+            self.close_idle()
+        for table, start, stop in metadata.dead_ranges():
+            self.mark_dead(table, start, stop)
+
+    def _shape(self, listed: Listed) -> Shape:
+        return self._options.large_shape if listed.large else self._options.volume_shape
+
+    @property
+    def newest(self) -> Volume:
+        """The one that is written."""
+        return self.all[-1]
+
+    @property
+    def open_count(self) -> int:
+        """How many are open."""
+        return sum(volume.database is not None for volume in list(self.all))
+
+    def bytes_on_disk(self) -> int:
+        """The sizes of their files."""
+        self.newest.measure()
+        return sum(volume.size for volume in list(self.all))
+
+    def close(self) -> None:
+        """Close all of them; no other thread may be inside."""
+        for volume in [*self.all, *([self._spare] if self._spare is not None else [])]:
+            if volume.database is not None:
+                volume.database.close()
+                volume.database = None
+
+    @contextmanager
+    def entered(self, volume: Volume) -> Iterator[Database]:
+        """A volume's database, open until the block ends. Raises StoreError."""
+        with self._lock:
+            volume.inside += 1
+            self._uses += 1
+            volume.used = self._uses
+            database = volume.database
+        try:
+            if database is None:
+                database = self._open_again(volume)
+                self.close_idle()
+            yield database
+        finally:
+            with self._lock:
+                volume.inside -= 1
+
+    def _open_again(self, volume: Volume) -> Database:
+        with volume.opening:
+            try:
+                return volume.open(check=self._check)
+            except StoreUnusable as error:
+                log.error("a volume cannot be opened", extra={"volume": volume.path.name, "why": error.detail})
+                raise StoreError(f"volume {volume.path.name} cannot be opened", hint=error.hint) from error
+
+    def close_idle(self) -> None:
+        """Close sealed volumes, the longest unused first, until no more are open than allowed."""
+        while True:
+            with self._lock:
+                is_open = [volume for volume in self.all if volume.database is not None and volume is not self.newest]
+                idle = [volume for volume in is_open if not volume.inside and not volume.snapshots]
+                if len(is_open) < self._options.max_open_volumes or not idle:
+                    return
+                volume = min(idle, key=lambda each: each.used)
+                if not volume.opening.acquire(blocking=False):
+                    return
+                database, volume.database = volume.database, None
+            try:
+                if database is not None:
+                    database.close()
+            finally:
+                volume.opening.release()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """A row's value, None if there is none. Raises StoreError."""
+        with self._pinned(table, key, key + b"\x00") as spans:
+            for span in sorted(spans, key=lambda span: -span.volume.number):
+                with self.entered(span.volume) as database:
+                    value = database.get(table, key)
+                if value is not None:
+                    return value
+        return None
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """Whether there may be rows in a range, told without the disk."""
+        with self._lock:
+            return any(True for _ in self._spans(table, start, stop))
+
+    @contextmanager
+    def rows(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        values: bool = True,
+        cache: bool = False,
+    ) -> Iterator[Iterable[Row]]:
+        """The rows of ``[start, stop)``; iterating raises plyvel's errors, and StoreError."""
+        with self._pinned(table, start, stop) as spans:
+            runs = self._runs(table, _clusters(spans, reverse=reverse), reverse=reverse, values=values, cache=cache)
+            with closing(runs):
+                yield chain.from_iterable(runs)
+
+    def _runs(
+        self, table: Table, clusters: Iterable[list[VolumeRange]], *, reverse: bool, values: bool, cache: bool
+    ) -> Generator[Iterable[Row], None, None]:
+        for cluster in clusters:
+            with ExitStack() as stack:
+                rows: list[Iterable[Row]] = []
+                for span in sorted(cluster, key=lambda span: -span.volume.number):
+                    database = stack.enter_context(self.entered(span.volume))
+                    found = database.rows(table, span.start, span.stop, reverse=reverse, values=values, cache=cache)
+                    rows.append(stack.enter_context(found))
+                yield rows[0] if len(rows) == 1 else _newest_of(rows, reverse=reverse)
+
+    def first_in(self, volume: Volume, table: Table, start: bytes, stop: bytes) -> bytes | None:
+        """The first key of a range in one volume, dead or not."""
+        with self.entered(volume) as database:
+            try:
+                with database.rows(table, start, stop, values=False) as rows:
+                    row = next(iter(rows), None)
+            except FOREIGN as error:
+                raise call_failed(error, "scanning") from error
+        return None if row is None else row[0]
+
+    @contextmanager
+    def _pinned(self, table: Table, start: bytes, stop: bytes) -> Iterator[list[VolumeRange]]:
+        """The spans of a range; their volumes keep their files until the block ends."""
+        with self._lock:
+            spans = list(self._spans(table, start, stop))
+            for span in spans:
+                span.volume.pins += 1
+        try:
+            yield spans
+        finally:
+            with self._lock:
+                for span in spans:
+                    span.volume.pins -= 1
+                left = {span.volume for span in spans if span.volume.gone and not span.volume.pins}
+            for volume in left:
+                self._remove_files(volume)
+
+    def _spans(self, table: Table, start: bytes, stop: bytes) -> Iterator[VolumeRange]:
+        if start >= stop:
+            return
+        dead = self.dead[table]
+        for extent in self._index[table].overlapping(start, stop):
+            low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
+            for first, end in dead.live_parts(low, high):
+                yield VolumeRange(first, end, extent.volume)
+
+    def live_parts(self, table: Table, extent: Extent) -> list[tuple[bytes, bytes]]:
+        """The parts of an extent that are in no dead range."""
+        with self._lock:
+            return list(self.dead[table].live_parts(extent.first, extent.last + b"\x00"))
+
+    def places(self, table: Table, key: bytes) -> list[Volume]:
+        """The volumes that may have a row, ascending."""
+        with self._lock:
+            found = {
+                extent.volume.number: extent.volume for extent in self._index[table].overlapping(key, key + b"\x00")
+            }
+        return [found[number] for number in sorted(found)]
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def note(self, put: Put) -> None:
+        """Add rows to what is known of the newest volume, before they are written to it."""
+        volume = self.newest
+        extents = volume.extents[put.table]
+        with self._lock:
+            for group, first, last, rows, size in runs_of(put):
+                volume.memory_bytes += size + rows * MEMORY_ROW_BYTES
+                extent = extents.get(group)
+                if extent is None:
+                    extents[group] = extent = Extent(volume, first, last, rows, size, size)
+                    self._index[put.table].add(group, extent)
+                    continue
+                extent.first, extent.last = min(extent.first, first), max(extent.last, last)
+                extent.rows += rows
+                extent.size += size
+                extent.live += size
+
+    def remove_in(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> bool:
+        """Remove rows in a sealed volume, durably; False: it is in the set no more, nothing was done."""
+        with volume.changing:
+            if volume.gone:
+                return False
+            with self.entered(volume) as database, database.batch(sync=True) as batch:
+                for table, key in rows:
+                    batch.delete(bytes([table]) + key)
+            self._note_changed(volume, rows)
+        self.note_removed(volume, rows)
+        return True
+
+    def note_removed(self, volume: Volume, rows: Iterable[tuple[Table, bytes]]) -> None:
+        """Subtract removed rows from what is alive in a volume."""
+        with self._lock:
+            for table, key in rows:
+                for extent in self._index[table].overlapping(key, key + b"\x00"):
+                    if extent.volume is volume:
+                        extent.live = max(0.0, extent.live - extent.size / extent.rows)
+            self.touched.add(volume)
+
+    def roll_back_in(self, volume: Volume, keys: Sequence[bytes], pointer: int) -> bool:
+        """Roll back messages of a sealed volume, durably; False: it is in the set no more, nothing was done."""
+        with volume.changing:
+            if volume.gone:
+                return False
+            with self.entered(volume) as database:
+                # Read again: a row that was removed meanwhile must not come back.
+                found = ((key, database.get(Table.MESSAGE, key)) for key in keys)
+                turned = list(rolled_back(((key, value) for key, value in found if value is not None), pointer))
+                with database.batch(sync=True) as batch:
+                    for key, value in turned:
+                        batch.put(bytes([Table.MESSAGE]) + key, value)
+            self._note_changed(volume, [(Table.MESSAGE, key) for key, _ in turned])
+        return True
+
+    def _note_changed(self, volume: Volume, rows: Iterable[tuple[Table, bytes]]) -> None:
+        if volume.changed is not None:
+            volume.changed.update(rows)
+
+    # --- what is dead --------------------------------------------------------------------------
+
+    def mark_dead(self, table: Table, start: bytes, stop: bytes) -> None:
+        """Take all rows of a range for dead, from now on."""
+        with self._lock:
+            dead = self.dead[table]
+            dead.add(start, stop)
+            for extent in self._index[table].overlapping(start, stop):
+                part = live_part(extent, list(dead.live_parts(extent.first, extent.last + b"\x00")))
+                extent.live = min(extent.live, extent.size * part)
+                self.touched.add(extent.volume)
+
+    def rows_in(self, table: Table, start: bytes, stop: bytes) -> int:
+        """Live rows in a range, as far as it is known without reading them: exact for extents that lie within."""
+        rows = 0.0
+        with self._lock:
+            for extent in self._index[table].overlapping(start, stop):
+                low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
+                rows += extent.rows * live_part(extent, list(self.dead[table].live_parts(low, high)))
+        return round(rows)
+
+    def forget_dead(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """Forget a dead range, if it is one and no volume has rows in it; whether it was forgotten."""
+        with self._lock:
+            dead = self.dead[table]
+            known = dead.joined(start, start)[:2] == (start, stop)
+            if not known or any(True for _ in self._index[table].overlapping(start, stop)):
+                return False
+            dead.remove(start)
+        return True
+
+    def compact(self, table: Table, start: bytes, stop: bytes) -> None:
+        """Rewrite the files of a range without the rows that were removed. Raises StoreError."""
+        with self._lock:
+            found = {extent.volume for extent in self._index[table].overlapping(start, stop)}
+        for volume in sorted(found, key=lambda each: each.number):
+            with volume.changing:
+                if volume.gone:
+                    continue
+                with self.entered(volume) as database:
+                    database.compact(table, start, stop)
+            volume.measure()
+
+    # --- a new one, and those that go ----------------------------------------------------------
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether the newest is so full that the next should be made."""
+        return self._spare is None and self.newest.memory_bytes >= PREPARE_AT * self._options.volume_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the newest should be sealed."""
+        return self.newest.memory_bytes >= self._options.volume_bytes
+
+    def prepare(self) -> None:
+        """Make the next volume, so that it can be written at once. Raises StoreError."""
+        with self._listing:
+            if self._spare is not None:
+                return
+            listed = Listed(self.newest.number + 1, f"{self.newest.number + 1:08d}")
+            volume = Volume(listed.number, self._directory / listed.folder, self._shape(listed))
+            try:
+                # What a crash has left of an attempt was never listed.
+                remove_volume(volume.path)
+                volume.open(create=True)
+                sync_directory(volume.path)
+                self._write_list([*self.all, volume])
+            except StoreUnusable as error:
+                raise StoreError(f"the next volume cannot be made: {error.detail}", hint=error.hint) from error
+            except OSError as error:
+                raise call_failed(error, "making the next volume") from error
+            self._spare = volume
+
+    def seal(self) -> Volume:
+        """Write to the next volume from now on; returns the one that was written until now."""
+        self.prepare()
+        old, new = self.newest, self._spare
+        if new is None:
+            raise StoreError("the next volume is missing")
+        with self._lock:
+            self.all = [*self.all, new]
+            self._spare = None
+            self.touched.add(old)
+        return old
+
+    def replace(self, sources: Sequence[Volume], target: Volume | None) -> None:
+        """Put a volume in the place of neighbours, durably; None: they are struck off. Raises StoreError.
+
+        Their files are removed once nobody reads them. Their locks for changes are held.
+        """
+        with self._listing:
+            at = self.all.index(sources[0])
+            left = [volume for volume in self.all if volume not in sources]
+            if target is not None:
+                left.insert(at, target)
+            try:
+                self._write_list([*left, *([self._spare] if self._spare is not None else [])])
+            except OSError as error:
+                raise call_failed(error, "listing the volumes") from error
+            with self._lock:
+                self.all = left
+                for volume in sources:
+                    volume.gone = True
+                    self.touched.discard(volume)
+                    for table in TABLES:
+                        self._index[table].remove(volume, volume.extents[table])
+                if target is not None:
+                    for table in TABLES:
+                        for group, extent in target.extents[table].items():
+                            self._index[table].add(group, extent)
+                unread = [volume for volume in sources if not volume.pins]
+        for volume in unread:
+            self._remove_files(volume)
+
+    def _write_list(self, volumes: Sequence[Volume]) -> None:
+        write_list(self._directory, [Listed(each.number, each.path.name, each.large) for each in volumes])
+
+    def _remove_files(self, volume: Volume) -> None:
+        with volume.opening:
+            database, volume.database = volume.database, None
+            if database is not None:
+                database.close()
+            remove_volume(volume.path)
+
+
+def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed] = ()) -> None:
+    """A set with an empty volume, behind those that are there. Raises StoreUnusable."""
+    number = len(before) + 1
+    try:
+        directory.mkdir(exist_ok=True)
+        remove_unlisted(directory, before)
+        path = directory / f"{number:08d}"
+        Database(path, options.volume_shape, create=True).close()
+        sync_directory(path)
+        write_list(directory, [*before, Listed(number, path.name)])
+    except OSError as error:
+        raise opening_failed(error, directory) from error
+
+
+def _clusters(spans: list[VolumeRange], *, reverse: bool) -> list[list[VolumeRange]]:
+    """The spans in the order of their keys; those that overlap are together."""
+    found: list[list[VolumeRange]] = []
+    end = b""
+    for span in sorted(spans, key=lambda span: span.start):
+        if found and span.start < end:
+            found[-1].append(span)
+            end = max(end, span.stop)
+        else:
+            found.append([span])
+            end = span.stop
+    return found[::-1] if reverse else found
+
+
+def _newest_of(rows: list[Iterable[Row]], *, reverse: bool) -> Iterator[Row]:
+    """Rows of several volumes, the newest first, in the order of their keys; of one key the first one counts."""
+    before: bytes | None = None
+    for row in merge(*rows, key=lambda row: row[0], reverse=reverse):
+        if row[0] != before:
+            before = row[0]
+            yield row
+
+
+def _number(position: int) -> bytes:
+    return position.to_bytes(8, "big")

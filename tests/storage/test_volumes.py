@@ -1,0 +1,268 @@
+"""Volumes: the whole contract over tiny ones, and what is promised of sealing, changing, opening and closing them."""
+
+from __future__ import annotations
+
+import shutil
+
+import plyvel
+import pytest
+import trio
+
+from plainsong.protocol.effects import Delete, Put, RollBack, put_one
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
+from plainsong.protocol.names import TopicName
+from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.database import Database
+from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
+from tests.storage.rolling_contract import RollingContract, under
+
+#: A volume has a few rows.
+TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
+PREFIX = generation_prefix(NAME, 1)
+
+
+def fail_next_batch() -> None:
+    """Let the next batch fail, in whichever database."""
+    real = Database.batch
+
+    def fail(self: Database, *, sync: bool) -> None:
+        Database.batch = real
+        raise StoreError("the disk says no")
+
+    Database.batch = fail
+
+
+class TestTinyVolumesKeepTheContract(StoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path):
+        async with await LevelDBStore.open(tmp_path / "data", TINY) as opened:
+            yield opened
+
+    def break_next_write(self, store):
+        fail_next_batch()
+
+
+class TestTinyVolumesRollBack(RollingContract):
+    @pytest.fixture
+    async def store(self, tmp_path):
+        async with await LevelDBStore.open(tmp_path / "data", TINY) as opened:
+            yield opened
+
+    def break_next_write(self, store):
+        fail_next_batch()
+
+
+@pytest.fixture
+async def store(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as opened:
+        yield opened
+
+
+def message(number: int, value: bytes = b"v" * 100, prefix: bytes = PREFIX) -> Put:
+    """One message of the topic."""
+    return Put(MESSAGE, prefix, [pack_position(number, 0)], [value])
+
+
+def key(number: int) -> bytes:
+    return PREFIX + pack_position(number, 0)
+
+
+async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
+    """Messages, each in a commit of its own, with a row of metadata."""
+    claim = await store.claim(NAME)
+    for number in range(first, first + count):
+        await store.write([message(number), put_one(METADATA, b"last", b"%d" % number)], claim=claim)
+
+
+def volumes(store: LevelDBStore) -> list[int]:
+    """The numbers of the volumes that have rows."""
+    return [volume.number for volume in store._db.volumes.all if volume.rows]
+
+
+# --- sealing ----------------------------------------------------------------------------------------
+
+
+async def test_a_full_volume_is_sealed_and_the_next_commit_goes_to_another(store):
+    await fill(store, 40)
+    assert len(volumes(store)) > 4
+    assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
+    assert [found for found, _ in await everything(store, reverse=True)] == [
+        key(number) for number in range(39, -1, -1)
+    ]
+    assert await store.get(METADATA, b"last") == b"39"
+
+
+async def test_rows_and_metadata_of_all_volumes_are_there_after_a_good_close(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert len(await everything(store)) == 40
+        assert await store.get(METADATA, b"last") == b"39"
+        await fill(store, 10, 40)
+        assert len(await everything(store)) == 50
+
+
+async def test_no_more_volumes_are_open_than_allowed(store):
+    await fill(store, 60)
+    await trio.to_thread.run_sync(store._db.upkeep.settle)
+    for number in range(60):
+        assert await store.get(MESSAGE, key(number)) is not None
+        assert store._db.volumes.open_count <= TINY.max_open_volumes + 1
+    await everything(store)
+    assert store._db.volumes.open_count <= TINY.max_open_volumes + 1
+
+
+async def test_a_range_opens_only_the_volumes_that_have_rows_of_it(store):
+    await fill(store, 60)
+    used = {volume: volume.used for volume in store._db.volumes.all}
+    rows = await read_rows(store, MESSAGE, key(30), key(32), limit=10)
+    assert [found for found, _ in rows] == [key(30), key(31)]
+    touched = [volume for volume in store._db.volumes.all if volume.used != used.get(volume)]
+    assert 1 <= len(touched) <= 2
+
+
+async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store):
+    await fill(store, 60)
+    other = generation_prefix(TopicName("ns", "other"), 1)
+    await store.write([message(1, prefix=other)], claim=await store.claim(NAME))
+    used = {volume: volume.used for volume in store._db.volumes.all[:-1]}
+    assert len(await read_rows(store, MESSAGE, other, stop_after(other), limit=10)) == 1
+    assert all(volume.used == before for volume, before in used.items())
+
+
+# --- rows of several volumes ------------------------------------------------------------------------
+
+
+async def test_payloads_that_were_stored_in_turns_come_in_key_order(store):
+    claim = await store.claim(NAME)
+    pointers = [payload_prefix(NAME, 1, pointer) for pointer in (7, 5, 9, -3)]
+    for number in range(30):
+        for prefix in pointers:
+            await store.write([Put(PAYLOAD, prefix, [pack_position(number, 0)], [b"p" * 50])], claim=claim)
+    expected = sorted(prefix + pack_position(number, 0) for prefix in pointers for number in range(30))
+    assert [found for found, _ in await everything(store, PAYLOAD)] == expected
+    assert [found for found, _ in await everything(store, PAYLOAD, reverse=True)] == expected[::-1]
+    one = await read_rows(store, PAYLOAD, pointers[0], stop_after(pointers[0]), limit=100)
+    assert [found for found, _ in one] == [pointers[0] + pack_position(number, 0) for number in range(30)]
+
+
+async def test_of_two_rows_with_one_key_the_newer_volumes_counts(store):
+    await fill(store, 30)
+    claim = await store.claim(NAME)
+    await store.write([message(3, b"new")], claim=claim)
+    assert await store.get(MESSAGE, key(3)) == b"new"
+    assert dict(await everything(store))[key(3)] == b"new"
+    assert len(await everything(store, reverse=True)) == 30
+    await store.discard(MESSAGE, [key(3)])
+    assert await store.get(MESSAGE, key(3)) is None
+    assert len(await everything(store)) == 29
+
+
+# --- changes in sealed volumes ----------------------------------------------------------------------
+
+
+async def test_a_rollback_turns_rows_where_they_are(store):
+    claim = await store.claim(NAME)
+    for number in range(30):
+        await store.write([message(number, under(77, b"x" * 90))], claim=claim)
+    before = [volume.rows for volume in store._db.volumes.all]
+    await store.write([RollBack(PREFIX, stop_after(PREFIX), 77), put_one(METADATA, b"k", b"v")], claim=claim)
+    assert [value for _, value in await everything(store)] == [under(-77, b"x" * 90)] * 30
+    assert [volume.rows for volume in store._db.volumes.all][: len(before)] == before
+    assert await store.get(METADATA, b"k") == b"v"
+
+
+async def test_what_was_changed_in_sealed_volumes_is_so_after_any_end(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        claim = await store.claim(NAME)
+        for number in range(30):
+            await store.write([message(number, under(77, b"x" * 90))], claim=claim)
+        await store.discard(MESSAGE, [key(number) for number in range(0, 30, 3)])
+        await store.write([Delete(MESSAGE, [key(1), key(28)])], claim=claim)
+        await store.write([RollBack(key(4), key(20), 77)], claim=claim)
+        expected = await everything(store)
+        assert len(expected) == 18
+        killed = copy_of(tmp_path / "data", tmp_path / "killed")
+    for path in (tmp_path / "data", killed):
+        async with await LevelDBStore.open(path, TINY) as store:
+            assert await everything(store) == expected
+
+
+async def test_a_row_that_was_discarded_does_not_come_back_when_it_is_rolled_back(store):
+    claim = await store.claim(NAME)
+    for number in range(30):
+        await store.write([message(number, under(77, b"x" * 90))], claim=claim)
+    await store.discard(MESSAGE, [key(2), key(29)])
+    await store.write([RollBack(PREFIX, stop_after(PREFIX), 77)], claim=claim)
+    assert [found for found, _ in await everything(store)] == [key(n) for n in range(30) if n not in (2, 29)]
+
+
+# --- crashes ----------------------------------------------------------------------------------------
+
+
+def copy_of(directory, copy):
+    """The directory as a kill would leave it now: without what LevelDB has in memory."""
+    return shutil.copytree(directory, copy)
+
+
+@pytest.mark.parametrize("commits", [1, 5, 12, 40])
+async def test_a_copy_of_a_running_store_has_all_that_was_acknowledged(tmp_path, commits):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, commits)
+        copy = copy_of(tmp_path / "data", tmp_path / "copy")
+    async with await LevelDBStore.open(copy, TINY) as store:
+        assert [found for found, _ in await everything(store)] == [key(number) for number in range(commits)]
+        assert await store.get(METADATA, b"last") == b"%d" % (commits - 1)
+        await fill(store, 5, commits)
+        assert len(await everything(store)) == commits + 5
+
+
+async def test_a_journal_with_a_gap_is_damage(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 3)
+        copy = copy_of(tmp_path / "data", tmp_path / "copy")
+        volume = store._db.volumes.newest.path.name
+    with plyvel.DB(str(copy / "volumes" / volume)) as database:
+        database.delete(b"\x00" + (2).to_bytes(8, "big"))
+    with pytest.raises(StoreDamaged, match="entry 2 of the journal is missing"):
+        await LevelDBStore.open(copy, TINY)
+
+
+async def test_an_index_that_is_missing_or_garbled_is_made_again(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+    indexes = sorted((tmp_path / "data" / "volumes").glob("*.index"))
+    assert len(indexes) > 4
+    indexes[0].unlink()
+    indexes[1].write_bytes(b"")
+    indexes[2].write_bytes(indexes[2].read_bytes()[:-3])
+    indexes[3].write_bytes(indexes[4].read_bytes())
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
+    assert set(indexes) <= set((tmp_path / "data" / "volumes").glob("*.index"))
+
+
+async def test_folders_that_are_not_listed_are_removed_and_foreign_files_are_not(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 5)
+    folder = tmp_path / "data" / "volumes"
+    (folder / "00000099").mkdir()
+    (folder / "00000099" / "CURRENT").write_bytes(b"")
+    (folder / "00000003.1").mkdir()
+    (folder / "00000099.index").write_bytes(b"")
+    (folder / "notes.txt").write_bytes(b"")
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert len(await everything(store)) == 5
+    names = {path.name for path in folder.iterdir()}
+    assert "notes.txt" in names
+    assert not names & {"00000099", "00000003.1", "00000099.index"}
+
+
+async def test_a_volume_that_is_listed_and_missing_is_damage(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+    shutil.rmtree(tmp_path / "data" / "volumes" / "00000002")
+    with pytest.raises(StoreUnusable, match="00000002"):
+        await LevelDBStore.open(tmp_path / "data", TINY)
