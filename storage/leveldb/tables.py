@@ -301,7 +301,7 @@ class LevelDBTables:
             self._remove_in(place, found)
 
     def discard_sealed(self, table: Table, keys: Sequence[bytes]) -> list[bytes]:
-        """Remove rows that are in sealed volumes, durably; returns the keys that the newest may have.
+        """Remove rows that are in sealed volumes, durably; returns the keys that may be elsewhere, or on their way.
 
         For any thread, beside the one that commits.
         """
@@ -309,10 +309,11 @@ class LevelDBTables:
         sealed: dict[Volume, list[tuple[Table, bytes]]] = {}
         written = self.volumes.newest
         for key in keys:
-            for place in self.volumes.places(table, key):
-                if place is written:
-                    newest.append(key)
-                else:
+            places = self.volumes.places(table, key)
+            if not places or places[-1] is written:
+                newest.append(key)
+            for place in places:
+                if place is not written:
                     sealed.setdefault(place, []).append((table, key))
         # Older versions first: of two with one key the newer one hides the other until it goes, too.
         for place in sorted(sealed, key=lambda each: each.number):
