@@ -15,14 +15,14 @@ import trio
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
     PRODUCERS,
     READER,
-    DamagedRow,
+    generation_prefix,
     generations_range,
-    parse_message_key,
     stop_after,
     system_key,
     topic_of,
@@ -124,24 +124,29 @@ class Janitor:
         now_ms = self._clock.now_ms()
         if await self._has_remains(name, metadata, now_ms):
             return True
+        if await self._has_dead_messages(name, metadata, now_ms):
+            return True
+        if metadata.deleted_ms is not None:
+            return False
+        return await self._own_expiry_is_due(name, metadata, now_ms)
+
+    async def _has_dead_messages(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
+        """Whether there are messages of purged generations, or such as have expired."""
         start, stop = generations_range(name, 1, metadata.generation)
+        if metadata.deleted_ms is None:
+            oldest_ms = max(metadata.floor_ms, now_ms - metadata.properties.ttl_ms)
+            stop = generation_prefix(name, metadata.generation) + pack_position(max(0, oldest_ms), 0)
+        elif now_ms <= metadata.deleted_ms + self._settings.delete_grace_s * 1000:
+            stop = generation_prefix(name, metadata.generation)
         start = max(start, self._first_keys.get(name, start))
+        if not self._store.may_have(Table.MESSAGE, start, stop):
+            return False
+        if self._store.traits.drops_ranges:
+            return True
         rows = await read_rows(self._store, Table.MESSAGE, start, stop, limit=1, values=False)
         if rows:
             self._first_keys[name] = rows[0][0]
-            try:
-                key = parse_message_key(rows[0][0])
-            except DamagedRow:
-                return True  # it stays, but rows behind it may be due
-            if key.generation < metadata.generation:
-                return True
-            if metadata.deleted_ms is not None:
-                return now_ms > metadata.deleted_ms + self._settings.delete_grace_s * 1000
-            if key.publish_ts_ms < max(metadata.floor_ms, now_ms - metadata.properties.ttl_ms):
-                return True
-        elif metadata.deleted_ms is not None:
-            return False
-        return await self._own_expiry_is_due(name, metadata, now_ms)
+        return bool(rows)
 
     async def _has_remains(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
         """Whether the topic has undecided write pointers, or rows of purged generations other than messages."""
@@ -159,6 +164,8 @@ class Janitor:
         if await self._has_row(Table.METADATA, system_key(READER, name, 1), system_key(READER, name, last)):
             return True
         start, stop = generations_range(name, 1, last)
+        if not self._store.may_have(Table.PAYLOAD, start, stop):
+            return False
         return bool(await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, values=False))
 
     async def _has_old_producers(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:

@@ -110,6 +110,8 @@ class StoreTraits:
     whole_commits: bool = False
     """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
     and payloads, which no reader can see any more, may be missing."""
+    drops_ranges: bool = False
+    """Whether ``drop`` costs the same for any number of rows, and reads none of them."""
     shared: bool = False
     """Whether other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
 
@@ -122,6 +124,10 @@ class StoreStatistics:
     """Its size on disk; None where the store cannot tell cheaply."""
     free_bytes: int | None
     """Free space on that disk; None where there is no disk, or the store cannot tell."""
+    volumes: int | None = None
+    """Volumes of messages; None where there are none."""
+    open_volumes: int | None = None
+    """Those of them whose files are open."""
 
 
 @runtime_checkable
@@ -191,6 +197,24 @@ class Store(Protocol):
         """
         ...
 
+    async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+        """Remove all rows of ranges that no reader can see any more, and to which nothing will be written again.
+
+        A crash may bring rows back, but never those removed before a ``write`` that returned later.
+
+        Args:
+          ranges: ``[start, stop)`` each.
+        Returns:
+          How many rows; an estimate where ``traits.drops_ranges``.
+        Raises:
+          StoreError: some may have been removed.
+        """
+        ...
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """Whether there may be rows in a range; never waits. False is certain."""
+        ...
+
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """A row's value, None if there is no such row. Raises StoreError."""
         ...
@@ -256,6 +280,24 @@ async def read_rows(
 
     await store.scan(table, start, stop, take, reverse=reverse, first_chunk=min(limit, 1000), values=values)
     return rows
+
+
+#: Rows that ``drop_rows`` removes at a time.
+_DROP_ROWS = 1000
+
+
+async def drop_rows(store: Store, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+    """``Store.drop`` for stores that remove row by row."""
+    removed = 0
+    for start, stop in ranges:
+        while True:
+            rows = await read_rows(store, table, start, stop, limit=_DROP_ROWS, values=False)
+            await store.discard(table, [key for key, _ in rows])
+            removed += len(rows)
+            if len(rows) < _DROP_ROWS:
+                break
+            start = rows[-1][0] + b"\x00"
+    return removed
 
 
 # --- chunks of a scan: few rows first, then many, and never many MiB at once ----------------------

@@ -131,6 +131,8 @@ MIN_RECLAIM_ROWS = 50_000
 #: Rows whose space is reclaimed at a time. A store cannot be closed meanwhile, and a million small rows take a good
 #: part of a second.
 RECLAIM_ROWS = 500_000
+#: Messages of a step that only reads them, to find what they refer to.
+DROP_STEP_ROWS = 1000
 #: Bytes of values after which a step reads no further list: a row may have many MiB.
 STEP_BYTES = 4 << 20
 
@@ -151,13 +153,36 @@ class Sweep:
         """Remove the rows of a range; their number. Reclaims the space of many rows piece by piece.
 
         Args:
-          is_ours: whether a row can be read; others are kept.
+          is_ours: whether a row can be read; others are kept, unless the store drops ranges without reading them.
         """
+        if self._store.traits.drops_ranges and table is not Table.METADATA:
+            return await self._drop(table, start, stop)
         return await self._remove(table, start, stop, is_ours, _nothing_before)
 
     async def remove_messages(self, start: bytes, stop: bytes) -> int:
         """Remove the messages of a range with the payload rows they refer to; the number of rows of both tables."""
+        if self._store.traits.drops_ranges:
+            return await self._drop_payloads(start, stop) + await self._drop(Table.MESSAGE, start, stop)
         return await self._remove(Table.MESSAGE, start, stop, is_message, self._remove_payloads)
+
+    async def _drop(self, table: Table, start: bytes, stop: bytes) -> int:
+        return await self._store.drop(table, [(start, stop)]) if self._store.may_have(table, start, stop) else 0
+
+    async def _drop_payloads(self, start: bytes, stop: bytes) -> int:
+        """Drop the payload rows that messages of a range refer to. Reads the messages, if the topic has payload rows."""
+        generation = stop[:-_POSITION_BYTES]
+        removed = 0
+        while self._store.may_have(Table.PAYLOAD, generation, stop_after(generation)):
+            begun_s = trio.current_time()
+            rows, more = await self._read(Table.MESSAGE, start, stop, DROP_STEP_ROWS)
+            ranges = [payloads_of(row) for row in rows if is_reference(row) and is_message(row)]
+            if ranges:
+                removed += await self._store.drop(Table.PAYLOAD, ranges)
+            if not more:
+                break
+            start = rows[-1][0] + b"\x00"
+            await trio.sleep((trio.current_time() - begun_s) * self._pause_factor)
+        return removed
 
     async def _remove(
         self,
@@ -228,20 +253,21 @@ class Sweep:
                 removed += await self.remove(Table.PAYLOAD, *payloads_of(row), is_payload)
         return removed
 
-    async def _read(self, table: Table, start: bytes, stop: bytes) -> tuple[list[Row], bool]:
-        """The rows of a step, and whether there may be more behind them."""
+    async def _read(self, table: Table, start: bytes, stop: bytes, most: int = 0) -> tuple[list[Row], bool]:
+        """The rows of a step, ``most`` if it is given, and whether there may be more behind them."""
+        most = most or self._step_rows
         rows: list[Row] = []
         size = 0
 
         def take(chunk: list[Row]) -> bool:
             nonlocal size
-            chunk = chunk[: self._step_rows - len(rows)]
+            chunk = chunk[: most - len(rows)]
             rows.extend(chunk)
             size += sum(len(value) for _, value in chunk)
-            return len(rows) < self._step_rows and size < STEP_BYTES
+            return len(rows) < most and size < STEP_BYTES
 
-        await self._store.scan(table, start, stop, take, first_chunk=min(self._step_rows, 1000))
-        return rows, len(rows) >= self._step_rows or size >= STEP_BYTES
+        await self._store.scan(table, start, stop, take, first_chunk=min(most, 1000))
+        return rows, len(rows) >= most or size >= STEP_BYTES
 
     async def remove_readers(self, name: TopicName, first: int, last: int) -> None:
         """Remove the readers' rows of purged generations."""

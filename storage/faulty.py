@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
-from storage.base import StoreError
+from storage.base import StoreError, drop_rows
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class FaultyStore(Faults):
 
     def __init__(self, inner: Store) -> None:
         super().__init__()
-        self.traits = replace(inner.traits, whole_commits=False)
+        self.traits = replace(inner.traits, whole_commits=False, drops_ranges=False)
         self.inner = inner
         self._broken = False
         self._closed = False
@@ -196,6 +196,14 @@ class FaultyStore(Faults):
         if fault is not None:
             self._tear([Delete(table, keys)], fault)
         await self.inner.discard(table, keys)
+
+    async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+        """See ``Store.drop``; as discards of the rows in turn."""
+        return await drop_rows(self, table, ranges)
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """See ``Store.may_have``."""
+        return self.inner.may_have(table, start, stop)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

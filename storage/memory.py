@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
-from storage.base import Claim, Deposed, StoreConflict, StoreError, StoreStatistics, StoreTraits, chunks, rolled_back
+from storage.base import (
+    Claim,
+    Deposed,
+    StoreConflict,
+    StoreError,
+    StoreStatistics,
+    StoreTraits,
+    chunks,
+    drop_rows,
+    rolled_back,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -132,6 +142,14 @@ class MemoryStore:
         """See ``Store.discard``."""
         await self._enter()
         self.apply([Delete(table, keys)])
+
+    async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+        """See ``Store.drop``; row by row."""
+        return await drop_rows(self, table, ranges)
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """See ``Store.may_have``; exact."""
+        return next(self.tables[table].walk(start, stop, reverse=False), None) is not None
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from plainsong.protocol.effects import Table
-from storage.base import Claim, NothingWritten, StoreConflict, StoreError, StoreStatistics, StoreTraits, StoreUnusable
+from storage.base import (
+    Claim,
+    NothingWritten,
+    StoreConflict,
+    StoreError,
+    StoreStatistics,
+    StoreTraits,
+    StoreUnusable,
+    drop_rows,
+)
 from storage.hbase.cells import Cells, Slots
 from storage.hbase.commit import CommitWriter, RowRemover, RowWriter
 from storage.hbase.owners import Owners
@@ -129,6 +138,15 @@ class HBaseStore:
         """See ``Store.discard``."""
         self._refuse_if_closed()
         await self._remover.remove(table, keys)
+
+    async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+        """See ``Store.drop``; row by row."""
+        return await drop_rows(self, table, ranges)
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """See ``Store.may_have``; HBase would have to be asked."""
+        del table
+        return start < stop
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

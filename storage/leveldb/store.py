@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import trio
 
 from plainsong.protocol.effects import Delete, Table
-from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable
+from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import DataDirectory
 from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
 from storage.leveldb.options import LevelDBOptions
-from storage.leveldb.tables import LevelDBTables
+from storage.leveldb.tables import LevelDBTables, MarkDead
 from storage.leveldb.takeover import take_over
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class LevelDBStore:
         # LevelDB's lengths have 32 bits, and a batch is built in memory; this is far above any bound on messages.
         max_row_bytes=1 << 30,
         whole_commits=True,
+        drops_ranges=True,
     )
 
     def __init__(self, home: DataDirectory, tables: LevelDBTables, options: LevelDBOptions) -> None:
@@ -184,6 +185,25 @@ class LevelDBStore:
 
         return await self._run_inside(run, self._discards)
 
+    async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+        """See ``Store.drop``; the ranges are noted as dead, and volumes go when all of them is."""
+        await trio.lowlevel.checkpoint()
+        if table is Table.METADATA:
+            return await drop_rows(self, table, ranges)
+        rows = 0
+        for at in range(0, len(ranges), DISCARD_ROWS):
+            await trio.lowlevel.checkpoint_if_cancelled()
+            step = ranges[at : at + DISCARD_ROWS]
+            rows += await self._run_inside(partial(_count, table=table, ranges=step), self._readers)
+            await self._group_commit.submit(PendingWrite([MarkDead(table, step)], sync=False))
+        return rows
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """See ``Store.may_have``; of the metadata it is not known without reading."""
+        if table is Table.METADATA or self._db is None:
+            return start < stop
+        return self._db.volumes.may_have(table, start, stop)
+
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""
         return await self._run_inside(lambda tables: tables.get(table, key), self._readers)
@@ -220,9 +240,15 @@ class LevelDBStore:
         await self._run_inside(lambda tables: tables.compact(table, start, stop), self._upkeep)
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: there is nothing to remove."""
-        await trio.lowlevel.checkpoint()
-        return 0
+        """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites one that mostly is."""
+        removed = 0
+        while True:
+            tidied = await self._run_inside(LevelDBTables.tidy, self._upkeep)
+            removed += tidied.removed
+            if tidied.operations:
+                await self._group_commit.submit(PendingWrite(tidied.operations, sync=False))
+            if not tidied.more:
+                return removed
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``."""
@@ -232,7 +258,12 @@ class LevelDBStore:
             free = shutil.disk_usage(self._directory.path).free
         except OSError:
             free = None
-        return StoreStatistics(bytes=self._db.bytes if self._db is not None else None, free_bytes=free)
+        if self._db is None:
+            return StoreStatistics(bytes=None, free_bytes=free)
+        volumes = self._db.volumes
+        return StoreStatistics(
+            bytes=self._db.bytes, free_bytes=free, volumes=len(volumes.all), open_volumes=volumes.open_count
+        )
 
     async def aclose(self) -> None:
         """See ``Store.aclose``; scans end at their next list, writes that wait are refused."""
@@ -313,3 +344,7 @@ class LevelDBStore:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
+
+
+def _count(tables: LevelDBTables, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
+    return sum(tables.volumes.rows_in(table, start, stop) for start, stop in ranges)

@@ -22,6 +22,7 @@ from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb.database import FOREIGN, Database, call_failed
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
+from storage.leveldb.tidying import tidy
 from storage.leveldb.upkeep import UpkeepThread
 from storage.leveldb.volume import JOURNAL
 from storage.leveldb.volumes import Volumes, make_first
@@ -72,6 +73,17 @@ class Seal:
 
 #: What a batch is made of; a rollback has become puts before.
 Stored = Put | Delete | MarkDead | ForgetDead | Seal
+
+
+@dataclass(frozen=True, slots=True)
+class TidySteps:
+    """What tidying did, and what it leaves to the thread that commits."""
+
+    removed: int
+    """Volumes that are gone."""
+    operations: Sequence[Stored]
+    more: bool
+    """Whether there is more to do behind these operations."""
 
 
 class LevelDBTables:
@@ -360,11 +372,13 @@ class LevelDBTables:
 
     def _finish(self, volume: Volume) -> None:
         """Put a sealed volume's memory into a table, and what is known of it beside it."""
-        with self.volumes.entered(volume) as database:
+        with self.volumes.kept(volume) as database:
             database.flush_memory()
         volume.measure()
         self.volumes.close_idle()
         self.metadata.checkpoint()
+        if volume.gone:
+            return
         try:
             volume.write_index()
         except OSError as error:
@@ -372,6 +386,21 @@ class LevelDBTables:
             log.warning("a volume's index was not written", extra={"volume": volume.path.name, "why": str(error)})
 
     # --- removed rows --------------------------------------------------------------------------
+
+    def tidy(self) -> TidySteps:
+        """Drop volumes in which all is dead, and rewrite one that mostly is; see ``storage.leveldb.tidying``."""
+        try:
+            tidied = tidy(self.volumes, self.metadata, self._options)
+        except StoreError as error:
+            # Of the metadata nobody knows what was written.
+            self.upkeep.failed = error
+            raise
+        operations: list[Stored] = []
+        if tidied.forget:
+            operations.append(ForgetDead(tidied.forget))
+        if tidied.seal is not None:
+            operations.append(Seal(tidied.seal))
+        return TidySteps(tidied.removed, operations, more=tidied.seal is not None)
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the rows that were removed."""

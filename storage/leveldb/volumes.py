@@ -62,8 +62,10 @@ class Volumes:
         self.dead = {table: DeadRanges() for table in TABLES}
         self.all: list[Volume] = []
         self._spare: Volume | None = None
-        #: Volumes of which rows have died since they were last looked at.
+        #: Volumes of which rows have died.
         self.touched: set[Volume] = set()
+        #: Views of the whole store: meanwhile no volume goes.
+        self.views = 0
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -118,6 +120,7 @@ class Volumes:
             self.close_idle()
         for table, start, stop in metadata.dead_ranges():
             self.mark_dead(table, start, stop)
+        self.touched.update(self.all)
 
     def _shape(self, listed: Listed) -> Shape:
         return self._options.large_shape if listed.large else self._options.volume_shape
@@ -260,6 +263,19 @@ class Volumes:
             for volume in left:
                 self._remove_files(volume)
 
+    @contextmanager
+    def kept(self, volume: Volume) -> Iterator[Database]:
+        """A volume's database, whose files stay until the block ends."""
+        try:
+            with self.entered(volume) as database:
+                yield database
+        finally:
+            with self._lock:
+                volume.pins -= 1
+                left = volume.gone and not volume.pins
+            if left:
+                self._remove_files(volume)
+
     def _spans(self, table: Table, start: bytes, stop: bytes) -> Iterator[VolumeRange]:
         if start >= stop:
             return
@@ -268,6 +284,20 @@ class Volumes:
             low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
             for first, end in dead.live_parts(low, high):
                 yield VolumeRange(first, end, extent.volume)
+
+    @contextmanager
+    def rows_of(self, volumes: Sequence[Volume], table: Table) -> Iterator[Iterable[Row]]:
+        """The live rows of some volumes alone; iterating raises plyvel's errors, and StoreError."""
+        with self._lock:
+            ranges = [
+                VolumeRange(first, stop, volume)
+                for volume in volumes
+                for extent in volume.extents[table].values()
+                for first, stop in self.dead[table].live_parts(extent.first, extent.last + b"\x00")
+            ]
+        runs = self._runs(table, _clusters(ranges, reverse=False), reverse=False, values=True, cache=False)
+        with closing(runs):
+            yield chain.from_iterable(runs)
 
     def live_parts(self, table: Table, extent: Extent) -> list[tuple[bytes, bytes]]:
         """The parts of an extent that are in no dead range."""
@@ -349,9 +379,12 @@ class Volumes:
             dead = self.dead[table]
             dead.add(start, stop)
             for extent in self._index[table].overlapping(start, stop):
-                part = live_part(extent, list(dead.live_parts(extent.first, extent.last + b"\x00")))
-                extent.live = min(extent.live, extent.size * part)
+                self._estimate(table, extent)
                 self.touched.add(extent.volume)
+
+    def _estimate(self, table: Table, extent: Extent) -> None:
+        parts = list(self.dead[table].live_parts(extent.first, extent.last + b"\x00"))
+        extent.live = min(extent.live, extent.size * live_part(extent, parts))
 
     def rows_in(self, table: Table, start: bytes, stop: bytes) -> int:
         """Live rows in a range, as far as it is known without reading them: exact for extents that lie within."""
@@ -361,6 +394,11 @@ class Volumes:
                 low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
                 rows += extent.rows * live_part(extent, list(self.dead[table].live_parts(low, high)))
         return round(rows)
+
+    def has_rows(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """Whether any volume may have rows of a range, dead or alive."""
+        with self._lock:
+            return any(True for _ in self._index[table].overlapping(start, stop))
 
     def forget_dead(self, table: Table, start: bytes, stop: bytes) -> bool:
         """Forget a dead range, if it is one and no volume has rows in it; whether it was forgotten."""
@@ -425,7 +463,18 @@ class Volumes:
             self.all = [*self.all, new]
             self._spare = None
             self.touched.add(old)
+            # Until ``kept``: what has been in memory is put into a table.
+            old.pins += 1
         return old
+
+    def successor(self, sources: Sequence[Volume]) -> Volume:
+        """A volume to take the place of neighbours; it is not there yet."""
+        number = sources[0].number
+        again = max(int(volume.path.suffix[1:] or 0) for volume in sources) + 1
+        listed = Listed(number, f"{number:08d}.{again}")
+        volume = Volume(number, self._directory / listed.folder, self._shape(listed))
+        remove_volume(volume.path)
+        return volume
 
     def replace(self, sources: Sequence[Volume], target: Volume | None) -> None:
         """Put a volume in the place of neighbours, durably; None: they are struck off. Raises StoreError.
@@ -452,6 +501,7 @@ class Volumes:
                     for table in TABLES:
                         for group, extent in target.extents[table].items():
                             self._index[table].add(group, extent)
+                            self._estimate(table, extent)
                 unread = [volume for volume in sources if not volume.pins]
         for volume in unread:
             self._remove_files(volume)

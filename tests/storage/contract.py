@@ -279,6 +279,41 @@ class StoreContract:
         await store.write([put_one(METADATA, b"k", b"new")], claim=claim)
         assert await store.get(METADATA, b"k") == b"new"
 
+    async def test_dropped_ranges_are_gone_for_every_later_read_and_nothing_else_is(self, store: Store) -> None:
+        await store.write([numbered(3000)], claim=await store.claim(NAME))
+        keys = [key for key, _ in await everything(store)]
+        removed = await store.drop(MESSAGE, [(keys[100], keys[200]), (keys[2000], LAST)])
+        assert removed == 1100 or (store.traits.drops_ranges and abs(removed - 1100) < 10)
+        left = keys[:100] + keys[200:2000]
+        assert [key for key, _ in await everything(store)] == left
+        assert [key for key, _ in await everything(store, reverse=True)] == left[::-1]
+        assert await store.get(MESSAGE, keys[150]) is None
+        assert await store.get(MESSAGE, keys[99]) == b"v"
+        assert await store.drop(MESSAGE, [(keys[100], keys[200])]) == 0
+
+    async def test_ranges_that_touch_or_overlap_may_be_dropped_in_any_order(self, store: Store) -> None:
+        claim = await store.claim(NAME)
+        await store.write([numbered(100), put_one(PAYLOAD, b"k", b"")], claim=claim)
+        keys = [key for key, _ in await everything(store)]
+        for first, stop in ((50, 60), (40, 50), (60, 65), (30, 70), (45, 55), (10, 10)):
+            await store.drop(MESSAGE, [(keys[first], keys[stop])])
+        assert [key for key, _ in await everything(store)] == keys[:30] + keys[70:]
+        assert len(await everything(store, PAYLOAD)) == 1
+
+    async def test_rows_of_the_metadata_can_be_dropped(self, store: Store) -> None:
+        claim = await store.claim(NAME)
+        await store.write([Put(METADATA, b"", [b"a", b"b", b"c"], [b"v"] * 3)], claim=claim)
+        assert await store.drop(METADATA, [(b"a", b"c")]) == 2
+        assert await everything(store, METADATA) == [(b"c", b"v")]
+
+    async def test_where_no_rows_may_be_there_are_none(self, store: Store) -> None:
+        await store.write([numbered(100)], claim=await store.claim(NAME))
+        assert store.may_have(MESSAGE, b"", LAST)
+        assert store.may_have(MESSAGE, b"k", b"k\x00\x00\x00\x01")
+        for start, stop in ((b"a", b"k"), (b"l", LAST), (b"k", b"k")):
+            if not store.may_have(MESSAGE, start, stop):
+                assert await read_rows(store, MESSAGE, start, stop, limit=1) == []
+
     async def test_discarding_nothing_is_no_error(self, store: Store) -> None:
         await store.discard(MESSAGE, [])
 

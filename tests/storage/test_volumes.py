@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import plyvel
 import pytest
@@ -12,8 +13,9 @@ from plainsong.protocol.effects import Delete, Put, RollBack, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
-from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
 from storage.leveldb.database import Database
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
@@ -184,7 +186,7 @@ async def test_what_was_changed_in_sealed_volumes_is_so_after_any_end(tmp_path):
         await store.write([RollBack(key(4), key(20), 77)], claim=claim)
         expected = await everything(store)
         assert len(expected) == 18
-        killed = copy_of(tmp_path / "data", tmp_path / "killed")
+        killed = copy_of(store, tmp_path / "killed")
     for path in (tmp_path / "data", killed):
         async with await LevelDBStore.open(path, TINY) as store:
             assert await everything(store) == expected
@@ -199,19 +201,201 @@ async def test_a_row_that_was_discarded_does_not_come_back_when_it_is_rolled_bac
     assert [found for found, _ in await everything(store)] == [key(n) for n in range(30) if n not in (2, 29)]
 
 
+# --- dropping ---------------------------------------------------------------------------------------
+
+
+def folders(store: LevelDBStore) -> set[str]:
+    """The volumes on the disk."""
+    return {path.name for path in (store._directory.path / "volumes").iterdir() if path.is_dir()}
+
+
+def copy_of(store: LevelDBStore, copy: Path) -> Path:
+    """The directory as a kill would leave it now."""
+    # No file changes while it is copied.
+    store._db.upkeep.settle()
+    return shutil.copytree(store._directory.path, copy)
+
+
+async def settled(store: LevelDBStore) -> None:
+    """Wait until what is done beside commits is done."""
+    await trio.to_thread.run_sync(store._db.upkeep.settle)
+
+
+async def test_volumes_in_which_all_is_dead_are_gone_after_tidying(store):
+    await fill(store, 40)
+    await settled(store)
+    before = folders(store)
+    await store.drop(MESSAGE, [(PREFIX, key(30))])
+    assert await store.tidy() > 3
+    assert len(folders(store)) < len(before) - 3
+    assert [found for found, _ in await everything(store)] == [key(number) for number in range(30, 40)]
+    assert await store.get(METADATA, b"last") == b"39"
+
+
+async def test_the_newest_volume_is_sealed_and_dropped_when_all_in_it_is_dead(store):
+    await fill(store, 40)
+    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    await store.tidy()
+    await settled(store)
+    assert volumes(store) == []
+    assert store._db.volumes.bytes_on_disk() < 2000
+    assert await everything(store) == []
+    assert await store.get(METADATA, b"last") == b"39"
+    await fill(store, 3, 40)
+    assert len(await everything(store)) == 3
+
+
+async def test_what_was_dropped_stays_so_after_any_end_and_dead_ranges_are_forgotten(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        await store.drop(MESSAGE, [(PREFIX, key(33))])
+        await fill(store, 1, 40)
+        copies = [copy_of(store, tmp_path / "before")]
+        await store.tidy()
+        await fill(store, 1, 41)
+        copies.append(copy_of(store, tmp_path / "behind"))
+        await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+        await store.tidy()
+        await store.tidy()
+        assert list(store._db.metadata.dead_ranges()) == []
+    for path, last in zip(copies, (41, 42), strict=True):
+        async with await LevelDBStore.open(path, TINY) as store:
+            assert [found for found, _ in await everything(store)] == [key(number) for number in range(33, last)]
+            await store.tidy()
+            assert [found for found, _ in await everything(store)] == [key(number) for number in range(33, last)]
+            assert await store.get(METADATA, b"last") == b"%d" % (last - 1)
+
+
+async def test_a_volume_that_is_being_read_keeps_its_files_until_then(store):
+    await fill(store, 40)
+    await settled(store)
+    fed: list[bytes] = []
+    before = folders(store)
+
+    def feed(rows: list[tuple[bytes, bytes]]) -> bool:
+        fed.extend(found for found, _ in rows)
+        if len(fed) == 1:
+            trio.from_thread.run(store.drop, MESSAGE, [(PREFIX, stop_after(PREFIX))])
+            trio.from_thread.run(store.tidy)
+            assert folders(store) >= before
+        return True
+
+    await store.scan(MESSAGE, PREFIX, stop_after(PREFIX), feed, first_chunk=1)
+    assert fed == [key(number) for number in range(40)]
+    await settled(store)
+    assert len(folders(store)) <= 2
+
+
+async def test_rows_removed_one_by_one_let_a_volume_go_too(store):
+    await fill(store, 40)
+    await store.discard(MESSAGE, [key(number) for number in range(35)])
+    assert await store.tidy() > 3
+    assert [found for found, _ in await everything(store)] == [key(number) for number in range(35, 40)]
+
+
+async def test_counting_a_row_as_removed_twice_loses_no_row(store):
+    await fill(store, 40)
+    for _ in range(50):
+        await store.discard(MESSAGE, [key(3), key(4)])
+    await store.tidy()
+    assert len(await everything(store)) == 38
+
+
+async def test_tidying_without_anything_dead_changes_nothing(store):
+    await fill(store, 40)
+    await settled(store)
+    before = folders(store)
+    assert await store.tidy() == 0
+    assert folders(store) == before
+
+
+# --- rewriting --------------------------------------------------------------------------------------
+
+
+async def of_two_topics(store: LevelDBStore, count: int) -> bytes:
+    """In each volume rows of a topic, and a few of another one, whose prefix is returned."""
+    claim = await store.claim(NAME)
+    other = generation_prefix(TopicName("ns", "stays"), 1)
+    for number in range(count):
+        await store.write([message(number)], claim=claim)
+        if number % 5 == 0:
+            await store.write([message(number, under(77, b"stays %d" % number), other)], claim=claim)
+    await settled(store)
+    return other
+
+
+async def test_volumes_that_are_mostly_dead_are_written_anew_as_few(store, tmp_path):
+    other = await of_two_topics(store, 60)
+    expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+    before = folders(store)
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
+    assert await store.tidy() > 4
+    assert len(folders(store)) < len(before) / 2
+    assert any(name.endswith(".1") for name in folders(store))
+    assert await everything(store) == expected
+    copy = copy_of(store, tmp_path / "copy")
+    async with await LevelDBStore.open(copy, TINY) as again:
+        assert await everything(again) == expected
+        await again.drop(MESSAGE, [(other, stop_after(other))])
+        await again.tidy()
+        assert await everything(again) == []
+        assert not any("." in name for name in folders(again))
+
+
+async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_new_one(store, monkeypatch):
+    other = await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    rows = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+    real = tidying._copy
+    copied = 0
+
+    def copy_and_change(*arguments):
+        nonlocal copied
+        real(*arguments)
+        copied += 1
+        if copied == 1:
+            trio.from_thread.run(store.discard, MESSAGE, [found for found, _ in rows[:3]])
+            roll = RollBack(rows[3][0], rows[6][0], 77)
+            trio.from_thread.run(lambda: store.write([roll], claim=None))
+
+    monkeypatch.setattr(tidying, "_copy", copy_and_change)
+    await store.tidy()
+    assert copied
+    found = await everything(store)
+    assert [row[0] for row in found] == [row[0] for row in rows[3:]]
+    signs = [decode_row(value).pointer for _, value in found]
+    assert signs == [-77] * 3 + [77] * (len(rows) - 6)
+
+
+async def test_a_rewriting_that_fails_leaves_everything_as_it_was(store, monkeypatch):
+    other = await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
+    expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tidying, "sync_directory", fail)
+        with pytest.raises(StoreError, match="No space left"):
+            await store.tidy()
+    assert await everything(store) == expected
+    with pytest.raises(StoreError):
+        await store.write([message(99)], claim=None)
+    await store.claim(NAME)
+    await store.write([message(99)], claim=None)
+    await store.tidy()
+    assert await everything(store) == [*expected, (key(99), b"v" * 100)]
+
+
 # --- crashes ----------------------------------------------------------------------------------------
-
-
-def copy_of(directory, copy):
-    """The directory as a kill would leave it now: without what LevelDB has in memory."""
-    return shutil.copytree(directory, copy)
 
 
 @pytest.mark.parametrize("commits", [1, 5, 12, 40])
 async def test_a_copy_of_a_running_store_has_all_that_was_acknowledged(tmp_path, commits):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, commits)
-        copy = copy_of(tmp_path / "data", tmp_path / "copy")
+        copy = copy_of(store, tmp_path / "copy")
     async with await LevelDBStore.open(copy, TINY) as store:
         assert [found for found, _ in await everything(store)] == [key(number) for number in range(commits)]
         assert await store.get(METADATA, b"last") == b"%d" % (commits - 1)
@@ -222,7 +406,7 @@ async def test_a_copy_of_a_running_store_has_all_that_was_acknowledged(tmp_path,
 async def test_a_journal_with_a_gap_is_damage(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 3)
-        copy = copy_of(tmp_path / "data", tmp_path / "copy")
+        copy = copy_of(store, tmp_path / "copy")
         volume = store._db.volumes.newest.path.name
     with plyvel.DB(str(copy / "volumes" / volume)) as database:
         database.delete(b"\x00" + (2).to_bytes(8, "big"))

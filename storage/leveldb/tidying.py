@@ -1,0 +1,186 @@
+"""Gives space back: volumes in which all rows are dead are dropped, those that mostly are dead are rewritten.
+
+A volume is **dead** when each of its rows is in a dead range or was removed. Dropping it is striking it off the list and
+removing its folder; nothing is read or written for it, unless rows were removed one by one: then a look shows that none
+is left. A volume of which more than half is dead is written anew, with its neighbours of that kind, as one: slowly,
+beside everything else, and what is changed in it meanwhile is changed again in the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from storage.base import StoreError, StoreUnusable
+from storage.directory import sync_directory
+from storage.leveldb.database import FOREIGN, MIB, call_failed
+from storage.leveldb.volume import TABLES, Volume
+from storage.leveldb.volume_list import remove_volume
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plainsong.protocol.effects import Table
+    from storage.leveldb.metadata import Metadata
+    from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.volumes import Volumes
+
+log = logging.getLogger(__name__)
+#: A volume with a larger part of its bytes alive is left as it is.
+REWRITE_BELOW = 0.5
+#: How long a step rewrites volumes, at most, before it lets the next round come; one is always finished.
+MAX_STEP_S = 20.0
+#: Pause after each piece, as a multiple of what it took: rewriting takes a third of a core and of the disk at most.
+_PAUSE_FACTOR = 2.0
+_PIECE_ROWS = 500
+_PIECE_BYTES = 1 * MIB
+
+
+@dataclass(slots=True)
+class Tidied:
+    """What a step did, and what is left to do."""
+
+    removed: int = 0
+    """Volumes that are gone."""
+    seal: Volume | None = None
+    """The newest volume, when all in it is dead: seal it, and it can go."""
+    forget: list[tuple[Table, bytes, bytes]] = field(default_factory=list)
+    """Dead ranges of which no volume has rows any more."""
+
+
+def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidied:
+    """Do one step. For one thread at a time, beside the one that commits.
+
+    Raises:
+      StoreError: the store must be opened again.
+    """
+    tidied = Tidied()
+    if volumes.views:
+        return tidied
+    for volume in [volume for volume in volumes.all[:-1] if volume in volumes.touched]:
+        # Rows that die from now on have it looked at again.
+        volumes.touched.discard(volume)
+        if is_dead(volumes, volume):
+            _catch_up(metadata, [volume])
+            with volume.changing:
+                volumes.replace([volume], None)
+            tidied.removed += 1
+    newest = volumes.newest
+    if newest.rows and newest in volumes.touched and is_dead(volumes, newest):
+        tidied.seal = newest
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + MAX_STEP_S and (sources := mostly_dead(volumes, options)):
+        _catch_up(metadata, sources)
+        rewrite(volumes, sources)
+        tidied.removed += len(sources) - 1
+    for table in TABLES:
+        for start, stop in volumes.dead[table].items():
+            if not volumes.has_rows(table, start, stop):
+                tidied.forget.append((table, start, stop))
+    return tidied
+
+
+def is_dead(volumes: Volumes, volume: Volume) -> bool:
+    """Whether no row of a volume is alive. Raises StoreError."""
+    for table in TABLES:
+        for extent in list(volume.extents[table].values()):
+            parts = volumes.live_parts(table, extent)
+            if not parts:
+                continue
+            if extent.live * extent.rows > extent.size * 0.5:
+                return False
+            # Of what was removed one by one, counts may be wrong.
+            for start, stop in parts:
+                if volumes.first_in(volume, table, start, stop) is not None:
+                    return False
+    return True
+
+
+def mostly_dead(volumes: Volumes, options: LevelDBOptions) -> list[Volume]:
+    """Neighbours to be written anew as one, the oldest first; none: there is no need."""
+    found: list[Volume] = []
+    live = 0.0
+    for volume in volumes.all[:-1]:
+        worth = not volume.large and volume.live_bytes < REWRITE_BELOW * volume.row_bytes
+        if worth and (not found or live + volume.live_bytes <= options.volume_bytes):
+            found.append(volume)
+            live += volume.live_bytes
+        elif found:
+            break
+    return found
+
+
+def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> None:
+    """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError."""
+    for volume in sources:
+        with volume.changing:
+            volume.changed = set()
+    target = volumes.successor(sources)
+    try:
+        _copy(volumes, sources, target)
+        with ExitStack() as stack:
+            for volume in sources:
+                stack.enter_context(volume.changing)
+            _change_again(volumes, sources, target)
+            target.look_through()
+            sync_directory(target.path)
+            volumes.replace(sources, target)
+    except (StoreUnusable, OSError) as error:
+        raise StoreError(f"rewriting volumes: {error}") from error
+    finally:
+        for volume in sources:
+            volume.changed = None
+        if target not in volumes.all:
+            if target.database is not None:
+                target.database.close()
+            remove_volume(target.path)
+    try:
+        target.write_index()
+    except OSError as error:
+        log.warning("a volume's index was not written", extra={"volume": target.path.name, "why": str(error)})
+    volumes.close_idle()
+
+
+def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:
+    """Make durable in the metadata what the journals of volumes have, which are to go."""
+    if any(volume.journal_last > metadata.durable for volume in volumes):
+        metadata.checkpoint()
+
+
+def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
+    database = target.open(create=True)
+    for table in TABLES:
+        byte = bytes([table])
+        try:
+            with volumes.rows_of(sources, table) as rows:
+                every = iter(rows)
+                while some := list(islice(every, _PIECE_ROWS)):
+                    begun_s = time.monotonic()
+                    with database.batch(sync=False) as batch:
+                        for key, value in some:
+                            batch.put(byte + key, value)
+                    time.sleep((time.monotonic() - begun_s) * _PAUSE_FACTOR)
+        except FOREIGN as error:
+            raise call_failed(error, "rewriting volumes") from error
+    database.flush_memory()
+
+
+def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
+    """Repeat in the new volume what was changed in the old ones since they were copied; durable behind it."""
+    changed = {row for volume in sources for row in volume.changed or ()}
+    with target.open().batch(sync=True) as batch:
+        for table, key in changed:
+            value = None
+            for volume in reversed(sources):
+                with volumes.entered(volume) as database:
+                    value = database.get(table, key)
+                if value is not None:
+                    break
+            if value is None:
+                batch.delete(bytes([table]) + key)
+            else:
+                batch.put(bytes([table]) + key, value)
