@@ -142,6 +142,35 @@ class BeginsWrites(Protocol):
         """
 
 
+class StoreView(Protocol):
+    """The store as it was in one moment, for reading; ``aclose`` it, or it ends by itself."""
+
+    exact: bool
+    """Whether it is of one moment, between two commits; else later commits are seen."""
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``Store.get``. Raises StoreError: also when the view has ended."""
+        ...
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``Store.scan``. Raises StoreError: also when the view has ended."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of it. Idempotent."""
+        ...
+
+
 class Store(Protocol):
     """Three ordered tables. One task at a time writes a topic; any task may read."""
 
@@ -256,6 +285,16 @@ class Store(Protocol):
         """Remove some of what the store itself keeps of removed rows, in one bounded step; how many entries.
 
         The daemon calls it periodically. Raises StoreError.
+        """
+        ...
+
+    async def pin(self, max_s: float) -> StoreView:
+        """A view of all tables between two commits. Readers and writers go on; space comes back once it has ended.
+
+        Args:
+          max_s: when it ends at the latest.
+        Raises:
+          StoreError: there is none.
         """
         ...
 

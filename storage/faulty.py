@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect, Operation
     from plainsong.protocol.names import TopicName
-    from storage.base import Claim, Row, Store, StoreStatistics
+    from storage.base import Claim, Row, Store, StoreStatistics, StoreView
 
 Op = Literal["claim", "write", "discard", "get", "scan", "reclaim"]
 
@@ -247,6 +247,11 @@ class FaultyStore(Faults):
         if await self._begin("reclaim") is not None:
             raise _failed("reclaim")
         await self.inner.reclaim(table, start, stop)
+
+    async def pin(self, max_s: float) -> StoreView:
+        """See ``Store.pin``."""
+        self._refuse_if_broken()
+        return await self.inner.pin(max_s)
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``."""

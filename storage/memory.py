@@ -56,6 +56,12 @@ class MemoryTable:
             self._keys += new
             self._keys.sort()
 
+    def copy(self) -> MemoryTable:
+        """The table as it is now."""
+        other = MemoryTable()
+        other.rows, other._keys = dict(self.rows), list(self._keys)
+        return other
+
     def remove(self, keys: Sequence[bytes]) -> None:
         """Remove rows; absent ones are no error."""
         gone = sorted({key for key in keys if self.rows.pop(key, None) is not None})
@@ -83,6 +89,45 @@ class MemoryTable:
                 value = self.rows.get(key)
                 if value is not None:
                     yield key, value
+
+
+class MemoryView:
+    """``storage.base.StoreView``: a copy of the tables."""
+
+    exact = True
+
+    def __init__(self, tables: dict[Table, MemoryTable], ends_at: float) -> None:
+        self._store = MemoryStore()
+        self._store.tables = {table: rows.copy() for table, rows in tables.items()}
+        self._ends_at = ends_at
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``StoreView.get``."""
+        self._refuse_if_over()
+        return await self._store.get(table, key)
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``StoreView.scan``."""
+        self._refuse_if_over()
+        await self._store.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
+
+    async def aclose(self) -> None:
+        """See ``StoreView.aclose``."""
+        await self._store.aclose()
+
+    def _refuse_if_over(self) -> None:
+        if trio.current_time() >= self._ends_at:
+            raise StoreError("the view of the store has ended")
 
 
 class MemoryStore:
@@ -183,6 +228,11 @@ class MemoryStore:
         """See ``Store.tidy``: there is nothing to remove."""
         await trio.lowlevel.checkpoint()
         return 0
+
+    async def pin(self, max_s: float) -> MemoryView:
+        """See ``Store.pin``; a copy."""
+        await self._enter()
+        return MemoryView(self.tables, trio.current_time() + max_s)
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``: there is no disk."""

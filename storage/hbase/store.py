@@ -45,6 +45,20 @@ if TYPE_CHECKING:
     from storage.hbase.settings import HBaseOptions
 
 
+class LiveView:
+    """``storage.base.StoreView`` that sees what is committed later, too."""
+
+    exact = False
+
+    def __init__(self, store: HBaseStore) -> None:
+        self.get = store.get
+        self.scan = store.scan
+
+    async def aclose(self) -> None:
+        """See ``StoreView.aclose``: nothing is held."""
+        await trio.lowlevel.checkpoint()
+
+
 class HBaseStore:
     """``storage.base.Store`` on three tables of HBase, which other instances may share."""
 
@@ -190,6 +204,12 @@ class HBaseStore:
         """See ``Store.tidy``."""
         self._refuse_if_closed()
         return await self._upkeep.step()
+
+    async def pin(self, max_s: float) -> LiveView:
+        """See ``Store.pin``; HBase has no moment that is one for all rows."""
+        del max_s
+        await trio.lowlevel.checkpoint()
+        return LiveView(self)
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``: HBase has its own tools for that."""

@@ -83,7 +83,65 @@ _TABLE_BYTE = {table: bytes([table]) for table in Table}
 _AFTER_ALL = b"\xff" * 8
 
 
-class Database:
+class Readable:
+    """The rows of a database, as they are or as they were: what ``Database`` and ``Snapshot`` share."""
+
+    _tables: dict[Table, Any]
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """A row's value, None if there is none."""
+        try:
+            value: bytes | None = self._tables[table].get(key, verify_checksums=True)
+        except FOREIGN as error:
+            raise call_failed(error, "reading a row") from error
+        return value
+
+    @contextmanager
+    def rows(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        values: bool = True,
+        cache: bool = False,
+    ) -> Iterator[Iterable[Row]]:
+        """The rows of ``[start, stop)``; iterating raises plyvel's errors (``FOREIGN``).
+
+        Args:
+          values: False: every value is ``b""``, which is cheaper.
+          cache: whether to keep the blocks in memory.
+        """
+        # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
+        with closing(
+            self._tables[table].iterator(
+                # plyvel 1.5.1 finds nothing on the way down when the only key of a range is its start.
+                start=None if reverse else start,
+                stop=stop,
+                reverse=reverse,
+                include_value=values,
+                verify_checksums=True,
+                fill_cache=cache,
+            )
+        ) as iterator:
+            rows = iterator if values else zip(iterator, repeat(b""))
+            yield takewhile(lambda row: row[0] >= start, rows) if reverse else rows
+
+
+class Snapshot(Readable):
+    """A database as it was when ``Database.snapshot`` was called, until it is closed."""
+
+    def __init__(self, tables: dict[Table, Any]) -> None:
+        self._tables = {table: prefixed.snapshot() for table, prefixed in tables.items()}
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        for snapshot in self._tables.values():
+            snapshot.close()
+
+
+class Database(Readable):
     """An open LevelDB. Methods block, are for threads, and raise StoreError; one thread at a time writes."""
 
     def __init__(self, path: Path, shape: Shape, *, create: bool, check: bool = True) -> None:
@@ -128,45 +186,9 @@ class Database:
         except FOREIGN as error:
             raise call_failed(error, "writing") from error
 
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        """A row's value, None if there is none."""
-        try:
-            value: bytes | None = self._tables[table].get(key, verify_checksums=True)
-        except FOREIGN as error:
-            raise call_failed(error, "reading a row") from error
-        return value
-
-    @contextmanager
-    def rows(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        *,
-        reverse: bool = False,
-        values: bool = True,
-        cache: bool = False,
-    ) -> Iterator[Iterable[Row]]:
-        """The rows of ``[start, stop)``; iterating raises plyvel's errors (``FOREIGN``).
-
-        Args:
-          values: False: every value is ``b""``, which is cheaper.
-          cache: whether to keep the blocks in memory.
-        """
-        # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
-        with closing(
-            self._tables[table].iterator(
-                # plyvel 1.5.1 finds nothing on the way down when the only key of a range is its start.
-                start=None if reverse else start,
-                stop=stop,
-                reverse=reverse,
-                include_value=values,
-                verify_checksums=True,
-                fill_cache=cache,
-            )
-        ) as iterator:
-            rows = iterator if values else zip(iterator, repeat(b""))
-            yield takewhile(lambda row: row[0] >= start, rows) if reverse else rows
+    def snapshot(self) -> Snapshot:
+        """The tables as they are now. For the thread that writes: each table is looked at in turn."""
+        return Snapshot(self._tables)
 
     def own_rows(self, start: bytes, stop: bytes) -> list[Row]:
         """Rows of the store's own use, with whole keys."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from storage.base import Row
-    from storage.leveldb.database import Database
+    from storage.leveldb.database import Database, Snapshot
 
 APPLIED = b"\x00"
 ROW = b"\x01"
@@ -163,6 +163,11 @@ class Metadata:
         changed = [(key[1:], value) for key, value in sorted({**dict(older), **dict(newer)}.items(), reverse=reverse)]
         with self._database.rows(Table.METADATA, start, stop, reverse=reverse, values=values, cache=cache) as stored:
             yield _merged(changed, stored, reverse=reverse, values=values) if changed else stored
+
+    def snapshot(self) -> Snapshot:
+        """The table as it is now, for the thread that commits. Raises StoreError, as ``checkpoint``."""
+        self.checkpoint()
+        return self._database.snapshot()
 
     def dead_ranges(self) -> Iterator[tuple[Table, bytes, bytes]]:
         """All dead ranges: table, start, stop."""

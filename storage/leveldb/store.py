@@ -11,7 +11,7 @@ No thread is abandoned: LevelDB must not be closed while one is inside.
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -22,7 +22,7 @@ from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, Sto
 from storage.directory import DataDirectory
 from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
 from storage.leveldb.options import LevelDBOptions
-from storage.leveldb.tables import LevelDBTables, MarkDead
+from storage.leveldb.tables import LevelDBTables, MarkDead, Pin
 from storage.leveldb.takeover import take_over
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
     from storage.base import Row
+    from storage.leveldb.view import PinnedView
 
 T = TypeVar("T")
 #: Rows of a discard in one group, so that cleaning never makes a publish wait for long.
@@ -235,6 +236,10 @@ class LevelDBStore:
 
         await self._run_inside(read, self._readers)
 
+    async def run_reader(self, call: Callable[[LevelDBTables], T]) -> T:
+        """Run ``call`` as a reader, in a thread. Raises StoreError."""
+        return await self._run_inside(call, self._readers)
+
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: compacts the range."""
         await self._run_inside(lambda tables: tables.compact(table, start, stop), self._upkeep)
@@ -249,6 +254,15 @@ class LevelDBStore:
                 await self._group_commit.submit(PendingWrite(tidied.operations, sync=False))
             if not tidied.more:
                 return removed
+
+    async def pin(self, max_s: float) -> LevelDBView:
+        """See ``Store.pin``."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        pin = Pin(max_s)
+        await self._group_commit.submit(PendingWrite([pin], sync=False))
+        if pin.view is None:
+            raise StoreError("the view was not made")
+        return LevelDBView(self, pin.view)
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``."""
@@ -348,3 +362,66 @@ class LevelDBStore:
 
 def _count(tables: LevelDBTables, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
     return sum(tables.volumes.rows_in(table, start, stop) for start, stop in ranges)
+
+
+class LevelDBView:
+    """``storage.base.StoreView``: snapshots, and sealed volumes as long as they do not change."""
+
+    exact = True
+
+    def __init__(self, store: LevelDBStore, view: PinnedView) -> None:
+        self._store = store
+        self._view = view
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``StoreView.get``."""
+
+        def read(tables: LevelDBTables) -> bytes | None:
+            with self._view.reading():
+                return tables.get(table, key, self._view)
+
+        return await self._store.run_reader(read)
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``StoreView.scan``; ``feed`` runs in a worker thread."""
+        view = self._view
+
+        def between() -> None:
+            trio.from_thread.check_cancelled()
+            if view.is_over:
+                raise StoreError("the view of the store has ended")
+
+        def read(tables: LevelDBTables) -> None:
+            with view.reading():
+                tables.scan(
+                    table,
+                    start,
+                    stop,
+                    feed,
+                    reverse=reverse,
+                    first_chunk=first_chunk,
+                    values=values,
+                    between=between,
+                    view=view,
+                )
+
+        await self._store.run_reader(read)
+
+    async def aclose(self) -> None:
+        """See ``StoreView.aclose``."""
+        if self._view.ended:
+            await trio.lowlevel.checkpoint()
+            return
+        with trio.CancelScope(shield=True), suppress(StoreError):
+            # A store that was closed meanwhile has let go of it.
+            await self._store.run_reader(lambda tables: tables.volumes.unpin(self._view))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Expect
     from storage.base import Row
     from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.view import PinnedView
     from storage.leveldb.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,16 @@ class Seal:
     volume: Volume
 
 
+@dataclass(slots=True)
+class Pin:
+    """An operation of the store itself: a view of everything behind this batch."""
+
+    max_s: float
+    view: PinnedView | None = None
+
+
 #: What a batch is made of; a rollback has become puts before.
-Stored = Put | Delete | MarkDead | ForgetDead | Seal
+Stored = Put | Delete | MarkDead | ForgetDead | Seal | Pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +157,11 @@ class LevelDBTables:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        """A row's value, None if there is none."""
-        return self.metadata.get(key) if table is Table.METADATA else self.volumes.get(table, key)
+    def get(self, table: Table, key: bytes, view: PinnedView | None = None) -> bytes | None:
+        """A row's value, None if there is none; now, or in a view."""
+        if table is not Table.METADATA:
+            return self.volumes.get(table, key, view)
+        return self.metadata.get(key) if view is None else view.metadata.get(table, key)
 
     def compare(self, expect: Sequence[Expect]) -> None:
         """Raise StoreConflict for the first expectation that does not hold."""
@@ -169,9 +180,10 @@ class LevelDBTables:
         first_chunk: int = 64,
         values: bool = True,
         between: Callable[[], None] = lambda: None,
+        view: PinnedView | None = None,
     ) -> None:
-        """See ``Store.scan``; ``between`` is called between two lists, and ends the scan by raising."""
-        with closing(self._chunks(table, start, stop, reverse, first_chunk, values)) as lists:
+        """See ``Store.scan``, now or in a view; ``between`` is called between lists, and ends the scan by raising."""
+        with closing(self._chunks(table, start, stop, reverse, first_chunk, values, view)) as lists:
             while True:
                 # plyvel releases the interpreter lock at every row, so two threads that iterate at once pass it
                 # back and forth row by row: four readers together had half the throughput of one.
@@ -204,17 +216,26 @@ class LevelDBTables:
         return found
 
     def _chunks(
-        self, table: Table, start: bytes, stop: bytes, reverse: bool, first_chunk: int, values: bool
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        reverse: bool,
+        first_chunk: int,
+        values: bool,
+        view: PinnedView | None = None,
     ) -> Generator[list[Row], None, None]:
         if start >= stop:
             return
         cache = first_chunk <= _FEW_ROWS
         try:
             rows: AbstractContextManager[Iterable[Row]]
-            if table is Table.METADATA:
-                rows = self.metadata.rows(start, stop, reverse=reverse, values=values, cache=cache)
+            if table is not Table.METADATA:
+                rows = self.volumes.rows(table, start, stop, reverse=reverse, values=values, cache=cache, view=view)
+            elif view is not None:
+                rows = view.metadata.rows(table, start, stop, reverse=reverse, values=values, cache=cache)
             else:
-                rows = self.volumes.rows(table, start, stop, reverse=reverse, values=values, cache=cache)
+                rows = self.metadata.rows(start, stop, reverse=reverse, values=values, cache=cache)
             with rows as found:
                 yield from chunks(iter(found), first_chunk)
         except FOREIGN as error:
@@ -245,6 +266,8 @@ class LevelDBTables:
         for operation in operations:
             if isinstance(operation, Seal) and operation.volume is self.volumes.newest:
                 self._seal()
+            elif isinstance(operation, Pin):
+                operation.view = self.volumes.pin(self.metadata.snapshot(), operation.max_s)
 
     def _write_newest(self, rows: Sequence[Put | Delete], changes: Changes, *, sync: bool) -> None:
         volume, position = self.volumes.newest, self.metadata.position + 1
@@ -290,7 +313,7 @@ class LevelDBTables:
                 for table, start, stop in operation.ranges:
                     if self.volumes.forget_dead(table, start, stop):
                         changes[dead_key(table, start)] = None
-            elif isinstance(operation, Seal) or operation.table is not Table.METADATA:
+            elif isinstance(operation, Seal | Pin) or operation.table is not Table.METADATA:
                 continue
             elif isinstance(operation, Put):
                 prefix = ROW + operation.prefix

@@ -59,7 +59,7 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
       StoreError: the store must be opened again.
     """
     tidied = Tidied()
-    if volumes.views:
+    if volumes.unpin_overdue():
         return tidied
     for volume in [volume for volume in volumes.all[:-1] if volume in volumes.touched]:
         # Rows that die from now on have it looked at again.
@@ -67,7 +67,10 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
         if is_dead(volumes, volume):
             _catch_up(metadata, [volume])
             with volume.changing:
-                volumes.replace([volume], None)
+                is_gone = volumes.replace([volume], None)
+            if not is_gone:
+                volumes.touched.add(volume)
+                return tidied
             tidied.removed += 1
     newest = volumes.newest
     if newest.rows and newest in volumes.touched and is_dead(volumes, newest):
@@ -75,7 +78,8 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
     begun_s = time.monotonic()
     while time.monotonic() < begun_s + MAX_STEP_S and (sources := mostly_dead(volumes, options)):
         _catch_up(metadata, sources)
-        rewrite(volumes, sources)
+        if not rewrite(volumes, sources):
+            return tidied
         tidied.removed += len(sources) - 1
     for table in TABLES:
         for start, stop in volumes.dead[table].items():
@@ -114,8 +118,12 @@ def mostly_dead(volumes: Volumes, options: LevelDBOptions) -> list[Volume]:
     return found
 
 
-def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> None:
-    """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError."""
+def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
+    """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError.
+
+    Returns:
+      False: a view came meanwhile, and nothing was changed.
+    """
     for volume in sources:
         with volume.changing:
             volume.changed = set()
@@ -128,7 +136,8 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> None:
             _change_again(volumes, sources, target)
             target.look_through()
             sync_directory(target.path)
-            volumes.replace(sources, target)
+            if not volumes.replace(sources, target):
+                return False
     except (StoreUnusable, OSError) as error:
         raise StoreError(f"rewriting volumes: {error}") from error
     finally:
@@ -143,6 +152,7 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> None:
     except OSError as error:
         log.warning("a volume's index was not written", extra={"volume": target.path.name, "why": str(error)})
     volumes.close_idle()
+    return True
 
 
 def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:

@@ -20,6 +20,7 @@ from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.database import FOREIGN, Database, Shape, call_failed
 from storage.leveldb.index import DeadRanges, Index, live_part, runs_of
 from storage.leveldb.manifest import check_files
+from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume
 from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, remove_volume, write_list
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Put
     from storage.base import Row
+    from storage.leveldb.database import Readable, Snapshot
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.options import LevelDBOptions
 
@@ -65,7 +67,7 @@ class Volumes:
         #: Volumes of which rows have died.
         self.touched: set[Volume] = set()
         #: Views of the whole store: meanwhile no volume goes.
-        self.views = 0
+        self.views: list[PinnedView] = []
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -141,7 +143,9 @@ class Volumes:
         return sum(volume.size for volume in list(self.all))
 
     def close(self) -> None:
-        """Close all of them; no other thread may be inside."""
+        """Close all of them, and end the views; no other thread may be inside."""
+        for view in list(self.views):
+            self.unpin(view)
         for volume in [*self.all, *([self._spare] if self._spare is not None else [])]:
             if volume.database is not None:
                 volume.database.close()
@@ -172,6 +176,20 @@ class Volumes:
                 log.error("a volume cannot be opened", extra={"volume": volume.path.name, "why": error.detail})
                 raise StoreError(f"volume {volume.path.name} cannot be opened", hint=error.hint) from error
 
+    @contextmanager
+    def _entered_at(self, volume: Volume, view: PinnedView | None) -> Iterator[Readable]:
+        """A volume as it is, or as it was in a view."""
+        with self.entered(volume) as database, ExitStack() as stack:
+            if view is None:
+                yield database
+                return
+            with volume.changing:
+                found = view.volumes[volume]
+                if found is None:
+                    # It has not changed since; it may do so while it is read.
+                    found = stack.enter_context(closing(database.snapshot()))
+            yield found
+
     def close_idle(self) -> None:
         """Close sealed volumes, the longest unused first, until no more are open than allowed."""
         while True:
@@ -192,11 +210,11 @@ class Volumes:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def get(self, table: Table, key: bytes) -> bytes | None:
+    def get(self, table: Table, key: bytes, view: PinnedView | None = None) -> bytes | None:
         """A row's value, None if there is none. Raises StoreError."""
-        with self._pinned(table, key, key + b"\x00") as spans:
+        with self._pinned(table, key, key + b"\x00", view) as spans:
             for span in sorted(spans, key=lambda span: -span.volume.number):
-                with self.entered(span.volume) as database:
+                with self._entered_at(span.volume, view) as database:
                     value = database.get(table, key)
                 if value is not None:
                     return value
@@ -217,21 +235,28 @@ class Volumes:
         reverse: bool = False,
         values: bool = True,
         cache: bool = False,
+        view: PinnedView | None = None,
     ) -> Iterator[Iterable[Row]]:
-        """The rows of ``[start, stop)``; iterating raises plyvel's errors, and StoreError."""
-        with self._pinned(table, start, stop) as spans:
-            runs = self._runs(table, _clusters(spans, reverse=reverse), reverse=reverse, values=values, cache=cache)
+        """The rows of ``[start, stop)``, now or in a view; iterating raises plyvel's errors, and StoreError."""
+        with self._pinned(table, start, stop, view) as spans:
+            runs = self._runs(table, _clusters(spans, reverse=reverse), reverse, values, cache, view)
             with closing(runs):
                 yield chain.from_iterable(runs)
 
     def _runs(
-        self, table: Table, clusters: Iterable[list[VolumeRange]], *, reverse: bool, values: bool, cache: bool
+        self,
+        table: Table,
+        clusters: Iterable[list[VolumeRange]],
+        reverse: bool,
+        values: bool,
+        cache: bool,
+        view: PinnedView | None,
     ) -> Generator[Iterable[Row], None, None]:
         for cluster in clusters:
             with ExitStack() as stack:
                 rows: list[Iterable[Row]] = []
                 for span in sorted(cluster, key=lambda span: -span.volume.number):
-                    database = stack.enter_context(self.entered(span.volume))
+                    database = stack.enter_context(self._entered_at(span.volume, view))
                     found = database.rows(table, span.start, span.stop, reverse=reverse, values=values, cache=cache)
                     rows.append(stack.enter_context(found))
                 yield rows[0] if len(rows) == 1 else _newest_of(rows, reverse=reverse)
@@ -247,10 +272,10 @@ class Volumes:
         return None if row is None else row[0]
 
     @contextmanager
-    def _pinned(self, table: Table, start: bytes, stop: bytes) -> Iterator[list[VolumeRange]]:
+    def _pinned(self, table: Table, start: bytes, stop: bytes, view: PinnedView | None) -> Iterator[list[VolumeRange]]:
         """The spans of a range; their volumes keep their files until the block ends."""
         with self._lock:
-            spans = list(self._spans(table, start, stop))
+            spans = list(self._spans(table, start, stop, view))
             for span in spans:
                 span.volume.pins += 1
         try:
@@ -276,11 +301,13 @@ class Volumes:
             if left:
                 self._remove_files(volume)
 
-    def _spans(self, table: Table, start: bytes, stop: bytes) -> Iterator[VolumeRange]:
+    def _spans(self, table: Table, start: bytes, stop: bytes, view: PinnedView | None = None) -> Iterator[VolumeRange]:
         if start >= stop:
             return
-        dead = self.dead[table]
+        dead = self.dead[table] if view is None else view.dead[table]
         for extent in self._index[table].overlapping(start, stop):
+            if view is not None and extent.volume not in view.volumes:
+                continue
             low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
             for first, end in dead.live_parts(low, high):
                 yield VolumeRange(first, end, extent.volume)
@@ -295,7 +322,7 @@ class Volumes:
                 for extent in volume.extents[table].values()
                 for first, stop in self.dead[table].live_parts(extent.first, extent.last + b"\x00")
             ]
-        runs = self._runs(table, _clusters(ranges, reverse=False), reverse=False, values=True, cache=False)
+        runs = self._runs(table, _clusters(ranges, reverse=False), False, True, False, None)
         with closing(runs):
             yield chain.from_iterable(runs)
 
@@ -336,9 +363,11 @@ class Volumes:
         with volume.changing:
             if volume.gone:
                 return False
-            with self.entered(volume) as database, database.batch(sync=True) as batch:
-                for table, key in rows:
-                    batch.delete(bytes([table]) + key)
+            with self.entered(volume) as database:
+                self._before_change(volume, database)
+                with database.batch(sync=True) as batch:
+                    for table, key in rows:
+                        batch.delete(bytes([table]) + key)
             self._note_changed(volume, rows)
         self.note_removed(volume, rows)
         return True
@@ -358,6 +387,7 @@ class Volumes:
             if volume.gone:
                 return False
             with self.entered(volume) as database:
+                self._before_change(volume, database)
                 # Read again: a row that was removed meanwhile must not come back.
                 found = ((key, database.get(Table.MESSAGE, key)) for key in keys)
                 turned = list(rolled_back(((key, value) for key, value in found if value is not None), pointer))
@@ -366,6 +396,14 @@ class Volumes:
                         batch.put(bytes([Table.MESSAGE]) + key, value)
             self._note_changed(volume, [(Table.MESSAGE, key) for key, _ in turned])
         return True
+
+    def _before_change(self, volume: Volume, database: Database) -> None:
+        """Keep a sealed volume as it is for the views that have it."""
+        with self._lock:
+            for view in self.views:
+                if view.volumes.get(volume, view.metadata) is None:
+                    view.volumes[volume] = database.snapshot()
+                    volume.snapshots += 1
 
     def _note_changed(self, volume: Volume, rows: Iterable[tuple[Table, bytes]]) -> None:
         if volume.changed is not None:
@@ -422,6 +460,38 @@ class Volumes:
                     database.compact(table, start, stop)
             volume.measure()
 
+    # --- views ---------------------------------------------------------------------------------
+
+    def pin(self, metadata: Snapshot, max_s: float) -> PinnedView:
+        """A view of what is there, for the thread that commits."""
+        with self._listing, self._lock:
+            volumes: dict[Volume, Snapshot | None] = dict.fromkeys(self.all)
+            volumes[self.newest] = self.newest.open().snapshot()
+            self.newest.snapshots += 1
+            dead = {table: DeadRanges(list(ranges.starts), list(ranges.stops)) for table, ranges in self.dead.items()}
+            view = PinnedView(metadata, volumes, dead, max_s)
+            self.views.append(view)
+        return view
+
+    def unpin(self, view: PinnedView) -> None:
+        """Let go of a view that nobody reads any more; else it goes with a later call, or when volumes are tidied."""
+        with self._lock:
+            if view not in self.views or not view.end():
+                return
+            self.views.remove(view)
+            for volume, snapshot in view.volumes.items():
+                if snapshot is not None:
+                    volume.snapshots -= 1
+                    snapshot.close()
+            view.metadata.close()
+
+    def unpin_overdue(self) -> bool:
+        """Let go of the views whose time is over; whether any is left."""
+        for view in list(self.views):
+            if view.is_over:
+                self.unpin(view)
+        return bool(self.views)
+
     # --- a new one, and those that go ----------------------------------------------------------
 
     @property
@@ -476,12 +546,17 @@ class Volumes:
         remove_volume(volume.path)
         return volume
 
-    def replace(self, sources: Sequence[Volume], target: Volume | None) -> None:
+    def replace(self, sources: Sequence[Volume], target: Volume | None) -> bool:
         """Put a volume in the place of neighbours, durably; None: they are struck off. Raises StoreError.
 
         Their files are removed once nobody reads them. Their locks for changes are held.
+
+        Returns:
+          False: there is a view, and nothing was done.
         """
         with self._listing:
+            if self.views:
+                return False
             at = self.all.index(sources[0])
             left = [volume for volume in self.all if volume not in sources]
             if target is not None:
@@ -505,6 +580,7 @@ class Volumes:
                 unread = [volume for volume in sources if not volume.pins]
         for volume in unread:
             self._remove_files(volume)
+        return True
 
     def _write_list(self, volumes: Sequence[Volume]) -> None:
         write_list(self._directory, [Listed(each.number, each.path.name, each.large) for each in volumes])

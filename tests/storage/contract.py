@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from plainsong.protocol.effects import Delete, Expect, Put, Table, put_one
+from plainsong.protocol.effects import Delete, Expect, Put, RollBack, Table, put_one
 from plainsong.protocol.names import TopicName
 from storage.base import (
     MAX_CHUNK_BYTES,
@@ -332,6 +332,44 @@ class StoreContract:
             nursery.start_soon(store.reclaim, MESSAGE, b"", LAST)
             nursery.start_soon(everything, store)
         assert [key for key, _ in await everything(store)] == [b"new%02d" % i for i in range(20)]
+
+    # --- views ---
+
+    async def test_a_view_shows_what_there_was_when_it_was_pinned(self, store: Store) -> None:
+        claim = await store.claim(NAME)
+        rolled = numbered(50, b"r", b"\x01" + (7).to_bytes(8, "big") + b"\x02x")
+        await store.write([numbered(500), rolled, put_one(METADATA, b"k", b"old")], claim=claim)
+        before = {table: await everything(store, table) for table in Table}
+        view = await store.pin(60)
+        if not view.exact:
+            pytest.skip("NOT TESTED: this store has no moment that is one for all rows")
+        keys = [key for key, _ in before[MESSAGE]]
+        await store.write([numbered(100, b"n"), put_one(METADATA, b"k", b"new")], claim=claim)
+        await store.write([RollBack(b"r", b"s", 7), Delete(METADATA, [b"k"])], claim=claim)
+        await store.discard(MESSAGE, keys[:20])
+        await store.drop(MESSAGE, [(keys[100], keys[200])])
+        await store.tidy()
+        for table in Table:
+            assert await everything(view, table) == before[table]
+            assert await everything(view, table, reverse=True) == before[table][::-1]
+        assert await view.get(MESSAGE, keys[150]) == b"v"
+        assert await view.get(METADATA, b"k") == b"old"
+        assert await view.get(MESSAGE, b"n\x00\x00\x00\x01") is None
+        await view.aclose()
+        await view.aclose()
+        with pytest.raises(StoreError):
+            await view.get(METADATA, b"k")
+        await store.tidy()
+        assert len(await everything(store)) == 550 + 100 - 20 - 100
+
+    async def test_a_view_ends_by_itself(self, store: Store) -> None:
+        view = await store.pin(0)
+        if not view.exact:
+            pytest.skip("NOT TESTED: this store has no moment that is one for all rows")
+        with pytest.raises(StoreError, match="ended"):
+            await view.get(METADATA, b"k")
+        with pytest.raises(StoreError, match="ended"):
+            await everything(view)
 
     # --- failing and coming back ---
 

@@ -388,6 +388,68 @@ async def test_a_rewriting_that_fails_leaves_everything_as_it_was(store, monkeyp
     assert await everything(store) == [*expected, (key(99), b"v" * 100)]
 
 
+# --- views ------------------------------------------------------------------------------------------
+
+
+async def test_while_a_view_is_pinned_no_volume_goes_and_then_they_do(store):
+    other = await of_two_topics(store, 60)
+    expected = await everything(store)
+    view = await store.pin(60)
+    before = folders(store)
+    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    await store.write([RollBack(other, stop_after(other), 77)], claim=None)
+    assert await store.tidy() == 0
+    assert folders(store) >= before
+    assert await everything(view) == expected
+    await view.aclose()
+    assert await store.tidy() > 0
+    assert len(folders(store)) < len(before)
+
+
+async def test_a_view_that_nobody_closes_holds_no_volume_for_longer_than_it_lasts(store):
+    await fill(store, 40)
+    await settled(store)
+    await store.pin(0)
+    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    assert await store.tidy() > 3
+
+
+async def test_a_view_that_comes_while_volumes_are_rewritten_keeps_them(store, monkeypatch):
+    await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
+    expected = await everything(store)
+    views = []
+    real = tidying._copy
+
+    def copy_and_pin(*arguments):
+        real(*arguments)
+        views.append(trio.from_thread.run(store.pin, 60))
+
+    before = folders(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(tidying, "_copy", copy_and_pin)
+        await store.tidy()
+    assert folders(store) == before
+    assert await everything(views[0]) == expected
+    await views[0].aclose()
+    await store.tidy()
+    assert len(folders(store)) < len(before)
+    assert await everything(store) == expected
+
+
+async def test_a_view_ends_when_the_store_is_opened_again(store):
+    await fill(store, 10)
+    view = await store.pin(60)
+    fail_next_batch()
+    with pytest.raises(StoreError):
+        await store.write([message(99)], claim=None)
+    await store.claim(NAME)
+    with pytest.raises(StoreError):
+        await view.get(METADATA, b"last")
+    await view.aclose()
+    assert len(await everything(store)) == 10
+
+
 # --- crashes ----------------------------------------------------------------------------------------
 
 
