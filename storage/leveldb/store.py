@@ -196,7 +196,7 @@ class LevelDBStore:
             await trio.lowlevel.checkpoint_if_cancelled()
             step = ranges[at : at + DISCARD_ROWS]
             rows += await self._run_inside(partial(_count, table=table, ranges=step), self._readers)
-            await self._group_commit.submit(PendingWrite([MarkDead(table, step)], sync=False))
+            await self._submit(PendingWrite([MarkDead(table, step)], sync=False))
         return rows
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
@@ -251,7 +251,7 @@ class LevelDBStore:
             tidied = await self._run_inside(LevelDBTables.tidy, self._upkeep)
             removed += tidied.removed
             if tidied.operations:
-                await self._group_commit.submit(PendingWrite(tidied.operations, sync=False))
+                await self._submit(PendingWrite(tidied.operations, sync=False))
             if not tidied.more:
                 return removed
 
@@ -259,7 +259,7 @@ class LevelDBStore:
         """See ``Store.pin``."""
         await trio.lowlevel.checkpoint_if_cancelled()
         pin = Pin(max_s)
-        await self._group_commit.submit(PendingWrite([pin], sync=False))
+        await self._submit(PendingWrite([pin], sync=False))
         if pin.view is None:
             raise StoreError("the view was not made")
         return LevelDBView(self, pin.view)
