@@ -32,6 +32,7 @@ from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row, is_intact, o
 from plainsong.protocol.topic.asks import SliceCleaned
 from plainsong.protocol.topic.pending import transactional_pointers
 from plainsong.protocol.topic.usage import ROW_BYTES
+from storage.base import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -166,7 +167,15 @@ class Sweep:
         return await self._remove(Table.MESSAGE, start, stop, is_message, self._remove_payloads)
 
     async def _drop(self, table: Table, start: bytes, stop: bytes) -> int:
-        return await self._store.drop(table, [(start, stop)]) if self._store.may_have(table, start, stop) else 0
+        if not self._store.may_have(table, start, stop):
+            return 0
+        if table is Table.PAYLOAD:
+            # No further than the last row: what may still be stored under a pointer comes behind it.
+            last = await read_rows(self._store, table, start, stop, limit=1, reverse=True, values=False)
+            if not last:
+                return 0
+            stop = last[0][0] + b"\x00"
+        return await self._store.drop(table, [(start, stop)])
 
     async def _drop_payloads(self, start: bytes, stop: bytes) -> int:
         """Drop the payload rows that messages of a range refer to. Reads the messages, if the topic has payload rows."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,25 @@ async def write_commits(store: Store, count: int, *, rows: int = 10, value: byte
     suffixes = [i.to_bytes(4, "big") for i in range(rows)]
     for number in range(first, first + count):
         await store.write([Put(Table.MESSAGE, number.to_bytes(4, "big"), suffixes, [value] * rows)], claim=claim)
+
+
+def copied_at_once(source: Path, copy: Path) -> Path:
+    """A copy of a directory in which nothing changed meanwhile: LevelDB merges tables when it likes."""
+    while True:
+        before = _files(source)
+        try:
+            shutil.copytree(source, copy)
+        except (shutil.Error, OSError):
+            before = {}
+        if before and _files(source) == before:
+            return copy
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _files(directory: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            about = path.stat()
+            found[str(path)] = (about.st_size, about.st_mtime_ns)
+    return found

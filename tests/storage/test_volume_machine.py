@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import trio
+from disks import copied_at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,7 +110,9 @@ class Machine:
         await self.write(RollBack(start, stop, pointer), put_one(METADATA, b"rolled", b"%d" % pointer))
 
     async def drop(self, topic: int, part: float) -> None:
-        await self.drop_both(MESSAGE, PREFIXES[topic], self.at(topic, part))
+        # Nothing is written to the range again.
+        stop = PREFIXES[topic] + pack_position(1000 + int(part * self.position) // 3, 0)
+        await self.drop_both(MESSAGE, PREFIXES[topic], stop)
 
     async def drop_payloads(self, topic: int, pointer: int) -> None:
         prefix = payload_prefix(NAMES[topic], 1, pointer)
@@ -134,9 +136,8 @@ class Machine:
         """A copy of the files as they are now goes on."""
         old = self.directory
         self.lives += 1
-        # No file changes while it is copied, as none does in the moment of a kill.
         self.store._db.upkeep.settle()
-        shutil.copytree(old, self.directory)
+        copied_at_once(old, self.directory)
         await self.store.aclose()
         await self.open()
 
@@ -144,9 +145,8 @@ class Machine:
         """What was written to a log and not synced is there in part."""
         old = self.directory
         self.lives += 1
-        # No file changes while it is copied, as none does in the moment of a kill.
         self.store._db.upkeep.settle()
-        shutil.copytree(old, self.directory)
+        copied_at_once(old, self.directory)
         await self.store.aclose()
         for log in self.directory.glob("volumes/*/*.log"):
             synced, size = self.synced.get(f"{log.parent.name}/{log.name}", 0), log.stat().st_size

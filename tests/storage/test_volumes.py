@@ -8,6 +8,7 @@ from pathlib import Path
 import plyvel
 import pytest
 import trio
+from disks import copied_at_once
 
 from plainsong.protocol.effects import Delete, Put, RollBack, put_one
 from plainsong.protocol.ids import pack_position
@@ -211,9 +212,8 @@ def folders(store: LevelDBStore) -> set[str]:
 
 def copy_of(store: LevelDBStore, copy: Path) -> Path:
     """The directory as a kill would leave it now."""
-    # No file changes while it is copied.
     store._db.upkeep.settle()
-    return shutil.copytree(store._directory.path, copy)
+    return copied_at_once(store._directory.path, copy)
 
 
 async def settled(store: LevelDBStore) -> None:

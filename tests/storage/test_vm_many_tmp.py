@@ -1,0 +1,229 @@
+"""Whatever is done to tiny volumes, they have what the store in memory has; also after kills and power cuts."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import trio
+from disks import copied_at_once
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
+from plainsong.protocol.names import TopicName
+from storage.base import read_rows
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.database import Database
+from storage.memory import MemoryStore
+from tests.storage.contract import LAST, everything
+from tests.storage.rolling_contract import under
+
+TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=800, max_open_volumes=2)
+NAMES = [TopicName("ns", name) for name in ("a", "ab", "b")]
+PREFIXES = [generation_prefix(name, 1) for name in NAMES]
+MESSAGE, METADATA, PAYLOAD = Table.MESSAGE, Table.METADATA, Table.PAYLOAD
+
+topics = st.integers(0, len(NAMES) - 1)
+parts = st.floats(0, 1)
+step = st.one_of(
+    st.tuples(st.just("publish"), topics, st.integers(1, 6), st.sampled_from([None, 7, 8])),
+    st.tuples(st.just("publish"), topics, st.integers(1, 6), st.sampled_from([None, 7, 8])),
+    st.tuples(st.just("store"), topics, st.sampled_from([7, 8, -5]), st.integers(1, 4)),
+    st.tuples(
+        st.just("discard"), st.sampled_from([MESSAGE, PAYLOAD, METADATA]), st.integers(0, 2**16), st.integers(1, 8)
+    ),
+    st.tuples(st.just("delete"), st.integers(0, 2**16), st.integers(1, 3)),
+    st.tuples(st.just("roll back"), topics, st.sampled_from([7, 8]), parts, parts),
+    st.tuples(st.just("drop"), topics, parts),
+    st.tuples(st.just("drop payloads"), topics, st.sampled_from([7, 8, -5])),
+    st.tuples(st.just("tidy")),
+    st.tuples(st.just("reopen")),
+    st.tuples(st.just("kill")),
+    st.tuples(st.just("cut the power"), parts),
+    st.tuples(st.just("read"), topics, parts, parts, st.booleans(), st.integers(1, 9)),
+)
+
+
+class Machine:
+    """A store of tiny volumes beside one in memory, and the logs as far as they were synced."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.lives = 0
+        self.model = MemoryStore()
+        self.position = 0
+        self.spent: set[tuple[Table, bytes]] = set()
+        #: Rows that a power cut may bring back.
+        self.loose: dict[tuple[Table, bytes], bytes] = {}
+        self.synced: dict[str, int] = {}
+
+    @property
+    def directory(self) -> Path:
+        return self.home / f"life{self.lives}"
+
+    async def open(self) -> None:
+        self.store = await LevelDBStore.open(self.directory, TINY)
+
+    async def write(self, *commit: object) -> None:
+        await self.store.write(list(commit), claim=None)
+        await self.model.write(list(commit), claim=None)
+        self.loose.clear()
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    async def publish(self, topic: int, count: int, pointer: int | None) -> None:
+        positions = range(self.position, self.position + count)
+        self.position += count
+        value = under(pointer, b"m" * 40) if pointer else b"\x00\x50" + b"m" * 40
+        suffixes = [pack_position(1000 + each // 3, each % 3) for each in positions]
+        put = Put(MESSAGE, PREFIXES[topic], suffixes, [value] * count)
+        await self.write(put, put_one(METADATA, b"head%d" % topic, b"%d" % self.position))
+
+    async def store_payloads(self, topic: int, pointer: int, count: int) -> None:
+        prefix = payload_prefix(NAMES[topic], 1, pointer)
+        if (PAYLOAD, prefix) in self.spent:
+            return
+        positions = range(self.position, self.position + count)
+        self.position += count
+        await self.write(Put(PAYLOAD, prefix, [pack_position(each, 0) for each in positions], [b"p" * 30] * count))
+
+    async def discard(self, table: Table, seed: int, count: int) -> None:
+        rows = self.model.tables[table].rows
+        keys = Random(seed).sample(sorted(rows), min(count, len(rows)))
+        if table is not METADATA:
+            self.loose |= {(table, key): rows[key] for key in keys}
+        await self.store.discard(table, keys)
+        await self.model.discard(table, keys)
+
+    async def delete(self, seed: int, count: int) -> None:
+        rows = self.model.tables[MESSAGE].rows
+        keys = Random(seed).sample(sorted(rows), min(count, len(rows)))
+        await self.write(Delete(MESSAGE, keys), put_one(METADATA, b"deleted", b"%d" % seed))
+
+    async def roll_back(self, topic: int, pointer: int, first: float, last: float) -> None:
+        start, stop = sorted((self.at(topic, first), self.at(topic, last)))
+        await self.write(RollBack(start, stop, pointer), put_one(METADATA, b"rolled", b"%d" % pointer))
+
+    async def drop(self, topic: int, part: float) -> None:
+        # Nothing is written to the range again.
+        stop = PREFIXES[topic] + pack_position(1000 + int(part * self.position) // 3, 0)
+        await self.drop_both(MESSAGE, PREFIXES[topic], stop)
+
+    async def drop_payloads(self, topic: int, pointer: int) -> None:
+        prefix = payload_prefix(NAMES[topic], 1, pointer)
+        self.spent.add((PAYLOAD, prefix))
+        await self.drop_both(PAYLOAD, prefix, stop_after(prefix))
+
+    async def drop_both(self, table: Table, start: bytes, stop: bytes) -> None:
+        await self.store.drop(table, [(start, stop)])
+        await self.model.drop(table, [(start, stop)])
+        self.loose = {key: value for key, value in self.loose.items() if not start <= key[1] < stop}
+
+    async def tidy(self) -> None:
+        await self.store.tidy()
+
+    async def reopen(self) -> None:
+        await self.store.aclose()
+        self.loose.clear()
+        await self.open()
+
+    async def kill(self) -> None:
+        """A copy of the files as they are now goes on."""
+        old = self.directory
+        self.lives += 1
+        self.store._db.upkeep.settle()
+        copied_at_once(old, self.directory)
+        await self.store.aclose()
+        await self.open()
+
+    async def cut_the_power(self, part: float) -> None:
+        """What was written to a log and not synced is there in part."""
+        old = self.directory
+        self.lives += 1
+        self.store._db.upkeep.settle()
+        copied_at_once(old, self.directory)
+        await self.store.aclose()
+        for log in self.directory.glob("volumes/*/*.log"):
+            synced, size = self.synced.get(f"{log.parent.name}/{log.name}", 0), log.stat().st_size
+            with log.open("r+b") as file:
+                file.truncate(synced + int((size - synced) * part) if size > synced else size)
+        await self.open()
+        for table in (MESSAGE, PAYLOAD):
+            expected = self.model.tables[table].rows
+            for key, value in await everything(self.store, table):
+                if key not in expected:
+                    assert self.loose[table, key] == value
+                    self.model.apply([put_one(table, key, value)])
+        self.loose.clear()
+
+    async def read(self, topic: int, first: float, last: float, reverse: bool, limit: int) -> None:
+        start, stop = sorted((self.at(topic, first), self.at(topic, last)))
+        options = {"limit": limit, "reverse": reverse}
+        expected = await read_rows(self.model, MESSAGE, start, stop, **options)
+        assert await read_rows(self.store, MESSAGE, start, stop, **options) == expected
+        assert self.store.may_have(MESSAGE, start, stop) or not expected
+        for key, value in expected[:2]:
+            assert await self.store.get(MESSAGE, key) == value
+        assert await self.store.get(MESSAGE, start + b"x") is None
+
+    def at(self, topic: int, part: float) -> bytes:
+        """A key among those of a topic."""
+        each = int(part * (self.position + 1))
+        return PREFIXES[topic] + pack_position(1000 + each // 3, each % 3)
+
+    async def check(self) -> None:
+        for table in Table:
+            expected = await everything(self.model, table)
+            assert await everything(self.store, table) == expected
+            assert await everything(self.store, table, reverse=True) == expected[::-1]
+            assert await read_rows(self.store, table, b"", LAST, limit=10**6, values=False) == [
+                (key, b"") for key, _ in expected
+            ]
+
+
+STEPS = {"store": "store_payloads"}
+
+
+@contextmanager
+def logs_watched(machine: Machine):
+    """Notes how long each log is behind every synced batch."""
+    real = Database.batch
+
+    @contextmanager
+    def batch(database: Database, *, sync: bool):
+        with real(database, sync=sync) as opened:
+            yield opened
+        if sync:
+            for log in database._path.glob("*.log"):
+                machine.synced[f"{database._path.name}/{log.name}"] = log.stat().st_size
+
+    Database.batch = batch
+    try:
+        yield
+    finally:
+        Database.batch = real
+
+
+@given(steps=st.lists(step, max_size=40))
+@settings(max_examples=500, deadline=None)
+def test_volumes_have_what_the_store_in_memory_has_whatever_happens(steps):
+    async def run() -> None:
+        with tempfile.TemporaryDirectory() as home:
+            machine = Machine(Path(home))
+            with logs_watched(machine):
+                await machine.open()
+                try:
+                    for name, *arguments in steps:
+                        await getattr(machine, STEPS.get(name, name.replace(" ", "_")))(*arguments)
+                    await machine.check()
+                    await machine.kill()
+                    await machine.check()
+                finally:
+                    await machine.store.aclose()
+
+    trio.run(run)
