@@ -3,7 +3,8 @@
 A volume is **dead** when each of its rows is in a dead range or was removed. Dropping it is striking it off the list and
 removing its folder; nothing is read or written for it, unless rows were removed one by one: then a look shows that none
 is left. A volume of which more than half is dead is written anew, with its neighbours of that kind, as one: slowly,
-beside everything else, and what is changed in it meanwhile is changed again in the new one.
+beside everything else, and what is changed in it meanwhile is changed again in the new one. The database of version 0.1
+may be of any size: its dead rows are removed in place, as that version did.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
-from storage.leveldb.database import FOREIGN, MIB, call_failed
+from storage.leveldb.database import FOREIGN, call_failed
 from storage.leveldb.volume import TABLES, Volume
 from storage.leveldb.volume_list import remove_volume
 
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: A volume with a larger part of its bytes alive is left as it is.
 REWRITE_BELOW = 0.5
+#: The database of version 0.1 may be too large to be written anew: dead rows are removed from it, from here on.
+SWEEP_BELOW = 0.8
 #: How long a step rewrites volumes, at most, before it lets the next round come; one is always finished.
 MAX_STEP_S = 20.0
 #: Pause after each piece, as a multiple of what it took: rewriting takes a third of a core and of the disk at most.
 _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
-_PIECE_BYTES = 1 * MIB
 
 
 @dataclass(slots=True)
@@ -81,6 +83,9 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
         if not rewrite(volumes, sources):
             return tidied
         tidied.removed += len(sources) - 1
+    for volume in volumes.all[:-1]:
+        if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
+            sweep(volumes, volume, begun_s + MAX_STEP_S)
     for table in TABLES:
         for start, stop in volumes.dead[table].items():
             if not volumes.has_rows(table, start, stop):
@@ -153,6 +158,43 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
         log.warning("a volume's index was not written", extra={"volume": target.path.name, "why": str(error)})
     volumes.close_idle()
     return True
+
+
+def sweep(volumes: Volumes, volume: Volume, until_s: float) -> None:
+    """Remove the dead rows of a volume in place, and have LevelDB merge what is left, topic by topic. Raises StoreError."""
+    for table in TABLES:
+        for group, extent in list(volume.extents[table].items()):
+            if time.monotonic() > until_s or volumes.views:
+                return
+            dead = volumes.dead_parts(table, extent)
+            if not dead or extent.live > SWEEP_BELOW * extent.size:
+                continue
+            for start, stop in dead:
+                _remove(volumes, volume, table, start, stop)
+                with volumes.entered(volume) as database:
+                    database.compact(table, start, stop)
+            volumes.shrink(table, group, extent)
+    volume.measure()
+    try:
+        volume.write_index()
+    except OSError as error:
+        log.warning("a volume's index was not written", extra={"volume": volume.path.name, "why": str(error)})
+
+
+def _remove(volumes: Volumes, volume: Volume, table: Table, start: bytes, stop: bytes) -> None:
+    byte = bytes([table])
+    with volumes.entered(volume) as database:
+        try:
+            with database.rows(table, start, stop, values=False) as rows:
+                every = iter(rows)
+                while some := list(islice(every, _PIECE_ROWS)):
+                    begun_s = time.monotonic()
+                    with volume.changing, database.batch(sync=False) as batch:
+                        for key, _ in some:
+                            batch.delete(byte + key)
+                    time.sleep((time.monotonic() - begun_s) * _PAUSE_FACTOR)
+        except FOREIGN as error:
+            raise call_failed(error, "removing dead rows") from error
 
 
 def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:

@@ -331,6 +331,30 @@ class Volumes:
         with self._lock:
             return list(self.dead[table].live_parts(extent.first, extent.last + b"\x00"))
 
+    def dead_parts(self, table: Table, extent: Extent) -> list[tuple[bytes, bytes]]:
+        """The parts of an extent that are in dead ranges."""
+        found: list[tuple[bytes, bytes]] = []
+        at = extent.first
+        for start, stop in self.live_parts(table, extent):
+            if at < start:
+                found.append((at, start))
+            at = stop
+        if at <= extent.last:
+            found.append((at, extent.last + b"\x00"))
+        return found
+
+    def shrink(self, table: Table, group: bytes, extent: Extent) -> None:
+        """Note that the dead rows of an extent were removed."""
+        with self._lock:
+            parts = list(self.dead[table].live_parts(extent.first, extent.last + b"\x00"))
+            if not parts:
+                self._index[table].remove(extent.volume, [group])
+                del extent.volume.extents[table][group]
+                return
+            part = live_part(extent, parts)
+            extent.first, extent.last = parts[0][0], min(extent.last, parts[-1][1])
+            extent.rows, extent.size = max(1, round(extent.rows * part)), max(1, round(extent.live))
+
     def places(self, table: Table, key: bytes) -> list[Volume]:
         """The volumes that may have a row, ascending."""
         with self._lock:

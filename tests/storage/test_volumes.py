@@ -18,6 +18,7 @@ from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
 from storage.leveldb.database import Database
+from storage.leveldb.volume import index_path
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
 
@@ -386,6 +387,32 @@ async def test_a_rewriting_that_fails_leaves_everything_as_it_was(store, monkeyp
     await store.write([message(99)], claim=None)
     await store.tidy()
     assert await everything(store) == [*expected, (key(99), b"v" * 100)]
+
+
+async def test_dead_rows_are_removed_from_the_large_volume_of_version_0_1(store):
+    other = await of_two_topics(store, 60)
+    gone = generation_prefix(TopicName("ns", "a"), 1)
+    large = store._db.volumes.all[0]
+    with large.open().batch(sync=True) as batch:
+        for number in range(500):
+            batch.put(b"\x02" + gone + pack_position(number, 0), b"x" * 50)
+    index_path(large.path).unlink()
+    copied_at_once(store._directory.path, store._directory.path.with_name("large"))
+    async with await LevelDBStore.open(store._directory.path.with_name("large"), TINY) as store:
+        large = store._db.volumes.all[0]
+        large.large = True
+        expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+        await store.drop(MESSAGE, [(gone, gone + pack_position(450, 0)), (PREFIX, stop_after(PREFIX))])
+        await store.tidy()
+        with large.open().rows(MESSAGE, gone, stop_after(gone)) as rows:
+            assert [found for found, _ in rows] == [gone + pack_position(number, 0) for number in range(450, 500)]
+        assert (await everything(store))[50:] == expected
+        assert store._db.volumes.all[0] is large
+        assert not list(store._db.metadata.dead_ranges())
+        await store.drop(MESSAGE, [(gone, stop_after(gone)), (other, stop_after(other))])
+        await store.tidy()
+        assert await everything(store) == []
+        assert not large.path.exists()
 
 
 # --- views ------------------------------------------------------------------------------------------
