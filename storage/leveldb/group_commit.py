@@ -206,6 +206,9 @@ def write_group(tables: LevelDBTables, group: Sequence[PendingWrite]) -> None:
     tables.end_group()
 
 
+_OF_TABLES = (Put, Delete)
+
+
 class _Batch:
     """Operations that gather for one batch."""
 
@@ -226,7 +229,7 @@ class _Batch:
                     return [again, *operations[index + 1 :]]
             else:
                 self._operations.append(operation)
-                if isinstance(operation, Put | Delete) and operation.table is Table.MESSAGE:
+                if isinstance(operation, _OF_TABLES) and operation.table is Table.MESSAGE:
                     self._unseen.append(operation)
         return ()
 

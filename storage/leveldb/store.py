@@ -41,7 +41,7 @@ DISCARD_ROWS = 500
 
 
 class LevelDBStore:
-    """``storage.base.Store`` on one LevelDB. Every commit is atomic, over all tables."""
+    """``storage.base.Store`` on volumes of LevelDB. Every commit is atomic, over all tables."""
 
     traits = StoreTraits(
         kind="leveldb",

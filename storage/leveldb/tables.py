@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 #: Scans that ask for this few rows first are point reads in disguise, and may fill the block cache.
 _FEW_ROWS = 8
 _MEASURE_EVERY_S = 1.0
+#: Operations on rows; the others are the store's own.
+_OF_TABLES = (Put, Delete)
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
 
 
@@ -258,12 +260,25 @@ class LevelDBTables:
         self.measure_if_due()
 
     def _write(self, operations: Sequence[Stored], *, sync: bool) -> None:
-        rows = [each for each in operations if isinstance(each, Put | Delete) and each.table is not Table.METADATA]
-        changes = self._changes(operations)
+        rows: list[Put | Delete] = []
+        own: list[MarkDead | ForgetDead | Seal | Pin] = []
+        changes: Changes = {}
+        for operation in operations:
+            if not isinstance(operation, _OF_TABLES):
+                own.append(operation)
+                self._note_dead(operation, changes)
+            elif operation.table is not Table.METADATA:
+                rows.append(operation)
+            elif isinstance(operation, Put):
+                prefix = ROW + operation.prefix
+                pairs = zip(operation.suffixes, operation.values, strict=True)
+                changes.update((prefix + suffix, value) for suffix, value in pairs)
+            else:
+                changes.update((ROW + key, None) for key in operation.keys)
         if rows or changes:
             # The journal has no gap, which tells that nothing is missing: an entry is durable before the next one.
             self._write_newest(rows, changes, sync=sync or bool(changes))
-        for operation in operations:
+        for operation in own:
             if isinstance(operation, Seal) and operation.volume is self.volumes.newest:
                 self._seal()
             elif isinstance(operation, Pin):
@@ -299,29 +314,18 @@ class LevelDBTables:
         for place, found in elsewhere.items():
             self._remove_in(place, found)
 
-    def _changes(self, operations: Sequence[Stored]) -> Changes:
-        """What the operations change in the metadata. Ranges are dead at once: no reader can see any of their rows."""
-        changes: Changes = {}
-        for operation in operations:
-            if isinstance(operation, MarkDead):
-                for start, stop in operation.ranges:
-                    first, end, within = self.volumes.dead[operation.table].joined(start, stop)
-                    changes.update((dead_key(operation.table, each), None) for each in within)
-                    changes[dead_key(operation.table, first)] = end
-                    self.volumes.mark_dead(operation.table, start, stop)
-            elif isinstance(operation, ForgetDead):
-                for table, start, stop in operation.ranges:
-                    if self.volumes.forget_dead(table, start, stop):
-                        changes[dead_key(table, start)] = None
-            elif isinstance(operation, Seal | Pin) or operation.table is not Table.METADATA:
-                continue
-            elif isinstance(operation, Put):
-                prefix = ROW + operation.prefix
-                rows = zip(operation.suffixes, operation.values, strict=True)
-                changes.update((prefix + suffix, value) for suffix, value in rows)
-            else:
-                changes.update((ROW + key, None) for key in operation.keys)
-        return changes
+    def _note_dead(self, operation: MarkDead | ForgetDead | Seal | Pin, changes: Changes) -> None:
+        """What an operation changes of dead ranges. They are dead at once: no reader can see any of their rows."""
+        if isinstance(operation, MarkDead):
+            for start, stop in operation.ranges:
+                first, end, within = self.volumes.dead[operation.table].joined(start, stop)
+                changes.update((dead_key(operation.table, each), None) for each in within)
+                changes[dead_key(operation.table, first)] = end
+                self.volumes.mark_dead(operation.table, start, stop)
+        elif isinstance(operation, ForgetDead):
+            for table, start, stop in operation.ranges:
+                if self.volumes.forget_dead(table, start, stop):
+                    changes[dead_key(table, start)] = None
 
     def _remove_in(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> None:
         """Remove rows in a sealed volume, or in what has taken its place."""

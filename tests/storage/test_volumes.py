@@ -120,6 +120,7 @@ async def test_no_more_volumes_are_open_than_allowed(store):
 
 async def test_a_range_opens_only_the_volumes_that_have_rows_of_it(store):
     await fill(store, 60)
+    await settled(store)
     used = {volume: volume.used for volume in store._db.volumes.all}
     rows = await read_rows(store, MESSAGE, key(30), key(32), limit=10)
     assert [found for found, _ in rows] == [key(30), key(31)]
@@ -131,6 +132,7 @@ async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store):
     await fill(store, 60)
     other = generation_prefix(TopicName("ns", "other"), 1)
     await store.write([message(1, prefix=other)], claim=await store.claim(NAME))
+    await settled(store)
     used = {volume: volume.used for volume in store._db.volumes.all[:-1]}
     assert len(await read_rows(store, MESSAGE, other, stop_after(other), limit=10)) == 1
     assert all(volume.used == before for volume, before in used.items())
