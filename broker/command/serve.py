@@ -51,7 +51,7 @@ def serve(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple
 
 
 def _run(config: Config, logs: Logs) -> None:
-    from broker.main import run_daemon  # here, so that --help needs neither servers nor stores
+    from broker.main import run_daemon  # here, so that a test can put another in its place
 
     # A connection is a descriptor, and so is each of the store's open tables, of which it holds 500.
     wanted = config.http.max_connections + 600
