@@ -18,7 +18,7 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.rows import plain_head
-from storage.leveldb.database import LevelDBOptions
+from storage.leveldb import LevelDBOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,17 +30,18 @@ TOPIC = "t"
 
 
 def open_raw(directory: Path) -> Any:
-    """A LevelDB with the daemon's options."""
-    options = LevelDBOptions()
+    """A LevelDB with the options of a volume."""
+    shape = LevelDBOptions().volume_shape
     return plyvel.DB(
         str(directory),
         create_if_missing=True,
-        paranoid_checks=options.paranoid_checks,
-        write_buffer_size=options.write_buffer_bytes,
-        max_open_files=options.max_open_files,
-        lru_cache_size=options.block_cache_bytes,
-        max_file_size=options.max_file_bytes,
-        bloom_filter_bits=options.bloom_bits,
+        paranoid_checks=shape.paranoid_checks,
+        write_buffer_size=shape.write_buffer_bytes,
+        max_open_files=shape.max_open_files,
+        lru_cache_size=shape.block_cache_bytes,
+        block_size=shape.block_bytes,
+        max_file_size=shape.max_file_bytes,
+        bloom_filter_bits=shape.bloom_bits,
         compression="snappy",
     )
 
