@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from plainsong.messages import (
         Counts,
         DroppedMessage,
-        Held,
         Message,
         MessageId,
         MessageReceipt,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from plainsong.participants import AsyncTransactionAware, TransactionAware
     from plainsong.positions import FilePosition, ServerPosition
     from plainsong.protocol.errors import PlainsongError
+    from plainsong.protocol.page import Held
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.transactions import Transaction, TransactionStatus
 
@@ -54,7 +54,7 @@ _HOMES = {
     "Counts": "plainsong.messages",
     "DroppedMessage": "plainsong.messages",
     "FilePosition": "plainsong.positions",
-    "Held": "plainsong.messages",
+    "Held": "plainsong.protocol.page",
     "JSON": "plainsong.serializers",
     "LightweightTransaction": "plainsong._sync.producer",
     "Message": "plainsong.messages",

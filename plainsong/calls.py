@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from plainsong.errors import problem_error
-from plainsong.messages import BatchPlace, Held, Message, MessageId, Origin, Page, Receipt, Seen
+from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen
 from plainsong.protocol.cluster import instance_name
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.names import namespace_name, reader_name, topic_name
+from plainsong.protocol.page import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from plainsong.protocol.errors import PlainsongError
-    from plainsong.protocol.page import End
+    from plainsong.protocol.page import End, Held
     from plainsong.serializers import SerializerLike
 
 
@@ -342,20 +342,6 @@ class Message:
     def __repr__(self) -> str:
         shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
         return f"<Message {self.topic} {self.id_bytes.hex()} {shown!r}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The undecided transaction that blocks a committed reader: that of the first undecided message."""
-
-    write_pointer: int
-    """The transaction's; ``client.transactions`` and ``plainsong tx blame`` show its client."""
-    since_ms: int | None = None
-    """When that message was published, in milliseconds since 1970, by the daemon's clock."""
-    hidden_messages: int | None = None
-    """How many messages wait behind it; counted up to 1 000."""
-    hidden_more: bool = False
-    """Whether there are more than ``hidden_messages``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

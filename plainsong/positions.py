@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from plainsong import calls
-    from plainsong.messages import Held, Origin
+    from plainsong.messages import Origin
+    from plainsong.protocol.page import Held
     from plainsong.protocol.requests import Isolation
     from plainsong.serializers import Serializer
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,25 +21,17 @@ from plainsong.protocol.frames import BrokenFrames
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from plainsong.protocol.backoff import Backoff
+
 T = TypeVar("T")
 
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 5.0
+#: The pauses of every retry of the client: they double.
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 
 
-@dataclass(slots=True)
-class Backoff:
-    """Pauses that double, each shortened by up to half so that many clients do not come back at once."""
-
-    random: Callable[[], float]
-    """A number from 0 to 1."""
-    count: int = 0
-
-    def next_s(self, error: PlainsongError) -> float:
-        """The pause after ``error``: at least its ``retry_after_s``."""
-        pause: float = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.count, 16)) * (1 - self.random() / 2)
-        self.count += 1
-        return max(pause, error.retry_after_s or 0)
+def pause_after(error: PlainsongError, backoff: Backoff) -> float:
+    """The pause after a failed attempt, in seconds: at least the error's ``retry_after_s``."""
+    return max(backoff.failed(), error.retry_after_s or 0)
 
 
 def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any, PlainsongError | None]:

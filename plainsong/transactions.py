@@ -22,6 +22,7 @@ from plainsong.errors import (
     TransactionTimedOut,
 )
 from plainsong.messages import MessageId, Receipt
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.errors import (
     InvalidParameter,
@@ -34,7 +35,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id
 from plainsong.protocol.transactions.transaction import issued_ms
-from plainsong.retry import Backoff
+from plainsong.retry import PAUSES_S, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -534,7 +535,7 @@ class Retries:
             raise InvalidParameter(f"retries is {retries!r}", hint="use 0 or more")
         self._left = retries
         self._attempts = 1
-        self._backoff = Backoff(random)
+        self._backoff = Backoff(PAUSES_S, random)
 
     def pause_s(self, conflict: TransactionConflict) -> float:
         """How long to wait after a conflict: from 50 ms, doubling, shortened at random.
@@ -549,7 +550,7 @@ class Retries:
             raise conflict
         self._left -= 1
         self._attempts += 1
-        return self._backoff.next_s(conflict)
+        return pause_after(conflict, self._backoff)
 
 
 # --- the current block ---------------------------------------------------------------------------
@@ -559,7 +560,7 @@ class Block(Protocol):
     """A transaction as a block of code."""
 
     @property
-    def client(self) -> Any:
+    def client(self) -> object:
         """Its client."""
         ...
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark_plainsong.following import Following, Trigger
 from pyspark_plainsong.offsets import FIRST, Position, from_offset, to_offset
 from pyspark_plainsong.partitions import TopicRange, cut
-from pyspark_plainsong.reading import RangeReader
+from pyspark_plainsong.range_reader import RangeReader
 from pyspark_plainsong.subscription import Losses, Subscription
 from pyspark_plainsong.wire import BrokerError
 

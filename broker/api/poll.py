@@ -15,7 +15,7 @@ from broker.http.messages import Answer, one_of, parse_query, whole_number
 from plainsong.protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, RequestTooLarge, TopicNotFound
 from plainsong.protocol.ids import after
-from plainsong.protocol.page import HIDDEN_COUNTED, Page
+from plainsong.protocol.page import Page
 from plainsong.protocol.requests import check_poll
 from plainsong.protocol.tephra.state import decode_transaction
 from plainsong.protocol.topic.asks import Describe, Look
@@ -358,15 +358,10 @@ def position_headers(page: Page) -> list[tuple[str, str]]:
     if page.last_id is not None:
         headers.append(("Plainsong-Last-Id", page.last_id.hex()))
     if page.held is not None:
-        headers.append(("Plainsong-Held-By", str(page.held.pointer)))
+        headers.append(("Plainsong-Held-By", str(page.held.write_pointer)))
         headers.append(("Plainsong-Held-Since", str(page.held.since_ms)))
-        headers.append(("Plainsong-Hidden-Messages", hidden_messages(page.held)))
+        headers.append(("Plainsong-Hidden-Messages", page.held.hidden_text))
     return headers
-
-
-def hidden_messages(held: Held) -> str:
-    """How many messages wait behind the undecided one; more than a thousand are not counted."""
-    return f"{HIDDEN_COUNTED - 1}+" if held.hidden >= HIDDEN_COUNTED else str(held.hidden)
 
 
 async def wait_for_decision(
@@ -380,10 +375,10 @@ async def wait_for_decision(
     Raises:
       Overloaded: too many wait already.
     """
-    unknown = transactions.standing(held.pointer) == "unknown"
+    unknown = transactions.standing(held.write_pointer) == "unknown"
     patience_s = trio.current_time() + UNKNOWN_PATIENCE_S if unknown else inf
     with trio.move_on_at(min(deadline_s, patience_s)):
-        await pointers.wait(held.pointer, mark)
+        await pointers.wait(held.write_pointer, mark)
 
 
 # --- pages within the room of an answer ------------------------------------------------------------

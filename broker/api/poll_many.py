@@ -13,7 +13,6 @@ from broker.api.poll import (
     apply_query,
     bytes_within,
     fresh_for,
-    hidden_messages,
     hold_gathered,
     view_for,
     wait_for_decision,
@@ -304,8 +303,8 @@ def _one(one: _Wanted, options: PageOptions) -> bytes:
 
 def _held(held: Held, options: PageOptions) -> bytes:
     """What the headers of a single poll say."""
-    pointer = f'"{held.pointer}"' if options.longs_as_strings else held.pointer
-    fields = f',"heldBy":{pointer},"heldSince":{held.since_ms},"hiddenMessages":"{hidden_messages(held)}"'
+    pointer = f'"{held.write_pointer}"' if options.longs_as_strings else held.write_pointer
+    fields = f',"heldBy":{pointer},"heldSince":{held.since_ms},"hiddenMessages":"{held.hidden_text}"'
     return fields.encode()
 
 

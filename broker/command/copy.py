@@ -16,8 +16,8 @@ import trio
 from broker.command.options import leaves, load_settings, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
 from plainsong.cli.output import echo_json, show_bytes, show_count
-from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option
 from plainsong.protocol.errors import InvalidName, PlainsongError
 from plainsong.protocol.names import TopicName, topic_name
 from storage.base import Deposed, StoreUnusable

@@ -11,7 +11,7 @@ import click
 import trio
 
 from broker.config import ConfigError, LoadedConfig, load_config
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -16,7 +16,7 @@ from broker.command.options import leaves, load_settings, setting_options
 from broker.front import FrontEndFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
 

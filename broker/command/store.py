@@ -13,7 +13,7 @@ import click
 
 from broker.command.options import load_settings
 from broker.stores import look_at_hbase
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidMessageId
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id

@@ -8,13 +8,13 @@ import anyio
 
 from plainsong.messages import id_in
 from plainsong.protocol.errors import PlainsongError
-from plainsong.streaming import receipt_of
+from plainsong.stream_queue import receipt_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from plainsong.messages import MessageId, MessageReceipt, Receipt
-    from plainsong.producing import Delivered
+    from plainsong.producer_queue import Delivered
     from plainsong.protocol.requests import PublishResponse
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plainsong import calls, gathering
+from plainsong import calls, publisher_queue
 from plainsong._async._backend import Owned, Pool, shielded
 from plainsong._async.producer import AsyncProducer
 from plainsong._async.publisher import AsyncPublisher
@@ -16,13 +16,13 @@ from plainsong._async.transactions import AsyncTransactions
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import DEFAULT_PAGE_MESSAGES, OLDEST, checked_isolation, is_inclusive, read_plan
-from plainsong.producing import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
+from plainsong.producer_queue import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
 from plainsong.protocol.errors import InvalidParameter, NoMessages, TransactionConflict
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest
 from plainsong.serializers import serializer_for
 from plainsong.settings import DEFAULT_URL, Settings, from_environment
-from plainsong.streaming import DEFAULT_PENDING_BYTES
+from plainsong.stream_queue import DEFAULT_PENDING_BYTES
 from plainsong.transactions import (
     DEFAULT_BUFFER_BYTES,
     DEFAULT_BUFFER_MESSAGES,
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from plainsong._async.stream import AsyncStream
-    from plainsong.gathering import Mode, Overflow
     from plainsong.messages import DroppedMessage, MessageId, Page, Receipt, Seen
     from plainsong.participants import AnyParticipant
     from plainsong.positions import Position, Start
     from plainsong.protocol.requests import Isolation
+    from plainsong.publisher_queue import Mode, Overflow
     from plainsong.serializers import SerializerLike
     from plainsong.transactions import TransactionKind, Under
 
@@ -243,9 +243,9 @@ class AsyncClient:
         topic: str | None = None,
         *,
         linger_ms: float = 0,
-        max_batch_messages: int = gathering.DEFAULT_BATCH_MESSAGES,
-        max_batch_bytes: int = gathering.DEFAULT_BATCH_BYTES,
-        max_pending_bytes: int = gathering.DEFAULT_PENDING_BYTES,
+        max_batch_messages: int = publisher_queue.DEFAULT_BATCH_MESSAGES,
+        max_batch_bytes: int = publisher_queue.DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = publisher_queue.DEFAULT_PENDING_BYTES,
         overflow: Overflow | None = None,
         mode: Mode = "reliable",
         delivery_timeout_s: float | None = None,
@@ -253,7 +253,7 @@ class AsyncClient:
         on_drop: Callable[[DroppedMessage], object] | None = None,
         serializer: SerializerLike = None,
         connections: int = 4,
-        exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
+        exit_timeout_s: float = publisher_queue.EXIT_TIMEOUT_S,
     ) -> AsyncPublisher:
         """A buffered publisher, which does not wait for answers; use it in an ``async with`` block.
 
@@ -278,7 +278,7 @@ class AsyncClient:
           InvalidParameter: an option is invalid.
         """
         overflow = overflow or ("wait" if mode == "reliable" else "drop")
-        bounds = gathering.publisher_bounds(
+        bounds = publisher_queue.publisher_bounds(
             linger_ms=linger_ms,
             max_batch_messages=max_batch_messages,
             max_batch_bytes=max_batch_bytes,
@@ -314,13 +314,13 @@ class AsyncClient:
         retention_s: int | None = None,
         serializer: SerializerLike = None,
         linger_ms: float = 0,
-        max_batch_messages: int = gathering.DEFAULT_BATCH_MESSAGES,
-        max_batch_bytes: int = gathering.DEFAULT_BATCH_BYTES,
-        max_pending_bytes: int = gathering.DEFAULT_PENDING_BYTES,
+        max_batch_messages: int = publisher_queue.DEFAULT_BATCH_MESSAGES,
+        max_batch_bytes: int = publisher_queue.DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = publisher_queue.DEFAULT_PENDING_BYTES,
         overflow: Overflow = "wait",
         delivery_timeout_s: float | None = None,
         transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
-        exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
+        exit_timeout_s: float = publisher_queue.EXIT_TIMEOUT_S,
         deadline_s: float | None = None,
     ) -> AsyncProducer:
         """A producer sends in order, and each of its messages is stored once, across broken connections and restarts.

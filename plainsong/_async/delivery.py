@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from plainsong import calls
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
-from plainsong.producing import FINAL, Session, as_answered, as_found, check_name, checked_sequence_id, refusal
+from plainsong.producer_queue import FINAL, Session, as_answered, as_found, check_name, checked_sequence_id, refusal
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,
@@ -27,13 +28,13 @@ from plainsong.protocol.errors import (
     ProducerNotFound,
     TopicNotFound,
 )
-from plainsong.retry import Backoff, may_repeat
+from plainsong.retry import PAUSES_S, may_repeat, pause_after
 
 if TYPE_CHECKING:
     from plainsong._async.retry import AsyncChannel
     from plainsong.calls import Known
     from plainsong.messages import Receipt
-    from plainsong.producing import Delivered
+    from plainsong.producer_queue import Delivered
     from plainsong.protocol.requests import PublishRequest
 
 #: Seconds for finding out the outcome of a request, even after its own deadline.
@@ -88,7 +89,7 @@ async def opened(
     """
     call = calls.open_session(channel.namespace, topic, name, retention_s=retention_s, generation=generation)
     begun_s = channel.now()
-    backoff, count = Backoff(channel.random), 1
+    backoff, count = Backoff(PAUSES_S, channel.random), 1
     left_s = limit_s
     while True:
         try:
@@ -96,7 +97,7 @@ async def opened(
         except PlainsongError as error:
             if error.outcome != "unknown":
                 raise
-            pause_s = backoff.next_s(error)
+            pause_s = pause_after(error, backoff)
             now_s = channel.now()
             left_s = begun_s + limit_s - now_s - pause_s
             if left_s <= 0 or not channel.settings.retry:
@@ -124,7 +125,7 @@ class AsyncDelivery:
         self._before = session.last_sequence_id
         self._doubted = session.doubted
         self._in_doubt = False
-        self._backoff = Backoff(channel.random)
+        self._backoff = Backoff(PAUSES_S, channel.random)
 
     async def run(self) -> Delivered:
         """Returns when the request is durable.
@@ -182,7 +183,7 @@ class AsyncDelivery:
         return await channel.attempt(call, max(0.001, self._until_s - channel.now()))
 
     async def _pause(self, error: PlainsongError) -> None:
-        pause_s = self._backoff.next_s(error)
+        pause_s = pause_after(error, self._backoff)
         now_s = self._channel.now()
         if now_s + pause_s >= self._until_s:
             self._check_certain("its time was over before the daemon could judge it", error)

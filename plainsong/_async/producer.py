@@ -12,9 +12,9 @@ from plainsong._async.publisher import AsyncSender
 from plainsong._async.transaction import AsyncTransactionContext
 from plainsong._async.transaction_messages import left_s
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import MESSAGES_PER_YIELD, client_bug
-from plainsong.producing import Producing, atomic_request, prepared, whole_request
+from plainsong.producer_queue import ProducerState, atomic_request, prepared, whole_request
 from plainsong.protocol.errors import PlainsongError
+from plainsong.publisher_queue import MESSAGES_PER_YIELD, client_bug
 from plainsong.serializers import serializer_for
 from plainsong.transactions import block_of, pointer_of
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from plainsong._async._futures import AsyncSettled
     from plainsong._async.retry import AsyncChannel
-    from plainsong.gathering import Bounds, Overflow
     from plainsong.lightweight import Lightweight, LightweightState
     from plainsong.messages import Counts, Receipt
-    from plainsong.producing import Ended, ProducerBatch
+    from plainsong.producer_queue import Ended, ProducerBatch
     from plainsong.protocol.requests import PublishRequest
+    from plainsong.publisher_queue import Bounds, Overflow
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
 
@@ -72,7 +72,7 @@ class AsyncProducer:
         self._transaction_timeout_s = transaction_timeout_s
         self.exit_timeout_s = exit_timeout_s
         self._settling = Settling()
-        self._begun: Producing[AsyncSettled[Any]] | None = None
+        self._begun: ProducerState[AsyncSettled[Any]] | None = None
         self._is_taken = False
 
     async def _open(self) -> None:
@@ -90,20 +90,20 @@ class AsyncProducer:
             retention_s=retention_s,
             deadline_s=deadline_s,
         )
-        self._begun = Producing(
+        self._begun = ProducerState(
             session, self._bounds, self._serializer, initial_sequence_id, self._transaction_timeout_s
         )
         self._make_sender(self._begun)
         await self._sender.open()
 
-    def _make_sender(self, producing: Producing[AsyncSettled[Any]]) -> None:
+    def _make_sender(self, state: ProducerState[AsyncSettled[Any]]) -> None:
         self._sender: AsyncSender[ProducerBatch[AsyncSettled[Any]], Ended[AsyncSettled[Any]]] = AsyncSender(
-            f"plainsong-producer-{producing.session.name}", producing, self._deliver, self._give_up, WORKERS
+            f"plainsong-producer-{state.session.name}", state, self._deliver, self._give_up, WORKERS
         )
         self._lock = self._sender.lock
 
     @property
-    def _producing(self) -> Producing[AsyncSettled[Any]]:
+    def _state(self) -> ProducerState[AsyncSettled[Any]]:
         """Raises Closed before ``_open``."""
         if self._begun is None:
             raise Closed("the producer is not open", hint=BLOCK_HINT)
@@ -129,37 +129,37 @@ class AsyncProducer:
     @property
     def topic(self) -> str:
         """The topic of its messages."""
-        return self._producing.session.topic
+        return self._state.session.topic
 
     @property
     def name(self) -> str:
         """Its name, given or chosen by the daemon."""
-        return self._producing.session.name
+        return self._state.session.name
 
     @property
     def epoch(self) -> int | None:
         """The number of its session; None where deduplication is switched off."""
-        return self._producing.session.epoch
+        return self._state.session.epoch
 
     @property
     def generation(self) -> int:
         """The topic's generation; 0 where deduplication is switched off."""
-        return self._producing.session.generation
+        return self._state.session.generation
 
     @property
     def last_sequence_id(self) -> int:
         """The highest sequence id known to be durable; -1: none."""
-        return self._producing.session.last_sequence_id
+        return self._state.session.last_sequence_id
 
     @property
     def deduplicated(self) -> bool:
         """Whether each message is stored once. False only with ``optional=True``."""
-        return self._producing.session.epoch is not None
+        return self._state.session.epoch is not None
 
     @property
     def counts(self) -> Counts:
         """Messages that wait, were delivered or failed so far."""
-        return self._producing.tally.counts(self._producing.pending, self._producing.waiting.pending_bytes)
+        return self._state.tally.counts(self._state.pending, self._state.waiting.pending_bytes)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -181,14 +181,14 @@ class AsyncProducer:
           ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: an earlier error ended the
             producer; nothing happened to this message.
         """
-        producing = self._begun or self._producing
-        made = prepared(message, producing.serializer, sequence_id, attributes, routing_key)
+        state = self._begun or self._state
+        made = prepared(message, state.serializer, sequence_id, attributes, routing_key)
         future = AsyncProduced(self._settling)
         with self._lock:
-            await self._wait_for_room(producing, len(made.payload), 1)
-            if producing.take(made, future, now()):
+            await self._wait_for_room(state, len(made.payload), 1)
+            if state.take(made, future, now()):
                 self._sender.wake_worker()
-        if not producing.waiting.pending % MESSAGES_PER_YIELD:  # async only
+        if not state.waiting.pending % MESSAGES_PER_YIELD:  # async only
             await let_others_run()  # else a caller's loop that never waits would starve the sender
         return future
 
@@ -220,7 +220,7 @@ class AsyncProducer:
           as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: it cannot be
             found out, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
         """
-        using = self._producing.serializer if serializer is None else serializer_for(serializer)
+        using = self._state.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
         given: Sequence[int | None] = ids if sequence_ids is None else list(sequence_ids)
         block = None if direct or transaction else block_of(self._client, AsyncTransactionContext)
@@ -253,7 +253,7 @@ class AsyncProducer:
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
             messages were stored before. TransactionOutcomeUnknown; and as ``publish``.
         """
-        using = self._producing.serializer if serializer is None else serializer_for(serializer)
+        using = self._state.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
         return await self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
 
@@ -266,7 +266,7 @@ class AsyncProducer:
           TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
         with self._lock:
-            opened = self._producing.begin(routing_key, timeout_s, now())
+            opened = self._state.begin(routing_key, timeout_s, now())
             self._sender.wake_worker()  # a worker also watches its time-out
         return AsyncLightweightTransaction(self, opened)
 
@@ -278,21 +278,21 @@ class AsyncProducer:
         self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None
     ) -> AsyncProducedWhole:
         future = AsyncProducedWhole(self._settling)
-        producing = self._producing
+        state = self._state
         with self._lock:
-            await self._wait_for_room(producing, sum(map(len, request.messages)), len(request.messages))
-            producing.take_whole(request, ids, future, now(), limit_s)
+            await self._wait_for_room(state, sum(map(len, request.messages)), len(request.messages))
+            state.take_whole(request, ids, future, now(), limit_s)
             self._sender.wake_worker()
         return future
 
-    async def _wait_for_room(self, producing: Producing[AsyncSettled[Any]], size: int, messages: int) -> None:
+    async def _wait_for_room(self, state: ProducerState[AsyncSettled[Any]], size: int, messages: int) -> None:
         """The caller holds the lock. Raises BufferFull, and as ``check_usable``."""
-        producing.check_usable()
-        while not producing.waiting.has_room(size, messages):
+        state.check_usable()
+        while not state.waiting.has_room(size, messages):
             if self._overflow != "wait":
-                raise producing.waiting.full(size)
+                raise state.waiting.full(size)
             await self._sender.room.wait()
-            producing.check_usable()
+            state.check_usable()
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class AsyncProducer:
           NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last flush
             without its future being awaited. The flush gives up nothing.
         """
-        tally = self._producing.tally
+        tally = self._state.tally
         tally.raise_if_unretrieved(await self._sender.flush(timeout_s))
 
     async def aclose(self, timeout_s: float | None = None) -> None:
@@ -314,20 +314,20 @@ class AsyncProducer:
         Raises:
           NotSent: as ``flush`` does.
         """
-        producing = self._producing
+        state = self._state
         with self._lock:
-            producing.close()
+            state.close()
         under_way = await self._sender.aclose(timeout_s)
         if under_way is not None:
-            producing.tally.raise_if_unretrieved(0, under_way)
+            state.tally.raise_if_unretrieved(0, under_way)
 
     # --- delivering ----------------------------------------------------------------------------
 
     async def _deliver(self, batch: ProducerBatch[AsyncSettled[Any]]) -> None:
-        producing = self._producing
+        state = self._state
         delivered, error = None, None
         try:
-            delivery = AsyncDelivery(self._channel, producing.session, batch.request, producing.waiting.until_s(batch))
+            delivery = AsyncDelivery(self._channel, state.session, batch.request, state.waiting.until_s(batch))
             delivered = await delivery.run()
         except PlainsongError as failed:
             error = failed
@@ -338,11 +338,11 @@ class AsyncProducer:
         except BaseException:
             given_up = MessageDropped("the producer was cancelled under way", outcome="unknown")
             with self._lock:
-                ended = producing.failed(batch, given_up)
+                ended = state.failed(batch, given_up)
             self._give_up(ended)
             raise
         with self._lock:
-            ended = producing.delivered(batch) if error is None else producing.failed(batch, error)
+            ended = state.delivered(batch) if error is None else state.failed(batch, error)
             ended += self._sender.settled()
         if delivered is not None:
             settle(self._settling, batch.futures, delivered)
@@ -352,17 +352,17 @@ class AsyncProducer:
         """Settles the futures and counts; without the lock."""
         for each in ended:
             settle(self._settling, each.futures, each.error)
-            self._producing.tally.failed(list(each.futures), each.error)
+            self._state.tally.failed(list(each.futures), each.error)
 
     # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     async def _after_fork(self) -> None:
         """Closes it in a child: the parent keeps the session and the waiting messages."""
-        producing = self._producing
-        waiting = list(producing.waiting.futures())
+        state = self._state
+        waiting = list(state.waiting.futures())
         self._settling.renew()
-        producing.close()
-        self._make_sender(producing)
+        state.close()
+        self._make_sender(state)
         self._sender.stop()
         error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
         settle(self._settling, waiting, error)

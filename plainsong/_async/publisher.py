@@ -12,9 +12,9 @@ from plainsong import calls
 from plainsong._async._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, let_others_run, now
 from plainsong._async._futures import AsyncSent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import MESSAGES_PER_YIELD, Batch, Gathering, Lost, Tally, client_bug, report_drops
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
+from plainsong.publisher_queue import MESSAGES_PER_YIELD, Batch, Lost, PublisherQueue, Tally, client_bug, report_drops
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from plainsong._async.retry import AsyncChannel
-    from plainsong.gathering import Bounds, Lane, Overflow
     from plainsong.messages import Receipt
+    from plainsong.publisher_queue import Bounds, Lane, Overflow
 
 log = logging.getLogger("plainsong.publisher")
 
@@ -251,7 +251,7 @@ class AsyncPublisher:
 
     def _start_afresh(self) -> None:
         self._tally = Tally[AsyncSent]()
-        self._queue: Gathering[AsyncSent] = Gathering(self._bounds, self._channel.random)
+        self._queue: PublisherQueue[AsyncSent] = PublisherQueue(self._bounds, self._channel.random)
         self._sender: AsyncSender[Batch[AsyncSent], Lost[AsyncSent]] = AsyncSender(
             "plainsong-publisher", self._queue, self._deliver, self._give_up, self._connections
         )

@@ -18,6 +18,7 @@ from plainsong.errors import Closed
 from plainsong.messages import Origin
 from plainsong.positions import WILD, Plan, Track, is_inclusive
 from plainsong.protocol import ids
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import (
     InvalidParameter,
     PlainsongError,
@@ -27,15 +28,16 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import PollRequest
-from plainsong.retry import Backoff
+from plainsong.retry import PAUSES_S, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from typing import Self
 
     from plainsong._async.retry import AsyncChannel
-    from plainsong.messages import Held, Message, Page
+    from plainsong.messages import Message, Page
     from plainsong.positions import Position, Start
+    from plainsong.protocol.page import Held
     from plainsong.transactions import Transaction
 
 T = TypeVar("T")
@@ -114,7 +116,7 @@ class AsyncReading:
         self._begun = False
         self._refresh_s = 0.0
         self._answered_s: float | None = None
-        self._backoff = Backoff(channel.random)
+        self._backoff = Backoff(PAUSES_S, channel.random)
 
     # --- pages ---------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class AsyncReading:
         now_s = self._channel.now()
         if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
             raise error
-        await self._channel.sleep(self._backoff.next_s(error))
+        await self._channel.sleep(pause_after(error, self._backoff))
 
     async def _begin(self) -> None:
         names = await self._matching()
@@ -288,9 +290,9 @@ class AsyncReading:
             elif not found:
                 raise page
         if passing is None:
-            self._backoff.count = 0
+            self._backoff.reset()
         elif not found:
-            await self._channel.sleep(self._backoff.next_s(passing))
+            await self._channel.sleep(pause_after(passing, self._backoff))
         return found
 
     async def _refresh(self) -> None:

@@ -12,15 +12,17 @@ from plainsong.calls import Send
 from plainsong.messages import MessageId
 from plainsong.positions import NEWEST, as_bound, parse_start
 from plainsong.protocol import ids
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.retry import (
-    Backoff,
+    PAUSES_S,
     Places,
     cover_attempts,
     deadline_passed,
     has_untried_url,
     may_repeat,
     owned_part,
+    pause_after,
     read_answer,
 )
 
@@ -104,7 +106,7 @@ class AsyncChannel:
         part = owned_part(call.request.path)
         now_s = self.now()
         over_s = float("inf") if endless else now_s + limit_s
-        backoff, tries, in_doubt = Backoff(self.random), 0, False
+        backoff, tries, in_doubt = Backoff(PAUSES_S, self.random), 0, False
         while True:
             url = places.where(part)
             timeout_s = min(settings.request_timeout_s + call.wait_s, over_s - now_s)
@@ -130,7 +132,7 @@ class AsyncChannel:
             in_doubt |= error.outcome == "unknown"
             if not again:
                 raise cover_attempts(error, in_doubt)
-            pause_s = 0.0 if at_once else backoff.next_s(error)
+            pause_s = 0.0 if at_once else pause_after(error, backoff)
             if now_s + pause_s >= over_s:
                 raise deadline_passed(error, tries, limit_s, in_doubt)
             if pause_s:

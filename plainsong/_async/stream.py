@@ -13,12 +13,12 @@ from plainsong._async._futures import AsyncTicket, Settling
 from plainsong._async.publisher import AsyncSender
 from plainsong.calls import Failure
 from plainsong.errors import Closed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
-from plainsong.gathering import EXIT_TIMEOUT_S, Tally
 from plainsong.messages import outgoing_request
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError
+from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
-from plainsong.streaming import MESSAGE_BYTES, Streaming
+from plainsong.stream_queue import MESSAGE_BYTES, StreamQueue
 from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, connection_lost
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class AsyncStream:
         self.exit_timeout_s = EXIT_TIMEOUT_S
         self._serializer = serializer_for(serializer)
         self._as_it_is = self._serializer is BYTES
-        self._queue: Streaming[AsyncTicket] = Streaming(max_pending_bytes)
+        self._queue: StreamQueue[AsyncTicket] = StreamQueue(max_pending_bytes)
         self._tally: Tally[AsyncTicket] = Tally()
         self._settling = Settling()
         self._sending = SendLock()

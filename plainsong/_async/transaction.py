@@ -82,6 +82,30 @@ class Enlisted(Protocol):
         ...
 
 
+class AsyncTransactionClient(Protocol):
+    """What a transaction needs of its client: an ``AsyncClient``."""
+
+    @property
+    def _channel(self) -> AsyncChannel: ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of all topics of this client."""
+        ...
+
+    async def publish(self, topic: str, messages: Any = (), *args: Any, **options: Any) -> Receipt:
+        """``AsyncClient.publish``."""
+        ...
+
+    async def poll(self, topic: str, start: Start = OLDEST, *args: Any, **options: Any) -> Page:
+        """``AsyncClient.poll``."""
+        ...
+
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, *args: Any, **options: Any) -> AsyncReader:
+        """``AsyncClient.read``."""
+        ...
+
+
 class AsyncMember:
     """Wraps a participant, asynchronous or not, and checks its results."""
 
@@ -149,7 +173,7 @@ class AsyncTransactionContext:
 
     def __init__(
         self,
-        client: Any,
+        client: AsyncTransactionClient,
         participants: Iterable[AnyParticipant] = (),
         *,
         timeout_s: int | None = None,
@@ -310,15 +334,13 @@ class AsyncTransactionContext:
 
     async def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
         """``AsyncClient.poll`` with the transaction's snapshot."""
-        page: Page = await self.client.poll(topic, start, transaction=self.transaction, **options)
-        return page
+        return await self.client.poll(topic, start, transaction=self.transaction, **options)
 
     def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> AsyncReader:
-        """``AsyncClient.read`` with the transaction's snapshot ; a ``position`` becomes part of the transaction."""
+        """``AsyncClient.read`` with the transaction's snapshot; a ``position`` becomes part of the transaction."""
         entered = enter(self)
         try:
-            reader: AsyncReader = self.client.read(topics, start, **options)
-            return reader
+            return self.client.read(topics, start, **options)
         finally:
             leave(entered)
 
@@ -611,7 +633,7 @@ async def begun(
 
 
 async def publish_in_one(
-    client: Any, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
+    client: AsyncTransactionClient, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
 ) -> Receipt:
     """Publishes in a transaction of its own. Raises as a commit."""
     if not as_list(messages):

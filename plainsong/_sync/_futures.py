@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from plainsong.messages import MessageId, MessageReceipt, Receipt, id_in
 from plainsong.protocol.errors import PlainsongError
-from plainsong.streaming import receipt_of
+from plainsong.stream_queue import receipt_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from plainsong.producing import Delivered
+    from plainsong.producer_queue import Delivered
     from plainsong.protocol.requests import PublishResponse
 
 T = TypeVar("T")

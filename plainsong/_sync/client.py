@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plainsong import calls, gathering
+from plainsong import calls, publisher_queue
 from plainsong._sync._backend import Owned, Pool, shielded
 from plainsong._sync.producer import Producer
 from plainsong._sync.publisher import Publisher
@@ -17,13 +17,13 @@ from plainsong._sync.transactions import Transactions
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import DEFAULT_PAGE_MESSAGES, OLDEST, checked_isolation, is_inclusive, read_plan
-from plainsong.producing import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
+from plainsong.producer_queue import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
 from plainsong.protocol.errors import InvalidParameter, NoMessages, TransactionConflict
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest
 from plainsong.serializers import serializer_for
 from plainsong.settings import DEFAULT_URL, Settings, from_environment
-from plainsong.streaming import DEFAULT_PENDING_BYTES
+from plainsong.stream_queue import DEFAULT_PENDING_BYTES
 from plainsong.transactions import (
     DEFAULT_BUFFER_BYTES,
     DEFAULT_BUFFER_MESSAGES,
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from plainsong._sync.stream import Stream
-    from plainsong.gathering import Mode, Overflow
     from plainsong.messages import DroppedMessage, MessageId, Page, Receipt, Seen
     from plainsong.participants import TransactionAware
     from plainsong.positions import Position, Start
     from plainsong.protocol.requests import Isolation
+    from plainsong.publisher_queue import Mode, Overflow
     from plainsong.serializers import SerializerLike
     from plainsong.transactions import TransactionKind, Under
 
@@ -247,9 +247,9 @@ class Client:
         topic: str | None = None,
         *,
         linger_ms: float = 0,
-        max_batch_messages: int = gathering.DEFAULT_BATCH_MESSAGES,
-        max_batch_bytes: int = gathering.DEFAULT_BATCH_BYTES,
-        max_pending_bytes: int = gathering.DEFAULT_PENDING_BYTES,
+        max_batch_messages: int = publisher_queue.DEFAULT_BATCH_MESSAGES,
+        max_batch_bytes: int = publisher_queue.DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = publisher_queue.DEFAULT_PENDING_BYTES,
         overflow: Overflow | None = None,
         mode: Mode = "reliable",
         delivery_timeout_s: float | None = None,
@@ -257,7 +257,7 @@ class Client:
         on_drop: Callable[[DroppedMessage], object] | None = None,
         serializer: SerializerLike = None,
         connections: int = 4,
-        exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
+        exit_timeout_s: float = publisher_queue.EXIT_TIMEOUT_S,
     ) -> Publisher:
         """A buffered publisher, which does not wait for answers; use it in a ``with`` block, or close it.
 
@@ -282,7 +282,7 @@ class Client:
           InvalidParameter: an option is invalid.
         """
         overflow = overflow or ("wait" if mode == "reliable" else "drop")
-        bounds = gathering.publisher_bounds(
+        bounds = publisher_queue.publisher_bounds(
             linger_ms=linger_ms,
             max_batch_messages=max_batch_messages,
             max_batch_bytes=max_batch_bytes,
@@ -318,13 +318,13 @@ class Client:
         retention_s: int | None = None,
         serializer: SerializerLike = None,
         linger_ms: float = 0,
-        max_batch_messages: int = gathering.DEFAULT_BATCH_MESSAGES,
-        max_batch_bytes: int = gathering.DEFAULT_BATCH_BYTES,
-        max_pending_bytes: int = gathering.DEFAULT_PENDING_BYTES,
+        max_batch_messages: int = publisher_queue.DEFAULT_BATCH_MESSAGES,
+        max_batch_bytes: int = publisher_queue.DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = publisher_queue.DEFAULT_PENDING_BYTES,
         overflow: Overflow = "wait",
         delivery_timeout_s: float | None = None,
         transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
-        exit_timeout_s: float = gathering.EXIT_TIMEOUT_S,
+        exit_timeout_s: float = publisher_queue.EXIT_TIMEOUT_S,
         deadline_s: float | None = None,
     ) -> Producer:
         """A producer sends in order, and each of its messages is stored once, across broken connections and restarts.

@@ -13,9 +13,9 @@ from plainsong import calls
 from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
 from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.gathering import Batch, Gathering, Lost, Tally, client_bug, report_drops
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
+from plainsong.publisher_queue import Batch, Lost, PublisherQueue, Tally, client_bug, report_drops
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from plainsong._sync.retry import Channel
-    from plainsong.gathering import Bounds, Lane, Overflow
     from plainsong.messages import Receipt
+    from plainsong.publisher_queue import Bounds, Lane, Overflow
 
 log = logging.getLogger("plainsong.publisher")
 
@@ -253,7 +253,7 @@ class Publisher:
 
     def _start_afresh(self) -> None:
         self._tally = Tally[Sent]()
-        self._queue: Gathering[Sent] = Gathering(self._bounds, self._channel.random)
+        self._queue: PublisherQueue[Sent] = PublisherQueue(self._bounds, self._channel.random)
         self._sender: Sender[Batch[Sent], Lost[Sent]] = Sender(
             "plainsong-publisher", self._queue, self._deliver, self._give_up, self._connections
         )

@@ -83,6 +83,30 @@ class Enlisted(Protocol):
         ...
 
 
+class TransactionClient(Protocol):
+    """What a transaction needs of its client: an ``Client``."""
+
+    @property
+    def _channel(self) -> Channel: ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of all topics of this client."""
+        ...
+
+    def publish(self, topic: str, messages: Any = (), *args: Any, **options: Any) -> Receipt:
+        """``Client.publish``."""
+        ...
+
+    def poll(self, topic: str, start: Start = OLDEST, *args: Any, **options: Any) -> Page:
+        """``Client.poll``."""
+        ...
+
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, *args: Any, **options: Any) -> Reader:
+        """``Client.read``."""
+        ...
+
+
 class Member:
     """Wraps a participant and checks its results."""
 
@@ -149,7 +173,7 @@ class TransactionContext:
 
     def __init__(
         self,
-        client: Any,
+        client: TransactionClient,
         participants: Iterable[TransactionAware] = (),
         *,
         timeout_s: int | None = None,
@@ -310,15 +334,13 @@ class TransactionContext:
 
     def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
         """``Client.poll`` with the transaction's snapshot."""
-        page: Page = self.client.poll(topic, start, transaction=self.transaction, **options)
-        return page
+        return self.client.poll(topic, start, transaction=self.transaction, **options)
 
     def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> Reader:
-        """``Client.read`` with the transaction's snapshot ; a ``position`` becomes part of the transaction."""
+        """``Client.read`` with the transaction's snapshot; a ``position`` becomes part of the transaction."""
         entered = enter(self)
         try:
-            reader: Reader = self.client.read(topics, start, **options)
-            return reader
+            return self.client.read(topics, start, **options)
         finally:
             leave(entered)
 
@@ -606,7 +628,9 @@ def begun(channel: Channel, kind: TransactionKind, timeout_s: int | None, client
     return replace(transaction, begun_s=sent_s)
 
 
-def publish_in_one(client: Any, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike) -> Receipt:
+def publish_in_one(
+    client: TransactionClient, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
+) -> Receipt:
     """Publishes in a transaction of its own. Raises as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from plainsong.calls import waiting_for_service
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.messages import own_ttls
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TopicNotFound
 from plainsong.protocol.requests import PublishRequest
-from plainsong.retry import Backoff
+from plainsong.retry import PAUSES_S, pause_after
 from plainsong.transactions import publish_under, rollback, store
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class TransactionMessages:
     def _stored(self, topic: str, request: PublishRequest, limit_s: float) -> str:
         """Stores a request and returns its segment; uses a new segment after each attempt of unknown outcome."""
         channel = self._channel
-        backoff = Backoff(channel.random)
+        backoff = Backoff(PAUSES_S, channel.random)
         until_s = channel.clock() + limit_s
         while True:
             self._segment += 1
@@ -147,7 +148,7 @@ class TransactionMessages:
             try:
                 channel.call(call, max(MIN_CALL_S, until_s - channel.clock()))
             except (ConnectionLost, DeadlineExceeded, OutcomeUnknown) as error:
-                pause_s = backoff.next_s(error)
+                pause_s = pause_after(error, backoff)
                 if error.outcome != "unknown" or not channel.settings.retry or channel.clock() + pause_s >= until_s:
                     raise
                 channel.sleep(pause_s)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import Verb, json_option
+from plainsong.cli.connection import where_options
 from plainsong.cli.options import Length
 from plainsong.cli.output import echo_json, note
-from plainsong.cli.verb import Verb, json_option
-from plainsong.cli.where import where_options
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plainsong import Client
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 #: Limits what is left if the deletion of the topic fails.
 TTL_S = 3600

@@ -9,15 +9,15 @@ import click
 
 from plainsong import calls
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import echo_json, escaped, note
-from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
-from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
     from plainsong import Client
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 #: Interval between looks at an instance that is drained.
 LOOK_EVERY_S = 0.2

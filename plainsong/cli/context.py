@@ -9,9 +9,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.connection import Context, Contexts, checked_name, load_contexts
 from plainsong.cli.output import echo_json
-from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
-from plainsong.cli.where import Context, Contexts, checked_name, load_contexts
 from plainsong.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ import click
 
 from plainsong import __version__
 from plainsong.cli import ping
+from plainsong.cli.command import CommandFailed, Verb, json_option, one_line
+from plainsong.cli.connection import where_options
 from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json, show_bytes, show_count, show_seconds
-from plainsong.cli.verb import CommandFailed, Verb, json_option, one_line
-from plainsong.cli.where import where_options
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
+    from plainsong.cli.connection import Where
     from plainsong.cli.ping import ProbeResult
-    from plainsong.cli.where import Where
 
 #: The daemon's variable for storage.data_dir.
 DATA_DIR = "PLAINSONG_STORAGE__DATA_DIR"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.errors import nearest
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from plainsong.cli.command import CommandFailed, Exit, exit_of, json_option
+from plainsong.cli.connection import Where, where_options
 from plainsong.cli.job_metrics import JobMetrics
 from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json, show_count, show_rate
-from plainsong.cli.verb import CommandFailed, Exit, exit_of, json_option
-from plainsong.cli.where import Where, where_options
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from plainsong import __version__
-from plainsong.cli.verb import CommandFailed, Exit, resolved
+from plainsong.cli.command import CommandFailed, Exit, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from plainsong.calls import Call, Request, topic_path
-from plainsong.cli.where import run_call
+from plainsong.cli.connection import run_call
 
 if TYPE_CHECKING:
     from plainsong import Client

@@ -8,14 +8,14 @@ import click
 
 from plainsong import calls
 from plainsong.cli import output
+from plainsong.cli.command import VerbGroup, json_option
+from plainsong.cli.connection import run_call, where_options
 from plainsong.cli.output import echo_json
 from plainsong.cli.producer import show_effective
-from plainsong.cli.verb import VerbGroup, json_option
-from plainsong.cli.where import run_call, where_options
 from plainsong.protocol.errors import InvalidProperty, nearest
 
 if TYPE_CHECKING:
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 #: The properties of a namespace, with their defaults.
 _DEFAULTS = {"deduplication": "inherit"}

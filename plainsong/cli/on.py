@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from plainsong.cli.command import Verb, json_option
+from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.on_options import (
     RetriesType,
     UnsavedPosition,
@@ -20,13 +22,11 @@ from plainsong.cli.on_options import (
 )
 from plainsong.cli.options import Length, Place, chosen, why_held
 from plainsong.cli.output import note
-from plainsong.cli.verb import Verb, json_option
-from plainsong.cli.where import complete_topic, where_options
 from plainsong.positions import OLDEST
 from plainsong.protocol.ids import before
 
 if TYPE_CHECKING:
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
     from plainsong.positions import Start
     from plainsong.react.reaction import Effect
     from plainsong.react.stopping import Stop

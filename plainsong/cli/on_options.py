@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.positions import FilePosition, ServerPosition
 from plainsong.protocol.errors import PlainsongError
 

@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from plainsong.cli.command import CommandFailed, failure_of, one_line
 from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json, escaped, note, show_messages
-from plainsong.cli.verb import CommandFailed, failure_of, one_line
 from plainsong.protocol.errors import PlainsongError, PositionChanged
 from plainsong.react.reaction import DeadLetters, Done, Reaction, Stuck
 from plainsong.react.stopping import Stopped

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.positions import NEWEST, OLDEST, parse_start
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, nearest
 from plainsong.protocol.properties import KNOWN, parse_properties
@@ -18,7 +18,7 @@ from plainsong.protocol.properties import KNOWN, parse_properties
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from plainsong.messages import Held
+    from plainsong.protocol.page import Held
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LENGTH = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|w)?\Z")

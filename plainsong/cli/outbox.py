@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, VerbGroup, json_option, one_line
+from plainsong.cli.connection import where_options
 from plainsong.cli.options import Length, show_length
 from plainsong.cli.output import confirmed, echo_json, note
-from plainsong.cli.verb import CommandFailed, VerbGroup, json_option, one_line
-from plainsong.cli.where import where_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
     from plainsong.protocol.errors import PlainsongError
     from plainsong.sql import OutboxStatus, OutboxTables, TopicStatus
 

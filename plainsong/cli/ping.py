@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.calls import Failure, Request, Send
+from plainsong.cli.command import CommandFailed, Exit, Verb, json_option, one_line
+from plainsong.cli.connection import where_options
 from plainsong.cli.output import echo_json, show_seconds
-from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
-from plainsong.cli.where import where_options
 
 if TYPE_CHECKING:
     from plainsong._sync._backend import Pool
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 TIMEOUT_S = 5.0
 

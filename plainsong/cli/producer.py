@@ -8,15 +8,15 @@ import click
 
 from plainsong import calls
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option, one_line
+from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import confirmed, echo_json, note
-from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option, one_line
-from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.protocol.errors import ProducerNotFound, nearest
 
 if TYPE_CHECKING:
     from plainsong import Client
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000

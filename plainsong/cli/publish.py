@@ -12,11 +12,11 @@ import click
 from plainsong import calls
 from plainsong.calls import open_session
 from plainsong.cli import inputs
+from plainsong.cli.command import CommandFailed, Exit, Verb, failure_of, json_option
+from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.inputs import InputPiece
 from plainsong.cli.options import Length
 from plainsong.cli.output import Progress, echo_json, note, show_messages
-from plainsong.cli.verb import CommandFailed, Exit, Verb, failure_of, json_option
-from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.errors import CommittedWithErrors
 from plainsong.lightweight import MAX_BYTES, MAX_MESSAGES
 from plainsong.messages import check_ttl, own_ttls
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from plainsong import Client, Receipt
     from plainsong.calls import Known
+    from plainsong.cli.connection import Where
     from plainsong.cli.inputs import InputMessage
-    from plainsong.cli.where import Where
 
 
 @click.command(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, Verb, json_option, one_line
+from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import (
     Length,
     Place,
@@ -20,8 +22,6 @@ from plainsong.cli.options import (
 )
 from plainsong.cli.output import echo_json, note
 from plainsong.cli.printing import Printer, escaped_bytes, payload_json, printing_options
-from plainsong.cli.verb import CommandFailed, Exit, Verb, json_option, one_line
-from plainsong.cli.where import complete_topic, where_options
 from plainsong.positions import NEWEST
 from plainsong.protocol.ids import after, before
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from plainsong import Client, Page, Seen
+    from plainsong.cli.connection import Where
     from plainsong.cli.printing import Shape
-    from plainsong.cli.where import Where
     from plainsong.positions import Start
     from plainsong.protocol.requests import Isolation
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option
+from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import Place, now_ms, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json
-from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option
-from plainsong.cli.where import complete_topic, where_options
 from plainsong.positions import NEWEST, OLDEST
 from plainsong.protocol.errors import NotFound, TopicNotFound, nearest
 from plainsong.protocol.ids import FIRST_BOUND, before, bound_at
 
 if TYPE_CHECKING:
     from plainsong import Client
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 
 @click.group(cls=VerbGroup)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import Verb, json_option, one_line
+from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import Length, chosen, is_pattern, now_ms, show_length, show_time
 from plainsong.cli.output import echo_json
-from plainsong.cli.verb import Verb, json_option, one_line
-from plainsong.cli.where import complete_topic, where_options
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong import Client
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN")
 

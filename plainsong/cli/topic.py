@@ -13,6 +13,8 @@ import click
 
 from plainsong.calls import list_producers
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.options import (
     Length,
     checked,
@@ -26,8 +28,6 @@ from plainsong.cli.options import (
 )
 from plainsong.cli.output import confirmed, echo_json, named
 from plainsong.cli.producer import show_effective
-from plainsong.cli.verb import CommandFailed, Exit, Verb, VerbGroup, json_option
-from plainsong.cli.where import complete_topic, run_call, where_options
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
 from plainsong.protocol.names import topic_name
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from plainsong import Client
-    from plainsong.cli.where import Where
+    from plainsong.cli.connection import Where
 
 
 @click.group(cls=VerbGroup)

@@ -8,16 +8,16 @@ import click
 
 from plainsong import calls
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Verb, VerbGroup, json_option, one_line
+from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import Place, now_ms, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json, escaped, note
-from plainsong.cli.verb import CommandFailed, Verb, VerbGroup, json_option, one_line
-from plainsong.cli.where import complete_topic, where_options
 from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
     from plainsong import Client, TransactionStatus
-    from plainsong.cli.where import Where
-    from plainsong.messages import Held
+    from plainsong.cli.connection import Where
+    from plainsong.protocol.page import Held
     from plainsong.sql import Recovery
 
 #: States as the service names them.

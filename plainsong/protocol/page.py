@@ -68,18 +68,25 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why a transactional page ends before the topic does."""
+    """The undecided transaction that blocks a committed reader: that of the first undecided message."""
 
-    pointer: int
-    """The write pointer of the first undecided message."""
-    since_ms: int
-    """When that message was published."""
-    hidden: int
-    """Messages from that one on that the reader would get next; counted up to ``HIDDEN_COUNTED``."""
+    write_pointer: int
+    """The transaction's; ``client.transactions`` and ``plainsong tx blame`` show its client."""
+    since_ms: int | None = None
+    """When that message was published, in milliseconds since 1970, by the daemon's clock; None: an old daemon left it out."""
+    hidden_messages: int | None = None
+    """How many messages wait behind it, that one included; counted up to 1 000."""
+    hidden_more: bool = False
+    """Whether there are more than ``hidden_messages``."""
+
+    @property
+    def hidden_text(self) -> str:
+        """The count as HTTP says it: ``12``, or ``1000+`` if there are more."""
+        return f"{self.hidden_messages}{'+' if self.hidden_more else ''}"
 
 
-#: Hidden messages are counted up to one more than a thousand, which then reads "1000+".
-HIDDEN_COUNTED = 1001
+#: Hidden messages are counted up to here; one more is looked for, to know whether there are more.
+HIDDEN_COUNTED = 1000
 
 
 @dataclass(slots=True)

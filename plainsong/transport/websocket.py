@@ -20,7 +20,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from plainsong.calls import Answer
 from plainsong.errors import ConnectionLost, UnexpectedAnswer
 from plainsong.retry import error_of
-from plainsong.streaming import close_error
+from plainsong.stream_queue import close_error
 from plainsong.transport.http import place_of
 
 if TYPE_CHECKING:

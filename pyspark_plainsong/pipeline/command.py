@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.cli.main import run as run_program
 from plainsong.cli.output import echo_json
-from plainsong.cli.verb import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.protocol.errors import nearest
 from pyspark_plainsong.pipeline.session import worker_environ
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME as MANIFEST
 from pyspark_plainsong.pipeline.locks import locked
 

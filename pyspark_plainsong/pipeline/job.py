@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from plainsong.cli import job as any_job
+from plainsong.cli.command import CommandFailed, Exit, one_line
 from plainsong.cli.job import JobRun
 from plainsong.cli.main import run as run_program
-from plainsong.cli.verb import CommandFailed, Exit, one_line
 from pyspark_plainsong.pipeline.session import build_session, extra_installed
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.options import now_ms
 from plainsong.cli.output import escaped
-from plainsong.cli.verb import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

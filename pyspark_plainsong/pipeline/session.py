@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

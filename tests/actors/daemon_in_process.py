@@ -62,7 +62,7 @@ class Daemon:
             found = list(page.messages())
             payloads += [payload for _, payload in found]
             if page.held is not None or len(found) < limit:
-                return payloads, None if page.held is None else page.held.pointer
+                return payloads, None if page.held is None else page.held.write_pointer
             since = after(found[-1][0])
 
 

@@ -77,6 +77,6 @@ async def test_what_a_tephra_calls_invalid_is_rolled_back_and_its_list_is_left_t
         assert figures.kept_because
         span = await harness.ask(Look(FIRST_BOUND))
         page = await read_page(harness.store, None, span, limit=9, max_bytes=999, view=foreign.view())
-        assert (list(page.messages()), page.held.pointer) == ([], 100)
+        assert (list(page.messages()), page.held.write_pointer) == ([], 100)
     await foreign._client.aclose()
     nursery.cancel_scope.cancel()

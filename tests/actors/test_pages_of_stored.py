@@ -163,8 +163,8 @@ def test_a_reader_stops_before_the_first_undecided_message_and_is_told_who_and_s
     topic = Topic([plain(0), inline(1, 5), inline(2, -6), inline(3, 9), plain(4), inline(5, 9), stored(6, 8, 3)])
     page = topic.from_store(topic.span(), view=committed(open_=[9]))
     assert payloads(page) == [b"plain", b"inline"]
-    assert (page.end, page.held.pointer, page.held.since_ms) == ("held", 9, START_MS + 3)
-    assert page.held.hidden == 6, "the undecided ones and what comes behind them"
+    assert (page.end, page.held.write_pointer, page.held.since_ms) == ("held", 9, START_MS + 3)
+    assert page.held.hidden_messages == 6, "the undecided ones and what comes behind them"
     assert page.last_id < pack_id(START_MS + 3, 0) == after(page.last_id)
     again = topic.from_store(topic.span(after(page.last_id)), view=committed(open_=[9]))
     assert (again.count, again.held) == (0, page.held)
@@ -181,7 +181,7 @@ def test_hidden_messages_are_those_the_reader_would_get_next():
     ]
     topic = Topic(entries)
     page = topic.from_store(topic.span(now_ms=START_MS + 1_005), view=committed(open_=[9], invalid=[7]))
-    assert page.held.hidden == 1 + 3
+    assert page.held.hidden_messages == 1 + 3
 
 
 @pytest.mark.parametrize("more", [999, 1_000, 1_001, 3_000])
@@ -189,10 +189,13 @@ def test_hidden_messages_are_those_the_reader_would_get_next():
 def test_hidden_messages_are_counted_up_to_a_thousand_and_one(more, chunk):
     topic = Topic([inline(0, 9), *(plain(1 + ms) for ms in range(more))])
     page = topic.from_store(topic.span(), view=committed(open_=[9]), chunk=chunk)
-    assert page.held.hidden == min(1 + more, HIDDEN_COUNTED)
+    assert page.held.hidden_messages == min(1 + more, HIDDEN_COUNTED)
     assert topic.from_cache(topic.cache(50), topic.span(), view=committed(open_=[9])).held == page.held
     behind = Topic([inline(0, 9), stored(1, 8, more)])
-    assert behind.from_store(behind.span(), view=committed(open_=[9]), chunk=chunk).held.hidden == page.held.hidden
+    assert (
+        behind.from_store(behind.span(), view=committed(open_=[9]), chunk=chunk).held.hidden_messages
+        == page.held.hidden_messages
+    )
 
 
 def test_an_undecided_message_that_has_expired_holds_nobody():
@@ -208,7 +211,7 @@ def test_an_undecided_message_that_has_expired_holds_nobody():
 def test_a_full_page_before_an_undecided_message_is_held_and_not_more():
     topic = Topic([plain(0), inline(1, -5), inline(2, 9), plain(3)])
     page = topic.from_store(topic.span(), 1, view=committed(open_=[9]))
-    assert (page.count, page.end, page.held.hidden) == (1, "held", 2)
+    assert (page.count, page.end, page.held.hidden_messages) == (1, "held", 2)
 
 
 def test_what_was_passed_over_is_not_looked_at_again():
@@ -321,7 +324,7 @@ def test_a_damaged_row_behind_the_one_that_holds_hurts_nobody():
     topic = Topic([plain(0), inline(1, 9), plain(2), plain(3)])
     topic.tables[Table.MESSAGE].put([PREFIX + pack_position(START_MS + 2, 0)], [b"\xff"])
     page = topic.from_store(topic.span(), view=committed(open_=[9]))
-    assert (page.count, page.end, page.held.pointer) == (1, "held", 9)
+    assert (page.count, page.end, page.held.write_pointer) == (1, "held", 9)
 
 
 def test_every_start_and_limit_of_a_topic_with_everything_in_it():

@@ -205,7 +205,7 @@ async def test_batches_are_seen_by_transactional_readers_up_to_what_is_undecided
         view = View(FIRST + 1_000, frozenset([FIRST]), frozenset())
         page = await read_page(harness.store, None, await harness.look(), limit=100, max_bytes=10**9, view=view)
         assert [payload for _, payload in page.messages()] == [b"a", b"b"]
-        assert (page.end, page.held.pointer, page.held.hidden) == ("held", FIRST, 3)
+        assert (page.end, page.held.write_pointer, page.held.hidden_messages) == ("held", FIRST, 3)
 
 
 async def test_attributes_leave_with_their_message():

@@ -144,7 +144,7 @@ class House:
             since = after(page.last_id) if page.last_id is not None else since
             if page.end == "held":
                 with trio.move_on_after(5):
-                    await self.index.wait(page.held.pointer, mark)
+                    await self.index.wait(page.held.write_pointer, mark)
             elif not page.count:
                 if ended:
                     return

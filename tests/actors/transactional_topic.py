@@ -195,7 +195,7 @@ def check_page(topic, page, span, limit, max_bytes, view):
         assert page.last_id == got[-1][0]
         assert page.held is None
     elif end == "held":
-        assert (page.held.pointer, page.held.hidden) == (held_by, hidden)
+        assert (page.held.write_pointer, page.held.hidden_messages) == (held_by, hidden)
         assert page.held.since_ms == int.from_bytes(held_at[:8], "big")
         assert after(page.last_id) == held_at, "resumed exclusively, the held row is the next one met"
     elif page.last_id is not None:

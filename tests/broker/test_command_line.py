@@ -14,8 +14,8 @@ import pytest
 
 from broker.config import every_setting
 from plainsong import __version__
+from plainsong.cli.command import Exit
 from plainsong.cli.main import SETTINGS, Program, program, run
-from plainsong.cli.verb import Exit
 
 ROOT = Path(__file__).parents[2]
 

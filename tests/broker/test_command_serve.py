@@ -21,8 +21,8 @@ from broker.command.serve import allow_open_files, failure_of, serve
 from broker.config import Config
 from broker.config.sections import TransactionsConfig
 from broker.main import Running, banner
+from plainsong.cli.command import Exit
 from plainsong.cli.main import run
-from plainsong.cli.verb import Exit
 from storage.base import StoreDamaged, StoreInUse
 
 RUNNING = Running("0.1.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveldb", "Acknowledged is synced.", "it all")

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from broker.config import every_setting
+from plainsong.cli.command import Exit
 from plainsong.cli.main import program, run
-from plainsong.cli.verb import Exit
 from plainsong.protocol.ids import pack_id
 from storage.directory import DataDirectory
 from storage.leveldb import LevelDBStore

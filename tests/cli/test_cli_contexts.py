@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from plainsong.cli.verb import CommandFailed, Exit
-from plainsong.cli.where import Where, contexts_path, load_contexts, where_of
+from plainsong.cli.command import CommandFailed, Exit
+from plainsong.cli.connection import Where, contexts_path, load_contexts, where_of
 from plainsong.settings import DEFAULT_URL
 
 A, B, C = "http://a.example:7420", "http://b.example:7420", "http://c.example:7420"

@@ -12,8 +12,8 @@ import threading
 import click
 import pytest
 
+from plainsong.cli.command import Exit, Verb, WhereOption
 from plainsong.cli.main import VERBS, program, run
-from plainsong.cli.verb import Exit, Verb, WhereOption
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
 from tests.documents import DOCUMENTS, shell_block, shell_lines

@@ -9,8 +9,8 @@ import sys
 import click
 import pytest
 
+from plainsong.cli.command import Exit, Verb
 from plainsong.cli.main import VERBS, program
-from plainsong.cli.verb import Exit, Verb
 
 
 def every_verb():

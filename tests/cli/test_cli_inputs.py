@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.cli import inputs
-from plainsong.cli.verb import CommandFailed
+from plainsong.cli.command import CommandFailed
 
 
 class InPieces:

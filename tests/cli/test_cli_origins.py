@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from plainsong import Client
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 
 
 @pytest.fixture

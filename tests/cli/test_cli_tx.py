@@ -14,7 +14,7 @@ import pytest
 
 from plainsong import Client
 from plainsong.cli import tx
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from tests.cli.conftest import Said
 from tests.daemon.harness import Daemon
 

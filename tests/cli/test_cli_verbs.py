@@ -7,7 +7,7 @@ import json
 import pytest
 
 from plainsong import __version__
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 
 ID = "0000018bcfe56805000100000000000000000000"
 

@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from plainsong import Client
+from plainsong.cli.command import Exit
 from plainsong.cli.on_options import derived_name
-from plainsong.cli.verb import Exit
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
 

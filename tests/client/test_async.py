@@ -10,7 +10,7 @@ import pytest
 
 from plainsong import JSON, AsyncClient, Client
 from plainsong.errors import BufferFull, ConnectionLost, DeadlineExceeded, MessageDropped
-from plainsong.gathering import ITEM_BYTES
+from plainsong.publisher_queue import ITEM_BYTES
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 

@@ -11,7 +11,7 @@ from topic_of_producers import Topic, then_lost
 from plainsong.calls import Known, Recent
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
 from plainsong.messages import MessageId, MessageReceipt
-from plainsong.producing import Delivered, Session, as_found
+from plainsong.producer_queue import Delivered, Session, as_found
 from plainsong.protocol.errors import (
     DeduplicationDisabled,
     GenerationChanged,

@@ -11,7 +11,7 @@ from test_producer_delivery import Desk
 from topic_of_producers import then_lost
 
 from plainsong import Client
-from plainsong.producing import MAX_SEQUENCE_ID, Delivered, Numbering
+from plainsong.producer_queue import MAX_SEQUENCE_ID, Delivered, Numbering
 from plainsong.protocol.errors import (
     InvalidParameter,
     InvalidSequenceIds,

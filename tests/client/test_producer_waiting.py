@@ -22,7 +22,15 @@ from plainsong.errors import (
 )
 from plainsong.lightweight import MAX_BYTES, Lightweight
 from plainsong.messages import Receipt
-from plainsong.producing import Prepared, Producing, Session, atomic_request, prepared, producer_bounds, whole_request
+from plainsong.producer_queue import (
+    Prepared,
+    ProducerState,
+    Session,
+    atomic_request,
+    prepared,
+    producer_bounds,
+    whole_request,
+)
 from plainsong.protocol.errors import (
     InvalidParameter,
     InvalidSequenceIds,
@@ -39,7 +47,7 @@ class Fate:
     retrieved: bool = False
 
 
-def producing(*, last: int = -1, initial: int | None = None, **bounds: Any) -> Producing[Fate]:
+def producer_state(*, last: int = -1, initial: int | None = None, **bounds: Any) -> ProducerState[Fate]:
     given = {
         "linger_ms": 0,
         "max_batch_messages": 4,
@@ -49,23 +57,23 @@ def producing(*, last: int = -1, initial: int | None = None, **bounds: Any) -> P
         "delivery_timeout_s": 120,
     }
     session = Session("t", "p", 1, 1, last, optional=False)
-    return Producing(session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
+    return ProducerState(session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
 
 
-def put(one: Producing[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:
+def put(one: ProducerState[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:
     fates = [Fate() for _ in ids]
     for given, fate in zip(ids, fates, strict=True):
         one.take(Prepared(b"m", None, None, given), fate, now_s)
     return fates
 
 
-def taken(one: Producing[Fate], now_s: float = 0.0) -> list[int]:
+def taken(one: ProducerState[Fate], now_s: float = 0.0) -> list[int]:
     parcel, _ = one.work(now_s)
     assert parcel is not None
     return list(parcel.request.sequence_ids or [])
 
 
-def settle(one: Producing[Fate]) -> None:
+def settle(one: ProducerState[Fate]) -> None:
     assert one.waiting.under_way is not None
     one.delivered(one.waiting.under_way)
 
@@ -75,29 +83,29 @@ def settle(one: Producing[Fate]) -> None:
 
 @pytest.mark.parametrize(("last", "initial", "first"), [(-1, None, 0), (7, None, 8), (-1, 5, 5), (7, 3, 3), (7, 0, 0)])
 def test_the_first_automatic_id_is_the_next_one_unless_it_is_said(last: int, initial: int | None, first: int):
-    one = producing(last=last, initial=initial)
+    one = producer_state(last=last, initial=initial)
     put(one, None, None)
     assert taken(one) == [first, first + 1]
 
 
 def test_explicit_and_automatic_ids_are_never_mixed():
-    one = producing()
+    one = producer_state()
     put(one, 4)
     with pytest.raises(ValueError, match="some have none"):
         put(one, None)
     with pytest.raises(SequenceIdsMixed):
         one.take_whole(whole_request([b"x"], BYTES)[0], None, Fate(), 0)
-    other = producing()
+    other = producer_state()
     put(other, None)
     with pytest.raises(SequenceIdsMixed):
         put(other, 9)
     with pytest.raises(SequenceIdsMixed):
-        producing().take_whole(whole_request([b"x", b"y"], BYTES)[0], [1, None], Fate(), 0)
+        producer_state().take_whole(whole_request([b"x", b"y"], BYTES)[0], [1, None], Fate(), 0)
 
 
 @pytest.mark.parametrize("ids", [[2, 2], [3, 1], [1], [-1, 4], [True, 2], [1, 1 << 63]])
 def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
-    one = producing()
+    one = producer_state()
     with pytest.raises(InvalidSequenceIds):
         one.take_whole(whole_request([b"x", b"y"], BYTES)[0], ids, Fate(), 0)
     assert one.waiting.pending == 0
@@ -109,7 +117,7 @@ def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
 
 
 def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():
-    one = producing()
+    one = producer_state()
     put(one, None)
     assert taken(one) == [0]
     put(one, None, None, None)
@@ -120,7 +128,7 @@ def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():
 
 
 def test_ids_that_go_back_begin_another_request():
-    one = producing()
+    one = producer_state()
     put(one, 5, 6, 6, 2, 9)
     found = []
     for _ in range(3):
@@ -130,7 +138,7 @@ def test_ids_that_go_back_begin_another_request():
 
 
 def test_messages_that_were_given_together_are_a_request_of_their_own():
-    one = producing()
+    one = producer_state()
     put(one, None)
     one.take_whole(whole_request([b"x"] * 6, BYTES)[0], None, Fate(), 0)
     put(one, None)
@@ -143,7 +151,7 @@ def test_messages_that_were_given_together_are_a_request_of_their_own():
 
 
 def test_attributes_and_ttls_of_each_message_go_along():
-    one = producing()
+    one = producer_state()
     one.take(prepared(Outgoing(b"a", 5), BYTES, None, {"h": "1"}, "key"), Fate(), 0)
     put(one, None)
     parcel, _ = one.work(0)
@@ -153,7 +161,7 @@ def test_attributes_and_ttls_of_each_message_go_along():
 
 
 def test_lingering_ends_with_a_full_request_or_a_flush():
-    one = producing(linger_ms=1000)
+    one = producer_state(linger_ms=1000)
     put(one, None)
     assert one.next_s() == 1.0
     put(one, None, None, None)
@@ -167,13 +175,13 @@ def test_lingering_ends_with_a_full_request_or_a_flush():
 # --- failures ----------------------------------------------------------------------------------------
 
 
-def failed(one: Producing[Fate], error: Any) -> list[Any]:
+def failed(one: ProducerState[Fate], error: Any) -> list[Any]:
     assert one.waiting.under_way is not None
     return one.failed(one.waiting.under_way, error)
 
 
 def test_a_refused_message_with_an_automatic_id_fails_alone():
-    one = producing()
+    one = producer_state()
     fates = put(one, None, None, None)
     assert taken(one) == [0, 1, 2]
     assert failed(one, MessageTooLarge()) == []
@@ -187,7 +195,7 @@ def test_a_refused_message_with_an_automatic_id_fails_alone():
 
 
 def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_overtakes_it():
-    one = producing()
+    one = producer_state()
     fates = put(one, 1, 2, 3)
     taken(one)
     put_later = put(one, 7)
@@ -206,13 +214,13 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_
 
 
 def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
-    one = producing()
+    one = producer_state()
     put(one, None)
     taken(one)
     failed(one, OutcomeUnknown())
     put(one, None)
     assert taken(one) == [1]
-    other = producing()
+    other = producer_state()
     put(other, 4)
     taken(other)
     failed(other, OutcomeUnknown())
@@ -221,7 +229,7 @@ def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
 
 
 def test_whoever_waits_for_a_request_decides_himself_what_follows():
-    one = producing()
+    one = producer_state()
     one.take_whole(whole_request([b"x"], BYTES)[0], [3], Fate(), 0)
     taken(one)
     behind = put(one, 4)
@@ -233,7 +241,7 @@ def test_whoever_waits_for_a_request_decides_himself_what_follows():
 
 
 def test_who_was_fenced_off_is_told_so_for_all_that_waits():
-    one = producing()
+    one = producer_state()
     put(one, None)
     taken(one)
     behind = put(one, None)
@@ -245,7 +253,7 @@ def test_who_was_fenced_off_is_told_so_for_all_that_waits():
 
 
 def test_what_waited_too_long_is_given_up():
-    one = producing()
+    one = producer_state()
     fates = put(one, None, None)
     parcel, ended = one.work(121)
     assert parcel is None
@@ -253,7 +261,7 @@ def test_what_waited_too_long_is_given_up():
     assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
 
 
-def whole(one: Producing[Fate], limit_s: float | None, *ids: int, now_s: float = 0.0) -> Fate:
+def whole(one: ProducerState[Fate], limit_s: float | None, *ids: int, now_s: float = 0.0) -> Fate:
     fate = Fate()
     one.take_whole(whole_request([b"w"], BYTES)[0], ids or None, fate, now_s, limit_s)
     return fate
@@ -264,7 +272,7 @@ def lost(ended: list[Any]) -> list[Any]:
 
 
 def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
-    one = producing()
+    one = producer_state()
     put(one, None)
     taken(one)
     fates = put(one, None)
@@ -284,7 +292,7 @@ def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
 
 
 def test_messages_that_wait_too_long_are_given_up_while_another_request_is_under_way():
-    one = producing()
+    one = producer_state()
     whole(one, 600.0)
     taken(one)
     fates = put(one, None, now_s=5.0)
@@ -294,7 +302,7 @@ def test_messages_that_wait_too_long_are_given_up_while_another_request_is_under
 
 
 def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
-    one = producing()
+    one = producer_state()
     put(one, None)
     taken(one)
     long, fates = whole(one, 600.0), put(one, None)
@@ -307,7 +315,7 @@ def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
 
 
 def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_goes_on():
-    one = producing()
+    one = producer_state()
     put(one, 1)
     taken(one)
     put(one, 2)
@@ -322,7 +330,7 @@ def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_
 
 
 def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
-    one = producing()
+    one = producer_state()
     put(one, 1)
     taken(one)
     long, late = whole(one, 600.0, 2), put(one, 3, 4)
@@ -337,14 +345,14 @@ def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
 
 def test_dropping_is_not_for_producers():
     with pytest.raises(InvalidParameter):
-        producing(overflow="drop")
+        producer_state(overflow="drop")
 
 
 # --- lightweight transactions ------------------------------------------------------------------------
 
 
 def test_one_transaction_is_open_at_a_time():
-    one = producing()
+    one = producer_state()
     first = one.begin("k", None, 0)
     with pytest.raises(TransactionInProgress):
         one.begin("k", None, 1)
@@ -359,7 +367,7 @@ def test_one_transaction_is_open_at_a_time():
 
 
 def test_an_aborted_one_uses_up_no_id():
-    one = producing()
+    one = producer_state()
     held = one.begin("k", None, 0)
     held.write(b"x", sequence_id=None, ttl_s=None, now_s=0)
     held.abort()
@@ -448,7 +456,7 @@ def test_its_time_counts_only_while_it_is_open():
 
 
 def test_a_producer_frees_the_buffer_when_the_time_is_over():
-    one = producing()
+    one = producer_state()
     held = one.begin("k", 10, 0)
     write(held, b"x")
     assert one.next_s() == 10

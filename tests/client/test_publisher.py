@@ -11,8 +11,8 @@ import pytest
 
 from plainsong import JSON, Outgoing
 from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotEncodable, NotSent
-from plainsong.gathering import ITEM_BYTES
 from plainsong.protocol.errors import InvalidParameter, MessageTooLarge, TopicNotFound
+from plainsong.publisher_queue import ITEM_BYTES
 from tests.client.client_under_test import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually

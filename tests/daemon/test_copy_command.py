@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from plainsong import Client
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from tests.daemon.deployment import (
     duplicates_are_told,
     fill,

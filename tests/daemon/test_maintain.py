@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from broker.command.maintain import command, plan
 from plainsong import Client
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.errors import GenerationChanged, TopicNotFound
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
 from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from plainsong.cli.command import Exit
 from plainsong.cli.main import program, run
-from plainsong.cli.verb import Exit
 from tests.daemon.harness import Daemon
 from tests.daemon.talk import create, publish, read_all
 from tests.hbase_server import free_ports

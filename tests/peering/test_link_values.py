@@ -76,7 +76,7 @@ def test_values_come_back_with_their_types(value):
         Receipt(b"f", b"l", 3, verdict=ProducerVerdict("partial", 9)),
         RollBackPointer(77),
         ListPointers(),
-        Page([b"items"], 1, 5, b"id", "held", {0: {"k": "v"}}, {0: -5}, Held(5, 1, 1001)),
+        Page([b"items"], 1, 5, b"id", "held", {0: {"k": "v"}}, {0: -5}, Held(5, 1, 1000, hidden_more=True)),
         TopicProperties(),
     ],
 )

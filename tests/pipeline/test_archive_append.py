@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from plainsong import Client
+from plainsong.cli.command import CommandFailed, Exit
+from plainsong.cli.connection import Where
 from plainsong.cli.options import now_ms
-from plainsong.cli.verb import CommandFailed, Exit
-from plainsong.cli.where import Where
 from pyspark_plainsong.pipeline.archive import appending, layout, read
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
 from pyspark_plainsong.pipeline.archive.archiving import append

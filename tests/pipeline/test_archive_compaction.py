@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from plainsong.cli.verb import CommandFailed
+from plainsong.cli.command import CommandFailed
 from pyspark_plainsong.pipeline.archive import layout, read
 from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
 from pyspark_plainsong.pipeline.archive.reading import damaged, load_manifests

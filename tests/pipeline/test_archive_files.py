@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.cli.verb import CommandFailed
+from plainsong.cli.command import CommandFailed
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.manifest import Manifest, Stats, parse_manifest

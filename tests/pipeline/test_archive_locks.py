@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from plainsong.cli.command import Exit
 from plainsong.cli.options import now_ms
-from plainsong.cli.verb import Exit
 from pyspark_plainsong.pipeline import locks
 from pyspark_plainsong.pipeline.files import LocalFiles
 from pyspark_plainsong.pipeline.hadoop import HadoopFiles

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive import archiving, layout, read, reading
 from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
 from pyspark_plainsong.pipeline.archive.reading import load_manifests, stats_of

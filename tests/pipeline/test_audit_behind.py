@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plainsong import Client
+from plainsong.cli.connection import Where
 from plainsong.cli.options import now_ms
-from plainsong.cli.where import Where
 from pyspark_plainsong.pipeline.audit import stream
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
 from pyspark_plainsong.pipeline.audit.stream import NOTES, Behind, Quiet

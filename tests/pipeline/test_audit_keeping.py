@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from pyspark_plainsong.pipeline.audit import keeping as keeping_module
 from pyspark_plainsong.pipeline.audit import keeping as parts_module
 from pyspark_plainsong.pipeline.audit.generator import payloads

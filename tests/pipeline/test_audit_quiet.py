@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.cli.verb import CommandFailed
+from plainsong.cli.command import CommandFailed
 from plainsong.protocol.ids import pack_id
 from pyspark_plainsong.pipeline.audit import stream as quiet_module
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest

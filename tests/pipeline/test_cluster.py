@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client, Outgoing
-from plainsong.cli.where import Where
+from plainsong.cli.connection import Where
 from pyspark_plainsong.pipeline.archive.archiving import append
 from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import Daemon

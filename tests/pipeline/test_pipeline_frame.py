@@ -18,10 +18,10 @@ import click
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.job import JobProgress
 from plainsong.cli.job_metrics import METRICS, PREFIX, JobMetrics
 from plainsong.cli.main import run as run_program
-from plainsong.cli.verb import CommandFailed, Exit, Verb
 from plainsong.protocol.errors import TopicNotFound, Unavailable
 from pyspark_plainsong.pipeline import command as pipeline_command
 from pyspark_plainsong.pipeline import session

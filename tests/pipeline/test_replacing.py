@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.files import LocalFiles, check_replaceable
 
 

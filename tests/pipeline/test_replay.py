@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client, Outgoing
+from plainsong.cli.command import CommandFailed, Exit
+from plainsong.cli.connection import Where
 from plainsong.cli.main import program
 from plainsong.cli.main import run as run_program
-from plainsong.cli.verb import CommandFailed, Exit
-from plainsong.cli.where import Where
 from pyspark_plainsong.pipeline.archive import archiving
 from pyspark_plainsong.pipeline.archive.archiving import append
 from pyspark_plainsong.pipeline.archive.command import archive

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.cli.verb import CommandFailed
+from plainsong.cli.command import CommandFailed
 from pyspark_plainsong.pipeline.files import LocalFiles
 from pyspark_plainsong.pipeline.replay.plans import Plan, Plans, ReplayChunk
 

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from plainsong import Client
+from plainsong.cli.command import CommandFailed
+from plainsong.cli.connection import Where
 from plainsong.cli.options import now_ms
-from plainsong.cli.verb import CommandFailed
-from plainsong.cli.where import Where
 from plainsong.protocol.ids import unpack_id
 from pyspark_plainsong.pipeline.archive.archiving import append
 from pyspark_plainsong.pipeline.job import Run

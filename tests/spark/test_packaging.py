@@ -16,7 +16,7 @@ import pytest
 from installed import EXTRA, PACKAGES, SPARK, environ_of, make_interpreter
 
 from plainsong import Client
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon
 from tests.spark_session import why_not
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from plainsong.protocol.frames import BrokenFrames, decode_frames
 from plainsong.protocol.ids import pack_id
 from pyspark_plainsong.columns import read_schema
-from pyspark_plainsong.reading import FrameBatches
+from pyspark_plainsong.range_reader import FrameBatches
 
 ALL = read_schema(include_transaction=True)
 #: Milliseconds that Spark's microseconds hold.

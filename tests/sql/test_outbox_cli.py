@@ -12,8 +12,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from plainsong import Client
+from plainsong.cli.command import Exit
 from plainsong.cli.main import program, run
-from plainsong.cli.verb import Exit
 from plainsong.errors import ConnectionLost
 from plainsong.sql import Outbox, Relay, create_outbox, outbox_tables
 from plainsong.sql.relay import RelayProducer

@@ -8,11 +8,11 @@ import click
 
 from broker.command.maintain.plan import plan_topic
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.job import JobRun, job_options
 from plainsong.cli.maintenance import store_kind
 from plainsong.cli.options import chosen, show_length, show_time
 from plainsong.cli.output import show_count
-from plainsong.cli.verb import CommandFailed, Exit, Verb
 from plainsong.protocol.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
 
 if TYPE_CHECKING:

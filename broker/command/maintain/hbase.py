@@ -15,7 +15,7 @@ import trio
 
 from broker.command.maintain.plan import KeyRange, check_unchanged, cut
 from broker.command.options import leaves, until_ctrl_c
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.effects import RollBack, Table
 from plainsong.protocol.errors import GenerationChanged, PlainsongError, TopicNotFound
 from plainsong.protocol.keys import metadata_key, stop_after, topic_prefix

@@ -189,7 +189,7 @@ class Paging(Walk):
     def __init__(
         self, span: Span, limit: int, max_bytes: int, view: View | None = None, *, with_pointers: bool = False
     ) -> None:
-        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=HIDDEN_COUNTED)
+        super().__init__(span, view, with_pointers=with_pointers, hidden_limit=HIDDEN_COUNTED + 1)
         self._room = limit
         self._bytes_room = max_bytes
         self._parts: list[bytes] = []

@@ -14,7 +14,7 @@ import msgpack
 
 from plainsong.protocol.ids import NO_PAYLOAD_PART
 from plainsong.protocol.keys import DamagedRow
-from plainsong.protocol.page import ITEM_HEAD_BYTES, ITEM_START, Held, item
+from plainsong.protocol.page import HIDDEN_COUNTED, ITEM_HEAD_BYTES, ITEM_START, Held, item
 from plainsong.protocol.rows import (
     ATTRIBUTES,
     HAS_EXTRAS,
@@ -90,7 +90,8 @@ class Delivery:
         """The transaction that holds the reader; None: none does."""
         if self.held_by is None:
             return None
-        return Held(self.held_by, int.from_bytes(self.held_at[:8], "big"), self.hidden)
+        since_ms = int.from_bytes(self.held_at[:8], "big")
+        return Held(self.held_by, since_ms, min(self.hidden, HIDDEN_COUNTED), self.hidden > HIDDEN_COUNTED)
 
     def _on_message(self, message_id: bytes, row: MessageRow) -> None:
         """Called for each message that is decoded row by row, visible or not. Raises DamagedRow."""

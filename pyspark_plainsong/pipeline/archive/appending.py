@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import show_count
-from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.manifest import Range, covered, minus
 from pyspark_plainsong.pipeline.archive.reading import load_manifests

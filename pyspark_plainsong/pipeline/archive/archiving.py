@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.options import chosen, show_time
 from plainsong.cli.output import show_bytes, show_count
-from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, fill_holes

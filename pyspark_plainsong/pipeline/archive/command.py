@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import CommandFailed, Exit, VerbGroup
 from plainsong.cli.options import Length, Place
-from plainsong.cli.verb import CommandFailed, Exit, VerbGroup
 from pyspark_plainsong.pipeline.job import Run, job_options
 
 _root = click.option("--root", required=True, metavar="PATH|URL", help="Of the archive; other topics may be in it.")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from plainsong.cli.verb import CommandFailed
+    from plainsong.cli.command import CommandFailed
     from pyspark_plainsong.pipeline.archive.manifest import Piece
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import Files

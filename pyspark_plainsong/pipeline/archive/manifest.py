@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 
 if TYPE_CHECKING:

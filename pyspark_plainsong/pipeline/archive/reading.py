@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.manifest import NOTHING, Manifest, Piece, Stats, parse_manifest, pieces
 from pyspark_plainsong.pipeline.files import open_files

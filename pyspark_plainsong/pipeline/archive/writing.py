@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.options import now_ms
-from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.manifest import Manifest, parse_manifest

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from plainsong.cli import output
+from plainsong.cli.command import Verb, VerbGroup
 from plainsong.cli.options import Length, Place, show_time
 from plainsong.cli.output import show_count
-from plainsong.cli.verb import Verb, VerbGroup
 from plainsong.protocol.ids import FIRST_BOUND
 from pyspark_plainsong.pipeline.audit.generator import payloads
 from pyspark_plainsong.pipeline.job import Run, job_options

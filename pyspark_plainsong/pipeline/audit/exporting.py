@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.audit.keeping import TABLE
 from pyspark_plainsong.pipeline.audit.lineage import EDGES, closure, flows
 from pyspark_plainsong.pipeline.audit.reading import frame, manifest_of

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.audit.lineage import EDGES, edge_rows
 from pyspark_plainsong.pipeline.audit.manifest import (
     LOCK,

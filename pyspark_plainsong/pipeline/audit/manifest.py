@@ -12,7 +12,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.files import LocalFiles
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from plainsong.cli.verb import Exit
+from plainsong.cli.command import Exit
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest, TablesUnreadable, load_manifest
 from pyspark_plainsong.pipeline.audit.messages import PROGRAM
 

@@ -12,8 +12,8 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from plainsong.cli.command import CommandFailed
 from plainsong.cli.options import now_ms
-from plainsong.cli.verb import CommandFailed
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.options import Length, Place
 from plainsong.cli.output import show_count
-from plainsong.cli.verb import CommandFailed, Exit, Verb
 from pyspark_plainsong.pipeline.job import Run, job_options
 
 if TYPE_CHECKING:

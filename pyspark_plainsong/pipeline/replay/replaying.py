@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 from pyspark.sql import types
 
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.output import show_count
-from plainsong.cli.verb import CommandFailed, Exit
 from pyspark_plainsong.options import WriteOptions
 from pyspark_plainsong.pipeline.archive import layout, reading
 from pyspark_plainsong.pipeline.archive.manifest import covered

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from plainsong.cli.verb import CommandFailed, Exit
+from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.transactions.transaction import issued_ms
 from pyspark_plainsong.pipeline.archive.layout import time_bound, time_of, topic_folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from plainsong.cli.command import one_line
 from plainsong.cli.options import show_length, show_time
 from plainsong.cli.output import show_bytes, show_count, show_rate, table, width
-from plainsong.cli.verb import one_line
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM
 
 if TYPE_CHECKING:

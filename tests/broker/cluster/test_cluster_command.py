@@ -10,8 +10,8 @@ import trio
 
 from broker.config.sections import Ensemble
 from plainsong.cli.cluster import _row
+from plainsong.cli.command import Exit
 from plainsong.cli.main import program, run
-from plainsong.cli.verb import Exit
 from tests.broker.cluster.daemons import TOPICS, daemons
 
 paths = count()

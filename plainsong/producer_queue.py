@@ -23,7 +23,6 @@ from plainsong.errors import (
     SequenceIdsMixed,
     TransactionInProgress,
 )
-from plainsong.gathering import ITEM_BYTES, Tally, publisher_bounds
 from plainsong.lightweight import TIMEOUT_S, Lightweight, check_routing_key, check_size
 from plainsong.messages import (
     MessageReceipt,
@@ -48,14 +47,15 @@ from plainsong.protocol.errors import (
     TooLarge,
 )
 from plainsong.protocol.requests import PublishRequest
+from plainsong.publisher_queue import ITEM_BYTES, Tally, publisher_bounds
 from plainsong.serializers import BYTES, Serializer, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from plainsong.calls import Known
-    from plainsong.gathering import Bounds, Overflow, Retrieved
     from plainsong.messages import MessageId
+    from plainsong.publisher_queue import Bounds, Overflow, Retrieved
 
 S = TypeVar("S")
 A = TypeVar("A", bound="Retrieved")
@@ -603,7 +603,7 @@ def error_after_stop(stopped: PlainsongError) -> PlainsongError:
 # --- the producer --------------------------------------------------------------------------------
 
 
-class Producing(Generic[A]):
+class ProducerState(Generic[A]):
     """The rules of a producer, for both clients. Callers hold the producer's lock."""
 
     def __init__(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from plainsong.cli.verb import CommandFailed, Exit, WhereOption, failure_of
+from plainsong.cli.command import CommandFailed, Exit, WhereOption, failure_of
+from plainsong.positions import replace_file
 from plainsong.protocol.errors import PlainsongError, TopicNotFound, nearest
 from plainsong.settings import DEFAULT_URL, follows_owners
 
@@ -76,7 +76,8 @@ class Contexts:
                 lines.append(f"token_file = {_toml(context.token_file)}")
             lines.append("")
         try:
-            _replace(self.path, "\n".join(lines))
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(self.path, "\n".join(lines).encode())
         except OSError as error:
             raise CommandFailed(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -143,20 +144,6 @@ def _parse_context(name: str, document: object) -> Context:
 def _toml(value: str | list[str]) -> str:
     """Writes a string or a list of strings in TOML, which has JSON's escapes."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(prefix=".contexts-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 F = TypeVar("F", bound="Callable[..., Any]")

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, MessageDropped
-from plainsong.gathering import ITEM_BYTES, Bounds, Gathering
 from plainsong.protocol.errors import BadRequest, MessageTooLarge, TopicNotFound, Unavailable
+from plainsong.publisher_queue import ITEM_BYTES, Bounds, PublisherQueue
 
 
-def gathering(**changed: object) -> Gathering[int]:
+def publisher_queue(**changed: object) -> PublisherQueue[int]:
     bounds = {
         "linger_s": 0.0,
         "max_batch_messages": 100,
@@ -23,7 +23,7 @@ def gathering(**changed: object) -> Gathering[int]:
         "mode": "reliable",
         "retry_unknown": False,
     }
-    return Gathering(Bounds(**{**bounds, **changed}), lambda: 0.0)  # type: ignore[arg-type]
+    return PublisherQueue(Bounds(**{**bounds, **changed}), lambda: 0.0)  # type: ignore[arg-type]
 
 
 def payloads(batch):
@@ -31,7 +31,7 @@ def payloads(batch):
 
 
 def test_what_accumulates_while_a_request_is_under_way_is_the_next_request():
-    held = gathering()
+    held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     first = held.take(0)
     for n in (2, 3, 4):
@@ -42,14 +42,14 @@ def test_what_accumulates_while_a_request_is_under_way_is_the_next_request():
 
 
 def test_topics_do_not_wait_for_each_other():
-    held = gathering()
+    held = publisher_queue()
     held.put("a", b"1", None, 1, 0)
     held.put("b", b"2", None, 2, 0)
     assert {held.take(0).lane.topic, held.take(0).lane.topic} == {"a", "b"}
 
 
 def test_a_first_message_lingers_until_its_time_or_until_the_batch_is_full():
-    held = gathering(linger_s=0.005, max_batch_messages=2)
+    held = publisher_queue(linger_s=0.005, max_batch_messages=2)
     held.put("t", b"1", None, 1, 10.0)
     assert held.take(10.004) is None
     assert held.next_s() == pytest.approx(10.005)
@@ -60,7 +60,7 @@ def test_a_first_message_lingers_until_its_time_or_until_the_batch_is_full():
 
 
 def test_a_batch_is_bounded_in_bytes_and_holds_at_least_one_message():
-    held = gathering(max_batch_bytes=10)
+    held = publisher_queue(max_batch_bytes=10)
     for n, size in enumerate((6, 4, 1, 50)):
         held.put("t", bytes(size), None, n, 0)
     sizes = []
@@ -71,7 +71,7 @@ def test_a_batch_is_bounded_in_bytes_and_holds_at_least_one_message():
 
 
 def test_there_is_no_room_beyond_the_bound_until_something_is_settled():
-    held = gathering(max_pending_bytes=2 * (ITEM_BYTES + 10))
+    held = publisher_queue(max_pending_bytes=2 * (ITEM_BYTES + 10))
     assert held.put("t", bytes(10), None, 1, 0)
     assert held.put("t", bytes(10), None, 2, 0)
     assert held.put("t", bytes(10), None, 3, 0) is None
@@ -83,7 +83,7 @@ def test_there_is_no_room_beyond_the_bound_until_something_is_settled():
 
 
 def test_a_failed_batch_is_tried_again_before_anything_that_came_later():
-    held = gathering()
+    held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     batch = held.take(0)
     held.put("t", b"2", None, 2, 0)
@@ -93,7 +93,7 @@ def test_a_failed_batch_is_tried_again_before_anything_that_came_later():
 
 
 def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on():
-    held = gathering()
+    held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     batch = held.take(0)
     held.put("t", b"2", None, 2, 0)
@@ -105,14 +105,14 @@ def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on(
 
 
 def test_a_batch_that_may_have_taken_is_tried_again_when_at_least_once_is_wanted():
-    held = gathering(retry_unknown=True)
+    held = publisher_queue(retry_unknown=True)
     held.put("t", b"1", None, 1, 0)
     assert held.failed(held.take(0), ConnectionLost(), 0) is None
     assert payloads(held.take(1)) == [b"1"]
 
 
 def test_a_message_in_doubt_that_runs_out_of_time_is_unknown():
-    held = gathering(retry_unknown=True, delivery_timeout_s=1)
+    held = publisher_queue(retry_unknown=True, delivery_timeout_s=1)
     held.put("t", b"1", None, 1, 0)
     held.failed(held.take(0), ConnectionLost(), 0.5)
     [lost] = held.overdue(1)
@@ -123,7 +123,7 @@ def test_a_message_in_doubt_that_runs_out_of_time_is_unknown():
 @pytest.mark.parametrize("refused", [BadRequest, MessageTooLarge])
 @pytest.mark.parametrize("guilty", range(7))
 def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refused, guilty):
-    held = gathering()
+    held = publisher_queue()
     for n in range(7):
         held.put("t", b"%d" % n, None, n, 0)
     delivered, lost = [], []
@@ -140,14 +140,14 @@ def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refuse
 
 
 def test_a_topic_that_is_not_there_fails_at_once():
-    held = gathering()
+    held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     lost = held.failed(held.take(0), TopicNotFound(), 0)
     assert isinstance(lost.error, TopicNotFound)
 
 
 def test_what_waits_too_long_is_given_up_and_the_rest_stays():
-    held = gathering(delivery_timeout_s=10, linger_s=100)
+    held = publisher_queue(delivery_timeout_s=10, linger_s=100)
     held.put("t", b"1", None, 1, 0)
     held.put("t", b"2", None, 2, 5)
     assert held.next_s() == 10
@@ -158,7 +158,7 @@ def test_what_waits_too_long_is_given_up_and_the_rest_stays():
 
 
 def test_an_hour_without_a_daemon_costs_a_bounded_memory_and_drops_the_oldest_in_time():
-    held = gathering(mode="best_effort", delivery_timeout_s=10, max_pending_bytes=1 << 20)
+    held = publisher_queue(mode="best_effort", delivery_timeout_s=10, max_pending_bytes=1 << 20)
     refused = dropped = 0
     highest = 0
     for tick in range(36_000):
@@ -182,7 +182,7 @@ def test_an_hour_without_a_daemon_costs_a_bounded_memory_and_drops_the_oldest_in
 
 
 def test_topics_without_messages_are_forgotten():
-    held = gathering()
+    held = publisher_queue()
     for n in range(1000):
         held.put(f"t{n}", b"", None, n, 0)
     while (batch := held.take(0)) is not None:
@@ -191,7 +191,7 @@ def test_topics_without_messages_are_forgotten():
 
 
 def test_what_is_cleared_says_what_is_known_of_it():
-    held = gathering(retry_unknown=True)
+    held = publisher_queue(retry_unknown=True)
     held.put("t", b"1", None, 1, 0)
     held.failed(held.take(0), ConnectionLost(), 0)
     held.put("t", b"2", None, 2, 0)
@@ -202,7 +202,7 @@ def test_what_is_cleared_says_what_is_known_of_it():
 @given(st.integers(0, 1 << 32), st.integers(1, 60))
 def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages: int):
     random = Random(seed)
-    held = gathering(max_batch_messages=3, retry_unknown=True, delivery_timeout_s=1e9)
+    held = publisher_queue(max_batch_messages=3, retry_unknown=True, delivery_timeout_s=1e9)
     stored: dict[str, list[int]] = {"a": [], "b": []}
     under_way = []
     put = 0

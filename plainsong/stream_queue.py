@@ -45,7 +45,7 @@ class PendingRequest(Protocol):
 T = TypeVar("T", bound=PendingRequest)
 
 
-class Streaming(Generic[T]):
+class StreamQueue(Generic[T]):
     """The requests of one stream."""
 
     def __init__(self, max_pending_bytes: int = DEFAULT_PENDING_BYTES) -> None:

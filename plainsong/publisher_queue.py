@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVa
 
 from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage, own_ttls
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import BadRequest, Internal, InvalidParameter, PlainsongError, TooLarge
 from plainsong.protocol.requests import PublishRequest
-from plainsong.retry import Backoff, may_repeat
+from plainsong.retry import PAUSES_S, may_repeat, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -172,7 +173,7 @@ class Lost(NamedTuple, Generic[S]):
     error: PlainsongError
 
 
-class Gathering(Generic[S]):
+class PublisherQueue(Generic[S]):
     """All lanes of one publisher. ``S`` is the type of the futures."""
 
     def __init__(self, bounds: Bounds, random: Callable[[], float]) -> None:
@@ -196,7 +197,7 @@ class Gathering(Generic[S]):
             return None
         lane = self._lanes.get(topic)
         if lane is None:
-            lane = self._lanes[topic] = Lane(topic, Backoff(self._random))
+            lane = self._lanes[topic] = Lane(topic, Backoff(PAUSES_S, self._random))
         lane.waiting.append(Item(payload, ttl_s, future, now_s, attributes))
         lane.waiting_bytes += size
         self.pending += 1
@@ -279,7 +280,7 @@ class Gathering(Generic[S]):
         """The batch is durable."""
         lane = batch.lane
         lane.under_way = None
-        lane.backoff.count = 0
+        lane.backoff.reset()
         self._release(batch.items)
         self._forget_if_empty(lane)
 
@@ -290,7 +291,7 @@ class Gathering(Generic[S]):
         batch.in_doubt |= error.outcome == "unknown"
         repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
         if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
-            lane.not_before_s = now_s + lane.backoff.next_s(error)
+            lane.not_before_s = now_s + pause_after(error, lane.backoff)
             lane.again.appendleft(batch)
             return None
         if len(batch.items) > 1 and isinstance(error, (BadRequest, TooLarge)) and error.outcome == "not-applied":
@@ -301,7 +302,7 @@ class Gathering(Generic[S]):
             return None
         if error.outcome == "unknown":
             # The cause may persist: pause before the next batch, whose outcome would become unknown too.
-            lane.not_before_s = now_s + lane.backoff.next_s(error)
+            lane.not_before_s = now_s + pause_after(error, lane.backoff)
         self._release(batch.items)
         self._forget_if_empty(lane)
         if batch.in_doubt and error.outcome == "not-applied":
