@@ -24,7 +24,7 @@ from plainsong import AsyncClient, Client, calls
 from plainsong.calls import Send
 from plainsong.messages import Origin
 from plainsong.protocol.requests import PollRequest, PublishRequest
-from plainsong.transport.http import http_request
+from plainsong.transport.async_http import http_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

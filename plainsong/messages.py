@@ -36,8 +36,9 @@ class MessageId(bytes):
     __slots__ = ()
 
     def __new__(cls, value: bytes | str) -> Self:  # noqa: D102 - the class says it
-        raw = ids.parse_id(value) if isinstance(value, str) else ids.checked_id(value)
-        return super().__new__(cls, raw)
+        if type(value) is not bytes or len(value) != ids.ID_BYTES:
+            value = ids.parse_id(value) if isinstance(value, str) else ids.checked_id(value)
+        return super().__new__(cls, value)
 
     @property
     def publish_time_ms(self) -> int:
@@ -171,7 +172,7 @@ def outgoing_request(
 
     Raises NotEncodable, InvalidParameter: nothing happened.
     """
-    using = serializer_for(serializer)
+    using = BYTES if serializer is None else serializer_for(serializer)
     if ttl_s is not None:
         check_ttl(ttl_s)
     payloads, ttls_s, attributes = [], [], []

@@ -577,12 +577,12 @@ Entered = Token[tuple[Block, ...]]
 
 
 #: From the outermost to the innermost.
-_blocks: ContextVar[tuple[Block, ...]] = ContextVar("plainsong_transactions", default=())
+blocks: ContextVar[tuple[Block, ...]] = ContextVar("plainsong_transactions", default=())
 
 
 def block_of(client: object, kind: type[B]) -> B | None:
     """The innermost block of ``client`` around the running code, even if its transaction has ended."""
-    for block in reversed(_blocks.get()):
+    for block in reversed(blocks.get()):
         if block.client is client and isinstance(block, kind):
             return block
     return None
@@ -590,7 +590,7 @@ def block_of(client: object, kind: type[B]) -> B | None:
 
 def check_free(block: Block) -> None:
     """Raises TransactionInProgress inside another block of the same client: transactions do not nest."""
-    for outer in _blocks.get():
+    for outer in blocks.get():
         if outer.client is block.client and outer._under_way is not None:
             raise TransactionInProgress(
                 f"transaction {outer._under_way.id} is under way here, and transactions do not nest",
@@ -600,10 +600,10 @@ def check_free(block: Block) -> None:
 
 def enter(block: Block) -> Entered:
     """Makes ``block`` the current block of the running code."""
-    return _blocks.set((*_blocks.get(), block))
+    return blocks.set((*blocks.get(), block))
 
 
 def leave(entered: Entered) -> None:
     """Restores the block before ``enter``."""
     with suppress(ValueError):  # the block was entered in another context, which has its own list
-        _blocks.reset(entered)
+        blocks.reset(entered)

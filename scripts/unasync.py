@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TARGET = ROOT / "plainsong/_async", ROOT / "plainsong/_sync"
-BY_HAND = {"__init__.py", "_backend.py", "_futures.py", "_hooks.py"}
+BY_HAND = {"__init__.py", "_backend.py", "_futures.py", "_hooks.py", "_pool.py"}
 HEADER = "# Written by scripts/unasync.py from plainsong/_async/{name}: change that, and run it (make sync).\n"
 
 WORDS = {

@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong import calls, publisher_queue
-from plainsong._async._backend import Owned, Pool, shielded
+from plainsong._async._backend import Owned, shielded
+from plainsong._async._pool import Pool
 from plainsong._async.producer import AsyncProducer
 from plainsong._async.publisher import AsyncPublisher
 from plainsong._async.read import AsyncReader, reading_in
@@ -30,6 +31,7 @@ from plainsong.transactions import (
     Retries,
     Transaction,
     block_of,
+    blocks,
     pointer_of,
     publish_under,
     rollback,
@@ -192,7 +194,8 @@ class AsyncClient:
                 )
             request.write_pointer = pointer_of(transaction)
             return await channel.call(publish_under(channel.namespace, topic, request), deadline_s)
-        block = None if direct else block_of(self, AsyncTransactionContext)
+        # Most programs have no block: looking is cheaper than asking.
+        block = block_of(self, AsyncTransactionContext) if blocks.get() and not direct else None
         if block is not None:
             return await block.publish(topic, many, ttl_s=ttl_s, serializer=serializer)
         if not many:

@@ -5,7 +5,6 @@ Both are written by hand and define the same names; the script generates everyth
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -16,19 +15,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
-import httpcore2
-
 from plainsong._sync._hooks import watch
-from plainsong.errors import Closed, NotSent
-from plainsong.transport.http import BROKEN, KEEP_ALIVE_S, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
+from plainsong._sync._pool import MIN_TIMEOUT_S
+from plainsong.errors import NotSent
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from plainsong.calls import Answer, Failure, Send
     from plainsong.messages import Message
-    from plainsong.settings import Settings
 
 T = TypeVar("T")
 
@@ -249,71 +244,9 @@ def _all_inside(reading: Pages) -> Generator[Message, None, None]:
 # --- connections ---------------------------------------------------------------------------------
 
 
-class Pool:
-    """Keep-alive connections to all daemons of a client, shared by its threads.
-
-    A forked child opens its own connections, and never closes those of its parent.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._token = settings.token
-        self._max_connections = settings.max_connections
-        self._pid = 0
-        self._pool: httpcore2.ConnectionPool | None = None
-        self._lock = Lock()
-        self._closed = False
-        #: Pools of parent processes, kept alive so that garbage collection does not close the parent's connections.
-        self._of_parents: list[httpcore2.ConnectionPool] = []
-
-    def carry(self, send: Send) -> Answer | Failure:
-        """Sends a request and returns its answer. Raises Closed."""
-        pool = self._pool if self._pid == os.getpid() else None
-        if pool is None:
-            pool = self._opened()
-        over_s = monotonic() + send.timeout_s
-        try:
-            response = pool.handle_request(http_request(send, self._token, send.timeout_s))
-            try:
-                chunks = []
-                for chunk in response.iter_stream():
-                    chunks.append(chunk)
-                    if monotonic() > over_s:
-                        raise httpcore2.ReadTimeout("the answer came too slowly")
-            finally:
-                response.close()
-        except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
-            return failure_of(error, send.timeout_s)
-        return answer_of(response, b"".join(chunks))
-
-    def close(self) -> None:
-        """Closes all connections; requests under way fail. Idempotent."""
-        self._closed = True
-        pool, self._pool = self._pool, None
-        if pool is not None and self._pid == os.getpid():
-            pool.close()
-
-    def _opened(self) -> httpcore2.ConnectionPool:
-        pid = os.getpid()
-        if self._pid not in (0, pid):
-            self._lock = Lock()  # a thread of the parent may hold the old one
-        with self._lock:
-            if self._closed:
-                raise Closed("the client is closed")
-            if self._pid != pid or self._pool is None:
-                if self._pool is not None:
-                    self._of_parents.append(self._pool)
-                self._pool = httpcore2.ConnectionPool(
-                    max_connections=self._max_connections, keepalive_expiry=KEEP_ALIVE_S
-                )
-                self._pid = pid
-            return self._pool
-
-
 RECEIVE_BYTES = 1 << 16
 #: Errors of a connection that breaks or cannot be opened.
 BROKEN_STREAM = (EOFError, OSError)
-#: The least time-out of a socket; 0 would make it non-blocking.
-MIN_TIMEOUT_S = 0.001
 
 
 class Connection:

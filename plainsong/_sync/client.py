@@ -7,7 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong import calls, publisher_queue
-from plainsong._sync._backend import Owned, Pool, shielded
+from plainsong._sync._backend import Owned, shielded
+from plainsong._sync._pool import Pool
 from plainsong._sync.producer import Producer
 from plainsong._sync.publisher import Publisher
 from plainsong._sync.read import Reader, reading_in
@@ -31,6 +32,7 @@ from plainsong.transactions import (
     Retries,
     Transaction,
     block_of,
+    blocks,
     pointer_of,
     publish_under,
     rollback,
@@ -196,7 +198,8 @@ class Client:
                 )
             request.write_pointer = pointer_of(transaction)
             return channel.call(publish_under(channel.namespace, topic, request), deadline_s)
-        block = None if direct else block_of(self, TransactionContext)
+        # Most programs have no block: looking is cheaper than asking.
+        block = block_of(self, TransactionContext) if blocks.get() and not direct else None
         if block is not None:
             return block.publish(topic, many, ttl_s=ttl_s, serializer=serializer)
         if not many:

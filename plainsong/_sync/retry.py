@@ -30,6 +30,7 @@ from plainsong.retry import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from plainsong._sync._pool import Pool
     from plainsong.calls import Call
     from plainsong.positions import Start
     from plainsong.protocol.errors import PlainsongError
@@ -55,7 +56,7 @@ class Channel:
     def __init__(
         self,
         settings: Settings,
-        pool: _backend.Pool,
+        pool: Pool,
         *,
         random: Callable[[], float] = random.random,
         wall_ms: Callable[[], int] = _wall_ms,
@@ -105,7 +106,8 @@ class Channel:
         part = owned_part(call.request.path)
         now_s = self.now()
         over_s = float("inf") if endless else now_s + limit_s
-        backoff, tries, in_doubt = Backoff(PAUSES_S, self.random), 0, False
+        backoff: Backoff | None = None
+        tries, in_doubt = 0, False
         while True:
             url = places.where(part)
             timeout_s = min(settings.request_timeout_s + call.wait_s, over_s - now_s)
@@ -131,6 +133,8 @@ class Channel:
             in_doubt |= error.outcome == "unknown"
             if not again:
                 raise cover_attempts(error, in_doubt)
+            if backoff is None:
+                backoff = Backoff(PAUSES_S, self.random)
             pause_s = 0.0 if at_once else pause_after(error, backoff)
             if now_s + pause_s >= over_s:
                 raise deadline_passed(error, tries, limit_s, in_doubt)

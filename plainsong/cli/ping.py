@@ -15,7 +15,7 @@ from plainsong.cli.connection import where_options
 from plainsong.cli.output import echo_json, show_seconds
 
 if TYPE_CHECKING:
-    from plainsong._sync._backend import Pool
+    from plainsong._sync._pool import Pool
     from plainsong.cli.connection import Where
 
 TIMEOUT_S = 5.0
@@ -51,7 +51,7 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
     Raises:
       InvalidParameter: a URL or the token file is invalid.
     """
-    from plainsong._sync._backend import Pool
+    from plainsong._sync._pool import Pool
     from plainsong.settings import Settings  # here, so that help needs no HTTP
 
     settings = Settings.checked(

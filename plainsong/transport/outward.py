@@ -10,7 +10,7 @@ import httpcore2
 from anyio.from_thread import start_blocking_portal
 
 from plainsong.calls import Answer, Failure, Send
-from plainsong.transport.http import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
+from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

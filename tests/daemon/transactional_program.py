@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 
 from plainsong import Client
-from plainsong._sync._backend import Pool
+from plainsong._sync._pool import Pool
 
 TOPICS = ("one", "two", "three")
 

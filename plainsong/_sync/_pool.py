@@ -1,0 +1,348 @@
+"""Keep-alive HTTP/1.1 connections for threads: h11 speaks the protocol, this module owns the sockets and their limits.
+
+httpcore, which the asynchronous client uses, loads anyio and trio even for threads: two thirds of the time that importing
+the client took. Its requests also cost twice the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import lru_cache
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+import h11
+
+from plainsong.calls import Answer, Failure
+from plainsong.errors import Closed
+from plainsong.transport.http import KEEP_ALIVE_S, place_of
+
+if TYPE_CHECKING:
+    import ssl
+
+    from plainsong.calls import Send
+    from plainsong.settings import Settings
+
+RECEIVE_BYTES = 1 << 18
+#: The most bytes of an answer's head.
+MAX_HEAD_BYTES = 100 << 10
+#: A body up to here is joined to its head and sent by one system call.
+SMALL_BODY_BYTES = 1 << 16
+#: The least time-out of a socket; 0 would make it non-blocking.
+MIN_TIMEOUT_S = 0.001
+
+
+class Origin(NamedTuple):
+    """A server."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+class NotConnected(Exception):
+    """Nothing was sent."""
+
+
+class Kept:
+    """An open connection between two requests, or during one."""
+
+    __slots__ = ("idle_since_s", "is_closed", "origin", "socket")
+
+    def __init__(self, origin: Origin, raw: socket.socket) -> None:
+        self.origin = origin
+        self.socket = raw
+        self.idle_since_s = 0.0
+        self.is_closed = False
+
+    def is_usable(self, now_s: float) -> bool:
+        """Whether it has not been idle for too long, and the server has not closed it."""
+        if now_s - self.idle_since_s > KEEP_ALIVE_S:
+            return False
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return not poll.poll(0)  # between requests only the end of the connection can arrive
+
+    def close(self) -> None:
+        """Closes at once: a thread that sends or receives gets an error."""
+        self.is_closed = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+class Connections:
+    """The connections of one process.
+
+    Args:
+      limit: of requests at once, and of connections.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.pid = os.getpid()
+        self._limit = limit
+        self._free = threading.BoundedSemaphore(limit)
+        self._lock = threading.Lock()
+        #: The most recently used last.
+        self._idle: deque[Kept] = deque()
+        self._busy: set[Kept] = set()
+        self._is_closed = False
+
+    def take(self, origin: Origin, connect_timeout_s: float, over_s: float) -> Kept:
+        """An idle connection, or a new one. Raises NotConnected."""
+        if not self._free.acquire(timeout=max(0.0, over_s - monotonic())):
+            raise NotConnected(
+                f"all {self._limit} connections of the client are in use; max_connections is their limit"
+            )
+        try:
+            kept = self._idle_one(origin)
+            if kept is None:
+                kept = Kept(origin, _connected(origin, connect_timeout_s))
+                with self._lock:
+                    self._busy.add(kept)
+            if self._is_closed:
+                self._drop(kept)
+                raise NotConnected("the client was closed")
+        except BaseException:
+            self._free.release()
+            raise
+        return kept
+
+    def give_back(self, kept: Kept, *, is_reusable: bool) -> None:
+        """After a request."""
+        try:
+            if is_reusable and not self._is_closed:
+                kept.idle_since_s = monotonic()
+                with self._lock:
+                    self._busy.discard(kept)
+                    self._idle.append(kept)
+                if self._is_closed:
+                    self.close()
+            else:
+                self._drop(kept)
+        finally:
+            self._free.release()
+
+    def close(self) -> None:
+        """Closes all; requests under way fail."""
+        self._is_closed = True
+        with self._lock:
+            every = [*self._idle, *self._busy]
+            self._idle.clear()
+        for kept in every:
+            kept.close()
+
+    def _idle_one(self, origin: Origin) -> Kept | None:
+        """The one used last; also closes what makes room for a new connection, or has ended."""
+        ended: list[Kept] = []
+        now_s = monotonic()
+        try:
+            with self._lock:
+                for kept in reversed(self._idle):
+                    if kept.origin == origin:
+                        break
+                else:
+                    if len(self._idle) + len(self._busy) >= self._limit and self._idle:
+                        ended.append(self._idle.popleft())
+                    return None
+                self._idle.remove(kept)
+                if kept.is_usable(now_s):
+                    self._busy.add(kept)
+                    return kept
+                # The server restarted, or idle connections have timed out: its others are older still.
+                ended.append(kept)
+                ended += (each for each in self._idle if each.origin == origin and not each.is_usable(now_s))
+                for each in ended[1:]:
+                    self._idle.remove(each)
+            return self._idle_one(origin)
+        finally:
+            for each in ended:
+                each.close()
+
+    def _drop(self, kept: Kept) -> None:
+        with self._lock:
+            self._busy.discard(kept)
+        kept.close()
+
+
+class Pool:
+    """Keep-alive connections to all daemons of a client, shared by its threads.
+
+    A forked child opens its own connections, and never ends those of its parent.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._token = settings.token
+        self._max_connections = settings.max_connections
+        self._connections: Connections | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def carry(self, send: Send) -> Answer | Failure:
+        """Sends a request and returns its answer. Raises Closed."""
+        connections = self._connections
+        if connections is None or connections.pid != os.getpid():
+            connections = self._opened()
+        over_s = monotonic() + send.timeout_s
+        try:
+            exchange = Exchange(send, self._token)
+            kept = connections.take(_origin(send.url), send.connect_timeout_s, over_s)
+        except (NotConnected, h11.LocalProtocolError) as error:
+            return Failure("connect", str(error), error)
+        is_reusable = False
+        try:
+            answer = exchange.run(kept.socket, over_s)
+            is_reusable = exchange.is_reusable
+        except TimeoutError as error:
+            return Failure("timeout", f"no answer within {send.timeout_s:g} s", error)
+        except (h11.ProtocolError, OSError, EOFError) as error:
+            detail = "the client was closed" if kept.is_closed else str(error) or type(error).__name__
+            return Failure("lost", detail, error)
+        finally:
+            connections.give_back(kept, is_reusable=is_reusable)
+        return answer
+
+    def close(self) -> None:
+        """Closes all connections; requests under way fail. Idempotent."""
+        self._closed = True
+        connections, self._connections = self._connections, None
+        if connections is not None and connections.pid == os.getpid():
+            connections.close()
+
+    def _opened(self) -> Connections:
+        pid = os.getpid()
+        connections = self._connections
+        if connections is not None and connections.pid != pid:
+            self._lock = threading.Lock()  # a thread of the parent may hold the old one
+        with self._lock:
+            if self._closed:
+                raise Closed("the client is closed")
+            if self._connections is None or self._connections.pid != pid:
+                # Dropping the parent's closes only this process's copies of its sockets.
+                self._connections = Connections(self._max_connections)
+            return self._connections
+
+
+class Exchange:
+    """One request and its answer.
+
+    Raises:
+      h11.LocalProtocolError: the request is no HTTP; nothing was sent.
+    """
+
+    __slots__ = ("_head", "_http", "_send", "is_reusable")
+
+    def __init__(self, send: Send, token: str | None) -> None:
+        _, _, _, prefix, netloc = place_of(send.url)
+        request = send.request
+        headers: list[tuple[bytes, bytes]] = [
+            (b"Host", netloc),
+            (b"Content-Length", b"%d" % len(request.body)),
+            *((name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers),
+        ]
+        if token is not None:
+            headers.append((b"Authorization", b"Bearer " + token.encode("ascii")))
+        self._send = send
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        target = prefix + request.path.encode("ascii")
+        head = self._http.send(h11.Request(method=request.method, target=target, headers=headers))
+        assert head is not None  # only the end of a connection has no bytes
+        self._head = head
+        #: Whether the connection may carry another request.
+        self.is_reusable = False
+
+    def run(self, raw: socket.socket, over_s: float) -> Answer:
+        """Raises TimeoutError, OSError, EOFError, h11.ProtocolError: the server may have executed it."""
+        try:
+            self._send_all(raw, over_s)
+        except TimeoutError:
+            raise
+        except OSError:
+            # A server may answer and close before it has read the whole body, with the reason in its answer.
+            with suppress(h11.ProtocolError, OSError, EOFError):
+                answer = self._receive(raw, over_s)
+                self.is_reusable = False
+                return answer
+            raise
+        return self._receive(raw, over_s)
+
+    def _send_all(self, raw: socket.socket, over_s: float) -> None:
+        http, body = self._http, self._send.request.body
+        if body:
+            http.send_with_data_passthrough(h11.Data(data=body))
+        http.send(h11.EndOfMessage())
+        _limit(raw, over_s)
+        if len(body) <= SMALL_BODY_BYTES:
+            raw.sendall(self._head + body)
+        else:
+            raw.sendall(self._head)
+            _limit(raw, over_s)
+            raw.sendall(body)
+
+    def _receive(self, raw: socket.socket, over_s: float) -> Answer:
+        http = self._http
+        response: h11.Response | None = None
+        chunks: list[bytes] = []
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                _limit(raw, over_s)
+                data = raw.recv(RECEIVE_BYTES)
+                if not data and response is None:
+                    raise EOFError("the server closed the connection without an answer")
+                http.receive_data(data)
+            elif isinstance(event, h11.Response):
+                response = event
+            elif isinstance(event, h11.Data):
+                chunks.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            elif isinstance(event, h11.ConnectionClosed):
+                raise EOFError("the server closed the connection without an answer")
+        assert response is not None  # h11 ends no message that it has not begun
+        self.is_reusable = http.their_state is h11.DONE and http.our_state is h11.DONE and not http.trailing_data[0]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+        return Answer(response.status_code, headers, chunks[0] if len(chunks) == 1 else b"".join(chunks))
+
+
+@lru_cache(maxsize=64)
+def _origin(url: str) -> Origin:
+    scheme, host, port, _, _ = place_of(url)
+    tls = scheme == b"https"
+    return Origin(host.decode("ascii"), port or (443 if tls else 80), tls)
+
+
+def _limit(raw: socket.socket, over_s: float) -> None:
+    """The next call of ``raw`` ends by ``over_s``. Raises TimeoutError if that has passed."""
+    left_s = over_s - monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the time is over")
+    raw.settimeout(max(left_s, MIN_TIMEOUT_S))
+
+
+def _connected(origin: Origin, timeout_s: float) -> socket.socket:
+    """A new connection. Raises NotConnected."""
+    try:
+        raw = socket.create_connection((origin.host, origin.port), timeout_s)
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return _tls_context().wrap_socket(raw, server_hostname=origin.host) if origin.tls else raw
+        except BaseException:
+            raw.close()
+            raise
+    except TimeoutError as error:
+        raise NotConnected(f"no connection within {timeout_s:g} s") from error
+    except (OSError, UnicodeError) as error:  # a host name that is too long for DNS is a UnicodeError
+        raise NotConnected(str(error)) from error
+
+
+@lru_cache(maxsize=1)
+def _tls_context() -> ssl.SSLContext:
+    import ssl  # here, since most programs connect without TLS
+
+    return ssl.create_default_context()
