@@ -2,10 +2,10 @@
 
 PYTEST := .venv/bin/python -m pytest
 LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url \
-          --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group build
+          --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group run
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture lock etc clean
+.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture dist lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -15,7 +15,8 @@ serve:  ## install what is needed, then run the daemon; options go in ARGS="--bi
 	@exec .venv/bin/plainsong serve $(ARGS)
 
 # DATA and PORTS reach it through the environment.
-cluster: venv  ## on this machine: ZooKeeper, HBase with its gateway, three instances; Ctrl-C stops all of it
+cluster:  ## on this machine: ZooKeeper, HBase with its gateway, three instances; Ctrl-C stops all of it
+	@etc/venv run
 	@exec etc/cluster/up
 
 test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, side by side; some of them: RINGS="sql spark"
@@ -52,6 +53,9 @@ bench-peers:  ## the daemon beside the original service, Kafka, NATS, Redis and 
 
 torture: venv tools  ## every test with many more rounds: hours, not minutes
 	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture
+
+dist: venv  ## build the three distributions into dist/: client, server, Spark
+	.venv/bin/python scripts/dist.py
 
 venv:
 	@etc/venv dev

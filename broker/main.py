@@ -21,7 +21,6 @@ import os
 import signal
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import trio
@@ -42,6 +41,7 @@ from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
+from plainsong.protocol.version import VERSION
 from storage.copy_parts import refuse_unfinished
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         config = fitted(config, store.traits)
         await refuse_unfinished(store)
         await keep_authority(store, config.transactions.service)
-        metrics = Metrics(version("plainsong"))
+        metrics = Metrics(VERSION)
         membership = await find_others(config, actors)
         daemon = await assemble(config, store, metrics, actors, ownership=membership, membership=membership)
         await daemon.start(actors)

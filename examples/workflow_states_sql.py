@@ -3,7 +3,7 @@
 ``SqlParticipant`` takes a session of SQLAlchemy into the transaction: its rows are prepared before the daemon decides,
 and committed when it has decided so. ``recover`` finishes at the start what a killed program has left: it asks the daemon what was decided.
 
-It needs the extra plainsong[sql], and a server whose max_prepared_transactions is not 0 (see docs/sql.md):
+It needs plainsong-client[sql], and a server whose max_prepared_transactions is not 0 (see docs/sql.md):
 
     workflow_states_sql.py --database postgresql+psycopg://shop@127.0.0.1:5432/shop
     workflow_states_sql.py --database … --run r1 --pause-s 2     kill it at any time, and start the same again

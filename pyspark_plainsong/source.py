@@ -75,6 +75,6 @@ def check_pyarrow() -> None:
     """Raises Lacking: there is no pyarrow, or Spark runs another interpreter than the one that has it."""
     if find_spec("pyarrow") is None:
         raise Lacking(
-            f"Spark's Python workers run {sys.executable}, which has no pyarrow: install plainsong[spark] for it, or set "
+            f"Spark's Python workers run {sys.executable}, which has no pyarrow: install plainsong-spark for it, or set "
             "PYSPARK_PYTHON to the interpreter that has it, before the session starts"
         )

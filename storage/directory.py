@@ -10,9 +10,9 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Self
 
+from plainsong.protocol.version import VERSION
 from storage.base import StoreDamaged, StoreFull, StoreInUse, StoreReadOnly, StoreTooNew, StoreUnusable
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def read_format(directory: Path) -> int | None:
 def write_format(directory: Path) -> None:
     """Write the file; after a crash it is whole or absent."""
     temporary = directory / UNFINISHED_FORMAT_NAME
-    text = json.dumps({"format": FORMAT, "written_by": _format_version()}) + "\n"
+    text = json.dumps({"format": FORMAT, "written_by": VERSION}) + "\n"
     with temporary.open("w", encoding="ascii") as file:
         file.write(text)
         file.flush()
@@ -117,13 +117,6 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _format_version() -> str:
-    try:
-        return version("plainsong")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 # --- the directory: one process at a time, a format that this version reads, no foreign files -----

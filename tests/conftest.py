@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from scripts import dist
 from tests.rings import RINGS
-from tests.spark.installed import build_wheel, make_interpreter
+from tests.spark.installed import make_interpreter
 from tests.spark_session import LAUNCHER_JVM, QUICK_JVM, make_archive, open_session, spark_home, why_not
 
 _HERE = Path(__file__).parent
@@ -101,12 +102,13 @@ def zookeeper(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    """The package as it is distributed."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def wheels(tmp_path_factory):
+    """The three distributions, by what they are: client, server, spark."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return {kind: dist.build(kind, folder) for kind in dist.KINDS}
 
 
 @pytest.fixture(scope="session")
-def installed(wheel, tmp_path_factory):
+def installed(wheels, tmp_path_factory):
     """The interpreter of an environment that it is installed in, with all its extras."""
-    return make_interpreter(tmp_path_factory.mktemp("installed") / "env", wheel=wheel)
+    return make_interpreter(tmp_path_factory.mktemp("installed") / "env", wheels=wheels.values())

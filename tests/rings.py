@@ -67,6 +67,7 @@ RINGS = (
     Ring("pipeline", 520, 300),
     Ring("examples", 95, 55),
     Ring("bench", 110, 65),
+    Ring("dist", 40, 25),
     Ring("test_docs.py", 5, 3),
     Ring("test_venv.py", 3, 2),
     Ring("test_rings.py", 8, 4),

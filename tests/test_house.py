@@ -120,7 +120,7 @@ def test_lock_files_name_hashes_and_no_host():
 def test_lock_files_hold_what_the_project_asks_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = {
-        "requirements.lock": project["project"]["dependencies"] + project["dependency-groups"]["build"],
+        "requirements.lock": project["project"]["dependencies"] + project["dependency-groups"]["run"],
         "requirements-dev.lock": project["project"]["dependencies"] + project["dependency-groups"]["dev"],
         "requirements-bench.lock": project["dependency-groups"]["bench"],
     }

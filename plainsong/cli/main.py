@@ -58,6 +58,11 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "doctor": Listed("plainsong.cli.doctor:doctor", "Check disk, clock, limits and daemon."),
         "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),
     },
+    "Jobs": {
+        "pipeline": Listed(
+            "pyspark_plainsong.pipeline.command:pipeline", "Start the jobs that move, record and show messages."
+        ),
+    },
     "This program": {
         "context": Listed("plainsong.cli.context:context", "Name daemons, so that you need no --url."),
         "completion": Listed("plainsong.cli.context:completion", "Print the completion script of a shell."),
@@ -69,6 +74,8 @@ VERBS: dict[str, Listed] = {name: listed for section in SECTIONS.values() for na
 #: Entry points by which other packages add commands, the daemon's own among them.
 GROUP = "plainsong.commands"
 OTHERS = "Others"
+#: The distributions of the verbs that plainsong-client has not, by their packages: what they are called, and what brings them.
+ELSEWHERE = {"broker": ("the daemon", "plainsong-server"), "pyspark_plainsong": ("the pipeline", "plainsong-spark")}
 
 
 def _installed() -> Iterable[EntryPoint]:
@@ -94,8 +101,7 @@ class Program(click.Group):
         return self._points
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        own = {name for name, listed in VERBS.items() if listed.where.startswith("plainsong.")}
-        return sorted({*super().list_commands(ctx), *own, *self._entry_points})
+        return sorted({*super().list_commands(ctx), *VERBS, *self._entry_points})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Loads the command; returns one that fails with the reason when it cannot be loaded."""
@@ -105,7 +111,9 @@ class Program(click.Group):
             command: click.Command = getattr(import_module(module), attribute)
             return command
         point = self._entry_points.get(cmd_name)
-        return super().get_command(ctx, cmd_name) if point is None else _load(point)
+        if point is not None:
+            return _load(point)
+        return super().get_command(ctx, cmd_name) if listed is None else _not_installed(cmd_name, listed)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -124,7 +132,9 @@ class Program(click.Group):
 
     def _line_of(self, ctx: click.Context, name: str) -> str:
         listed, point = VERBS.get(name), self._entry_points.get(name)
-        if listed is not None and (point is None or (point.value == listed.where and _is_there(point))):
+        if listed is not None and listed.where.startswith("plainsong."):
+            return listed.says
+        if listed is not None and point is not None and point.value == listed.where and _is_there(point):
             return listed.says
         command = self.get_command(ctx, name)
         return "" if command is None else command.get_short_help_str(limit=60)
@@ -138,6 +148,8 @@ def _is_there(point: EntryPoint) -> bool:
 
 
 def _load(point: EntryPoint) -> click.Command:
+    if misfit := _misfit(point):
+        return _failing(point.name, misfit.message, misfit)
     try:
         command = point.load()
     except (ImportError, AttributeError) as error:
@@ -145,17 +157,35 @@ def _load(point: EntryPoint) -> click.Command:
     return command if isinstance(command, click.Command) else _broken(point, f"{point.value} is not a command")
 
 
+def _misfit(point: EntryPoint) -> CommandFailed | None:
+    """The distributions are built from one tree and share its inner interfaces: they fit at one version only."""
+    dist = point.dist
+    if dist is None or dist.name not in {name for _, name in ELSEWHERE.values()} or dist.version == __version__:
+        return None
+    message = f"{dist.name} {dist.version} does not fit plainsong-client {__version__}"
+    return CommandFailed(message, hint="install both at one version", code=Exit.USAGE)
+
+
+def _not_installed(name: str, listed: Listed) -> click.Command:
+    what, distribution = ELSEWHERE[listed.where.partition(".")[0]]
+    error = CommandFailed(f"{what} is not installed here", hint=f"pip install {distribution}", code=Exit.USAGE)
+    return _failing(name, "not installed", error)
+
+
 def _broken(point: EntryPoint, reason: str) -> click.Command:
+    error = CommandFailed(f"the command {point.name!r} cannot be loaded: {reason}", hint="reinstall its package")
+    return _failing(point.name, f"not available: {reason}", error)
+
+
+def _failing(name: str, why: str, error: CommandFailed) -> click.Command:
     @click.command(
-        point.name,
-        short_help=f"(not available: {reason})",
+        name,
+        short_help=f"({why})",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def fail() -> None:
-        raise CommandFailed(
-            f"the command {point.name!r} cannot be loaded: {reason}", hint="reinstall the package: etc/venv run"
-        )
+        raise error
 
     return fail
 

@@ -51,7 +51,7 @@ def with_sql(command: F) -> F:
         try:
             from plainsong import sql  # here, so that help needs no SQLAlchemy
         except ModuleNotFoundError as missing:
-            raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong[sql]'") from missing
+            raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong-client[sql]'") from missing
         return command(sql, *args, **named)
 
     return loaded  # type: ignore[return-value] # it takes what the command takes, without the module

@@ -425,7 +425,7 @@ def recover(database: str, as_json: bool, where: Where) -> None:
     try:
         from plainsong import sql  # here, since it is an optional extra
     except ModuleNotFoundError as missing:
-        raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong[sql]'") from missing
+        raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong-client[sql]'") from missing
     with where.client() as client:
         found = sql.recover(database, client)
     if as_json:

@@ -1,4 +1,4 @@
-"""Rows and messages, both or neither, through SQLAlchemy 2 and for PostgreSQL psycopg 3 (``plainsong[sql]``).
+"""Rows and messages, both or neither, through SQLAlchemy 2 and for PostgreSQL psycopg 3 (``plainsong-client[sql]``).
 
 SqlParticipant   enlists a session in ``client.transaction(participants=[…])``
 SqlPosition      keeps a reader's position in the transaction of its effects
@@ -14,7 +14,7 @@ try:
     import sqlalchemy
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"plainsong.sql needs the package {_missing.name}: pip install 'plainsong[sql]'", name=_missing.name
+        f"plainsong.sql needs the package {_missing.name}: pip install 'plainsong-client[sql]'", name=_missing.name
     ) from _missing
 
 from plainsong.sql.errors import (

@@ -58,9 +58,9 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 
 @click.group(cls=VerbGroup)
 def pipeline() -> None:
-    """Jobs on Spark: archive, replay, audit, report; and maintain.
+    """Start the jobs that move, record and show messages.
 
-    They need the extra `plainsong[spark]` and Java 17, but for maintain, which
+    They need the distribution `plainsong-spark` and Java 17, but for maintain, which
     runs without Spark. Each can be killed at any moment and started again.
     """
 
@@ -195,7 +195,7 @@ def _spec(package: str) -> ModuleSpec | None:
 
 
 def _not_installed(package: str) -> CommandFailed:
-    return CommandFailed(f"the package {package} is not installed", hint='pip install "plainsong[spark]"')
+    return CommandFailed(f"the package {package} is not installed", hint="pip install plainsong-spark")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ OURS = ("pyspark_plainsong.source", "plainsong.protocol.frames")
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 #: Packages of ours that jobs and workers import.
 PACKAGES = ("pyspark_plainsong", "plainsong")
-#: What the extra ``plainsong[spark]`` brings, by the names that are imported.
+#: What ``plainsong-spark`` brings, by the names that are imported.
 EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
 _PROBE_S = 30.0
 
@@ -232,7 +232,7 @@ def _check_workers(environ: Mapping[str, str]) -> None:
 
 
 def _not_installed(package: str) -> CommandFailed:
-    return _missing(f"{package} is not installed for {sys.executable}", 'pip install "plainsong[spark]"')
+    return _missing(f"{package} is not installed for {sys.executable}", "pip install plainsong-spark")
 
 
 def _missing(message: str, hint: str) -> CommandFailed:

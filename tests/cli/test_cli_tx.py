@@ -203,7 +203,7 @@ def test_recover_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     said = cli("tx", "recover", "--database", "postgresql://h/d", code=Exit.FAILED)
     assert "plainsong.sql needs the package sqlalchemy" in said.err
-    assert "pip install 'plainsong[sql]'" in said.err
+    assert "pip install 'plainsong-client[sql]'" in said.err
 
 
 # --- publishing in a transaction, reading what is committed ------------------------------------------

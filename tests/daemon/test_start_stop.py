@@ -11,12 +11,12 @@ import socket
 import subprocess
 import time
 from contextlib import AsyncExitStack, ExitStack
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import trio
 
+from plainsong import __version__
 from plainsong.cli.command import Exit
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
@@ -33,14 +33,14 @@ def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tm
     assert running.address[1] != 0
     assert ask(running.address, "GET", "/ping").body.strip() == b"OK"
     assert running.serving["data_dir"] == str(tmp_path / "data")
-    assert running.serving["daemon_version"] == version("plainsong")
+    assert running.serving["daemon_version"] == __version__
     assert "kill -9" in running.serving["durability"]
 
 
 def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
     running = daemon("log.format=text", stdout=subprocess.PIPE)
     banner = [running.stdout.readline().decode().rstrip() for _ in range(5)]
-    address = banner[0].removeprefix(f"plainsong {version('plainsong')} listens on http://")
+    address = banner[0].removeprefix(f"plainsong {__version__} listens on http://")
     assert banner[1] == f"  data        {tmp_path / 'data'} (leveldb)"
     assert banner[2].startswith("  durability  ")
     assert "kill -9" in banner[2]

@@ -117,13 +117,13 @@ def test_the_printed_line_runs_as_it_is_where_executors_have_the_zip_alone(
 
 
 def test_a_program_reads_and_writes_where_executors_have_the_zip_and_is_told_what_they_lack(
-    cluster, installed, wheel, bare, client, url, tmp_path
+    cluster, installed, wheels, bare, client, url, tmp_path
 ):
     client.create_topic("elsewhere")
     run([installed.with_name("plainsong"), "pipeline", "zip"], installed, tmp_path)
     (advice,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     program = Path(__file__).parents[1] / "spark" / "elsewhere_program.py"
-    without_pyarrow = make_interpreter(tmp_path / "env", wheel=wheel, only=("pyspark", "py4j"))
+    without_pyarrow = make_interpreter(tmp_path / "env", wheels=wheels.values(), only=("pyspark", "py4j"))
     settings = [f"spark.master={cluster.url}", *SETTINGS]
     command = [installed, program, url, advice, without_pyarrow, *settings]
     said = run(command, installed, tmp_path, PYSPARK_PYTHON=str(bare))

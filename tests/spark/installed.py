@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Collection
 from pathlib import Path
 
-from tests.daemon.harness import ROOT, clean_environ
+from tests.daemon.harness import clean_environ
 
-#: Folders of the source tree that are packages to install.
-PACKAGES = ("actors", "broker", "plainsong", "pyspark_plainsong", "storage")
 #: What Spark's Python workers import, and what the extra brings beside it.
 SPARK = ("pyspark", "py4j", "pyarrow")
 EXTRA = (*SPARK, "matplotlib")
@@ -20,26 +17,14 @@ EXTRA = (*SPARK, "matplotlib")
 _OURS = ("plainsong", "__editable__")
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel of the sources, from a copy: what an earlier build left beside them would get into it."""
-    sources = folder / "sources"
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, sources / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", sources)
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder))
-    _pip("wheel", *options, str(sources))
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
 def make_interpreter(
-    folder: Path, *, wheel: Path | None = None, only: Collection[str] = (), without: Collection[str] = ()
+    folder: Path, *, wheels: Collection[Path] = (), only: Collection[str] = (), without: Collection[str] = ()
 ) -> Path:
     """An environment of its own in ``folder``; its interpreter, beside which the programs stand.
 
     Args:
       folder: to be made.
-      wheel: is installed there; None: nothing of ours can be imported.
+      wheels: are installed there; none: nothing of ours can be imported.
       only: of the packages that are installed here, these.
       without: or all but these.
     """
@@ -56,10 +41,14 @@ def make_interpreter(
     (site / "others.pth").write_text(f"{others}\n")
     for program in ("spark-submit", "find-spark-home", "find_spark_home.py"):
         (folder / "bin" / program).symlink_to(Path(sys.executable).with_name(program))
-    if wheel is not None:
-        options = ("--quiet", "--no-deps", "--no-index", "--no-compile")
-        _pip("--python", str(python), "install", *options, str(wheel))
+    if wheels:
+        install(python, wheels)
     return python
+
+
+def install(python: Path, wheels: Collection[Path]) -> None:
+    """Installs wheels of ours into an environment, and nothing that they need."""
+    _pip("--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--no-compile", *map(str, wheels))
 
 
 def environ_of(python: Path, **more: str) -> dict[str, str]:

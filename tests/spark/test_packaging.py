@@ -1,19 +1,16 @@
-"""What is in the wheel, who imports Spark, and what is said where a part of it is missing."""
+"""Who imports Spark, and what is said where a part of it is missing."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
-from configparser import ConfigParser
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from installed import EXTRA, PACKAGES, SPARK, environ_of, make_interpreter
+from installed import EXTRA, SPARK, environ_of, make_interpreter
 
 from plainsong import Client
 from plainsong.cli.command import Exit
@@ -35,33 +32,6 @@ def run(python: Path, *arguments: str, **environ: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stderr
-
-
-# --- the wheel ---------------------------------------------------------------------------------------
-
-
-def test_the_wheel_has_every_file_of_every_package_and_the_programs(wheel):
-    tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=False)
-    sources = {
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert set(tracked.stdout.splitlines()) <= sources
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        said = archive.read(next(name for name in names if name.endswith("/entry_points.txt"))).decode()
-        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    assert {name for name in names if ".dist-info/" not in name} == sources
-    assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    programs = ConfigParser()
-    programs.read_string(said)
-    assert programs["console_scripts"]["plainsong"] == "plainsong.cli.main:main"
-    assert programs["plainsong.commands"]["maintain"] == "broker.command.maintain.command:maintain"
-    assert programs["plainsong.commands"]["pipeline"] == "pyspark_plainsong.pipeline.command:pipeline"
-    wanted = re.findall(r"^Requires-Dist: ([\w-]+).*extra == .spark.", metadata, re.MULTILINE)
-    assert set(wanted) == {"pyspark", "pyarrow", "matplotlib"}
 
 
 def test_no_file_of_a_job_hides_a_module_that_others_import():
@@ -111,9 +81,9 @@ def test_the_daemon_imports_nothing_of_spark_and_no_client(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def plain(wheel, tmp_path_factory):
+def plain(wheels, tmp_path_factory):
     """An environment that has the package, and not the extra."""
-    return make_interpreter(tmp_path_factory.mktemp("plain") / "env", wheel=wheel, without=EXTRA)
+    return make_interpreter(tmp_path_factory.mktemp("plain") / "env", wheels=wheels.values(), without=EXTRA)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +93,7 @@ def test_without_the_extra_a_job_says_what_to_install(plain, job):
     arguments = job if "--root" in job else (*job, "--root", "archive")
     code, error = run(plain, *arguments)
     assert code == Exit.USAGE
-    assert error == f'error: pyspark is not installed for {plain}\nhint: pip install "plainsong[spark]"\n'
+    assert error == f"error: pyspark is not installed for {plain}\nhint: pip install plainsong-spark\n"
     assert not (plain.parents[1] / "archive").exists()
 
 
@@ -161,7 +131,7 @@ def url(tmp_path_factory):
 def test_a_job_without_pyarrow_says_what_to_install(plain, without_pyarrow, url):
     code, error = run(plain, *APPEND, "--url", url, **without_pyarrow)
     assert code == Exit.USAGE
-    assert error == f'error: pyarrow is not installed for {plain}\nhint: pip install "plainsong[spark]"\n'
+    assert error == f"error: pyarrow is not installed for {plain}\nhint: pip install plainsong-spark\n"
 
 
 def test_a_job_without_java_says_what_to_install(installed, url):

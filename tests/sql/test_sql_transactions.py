@@ -416,4 +416,4 @@ def test_without_the_extra_it_says_what_to_install(package: str):
         "try:\n import plainsong.sql\nexcept ModuleNotFoundError as error:\n print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"plainsong.sql needs the package {package}: pip install 'plainsong[sql]'"
+    assert done.stdout.strip() == f"plainsong.sql needs the package {package}: pip install 'plainsong-client[sql]'"

@@ -1,0 +1,8 @@
+"""``python -m plainsong`` is the program ``plainsong``."""
+
+from __future__ import annotations
+
+from plainsong.cli.main import main
+
+if __name__ == "__main__":
+    main()

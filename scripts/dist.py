@@ -1,0 +1,66 @@
+"""Builds the three distributions of this tree: ``plainsong-client``, ``plainsong-server`` and ``plainsong-spark``.
+
+    python scripts/dist.py [FOLDER]      wheels in FOLDER, by default dist
+
+Each has its own ``etc/dist/*/pyproject.toml``. The script copies the distribution's packages beside it and has setuptools
+build a wheel: what is shipped is what is tested. The time in the wheels is that of the last commit, so building twice
+makes equal bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("client", "server", "spark")
+#: What a wheel is dated where no commit says when: the earliest time a zip file can hold.
+EPOCH = "315532800"
+
+
+def build(kind: str, folder: Path) -> Path:
+    """Builds one wheel into ``folder``. Raises CalledProcessError."""
+    source = ROOT / "etc/dist" / kind
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
+    names = [each.rstrip("*") for each in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as work:
+        tree, wheels = Path(work) / kind, Path(work) / "wheels"
+        shutil.copytree(source, tree)
+        shutil.copy(ROOT / "LICENSE", tree)
+        for name in names:
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(wheels)]
+        environ = {**os.environ, "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or _last_commit()}
+        subprocess.run([*pip, *options, str(tree)], env=environ, check=True, capture_output=True, text=True)  # noqa: S603
+        (wheel,) = wheels.glob("*.whl")
+        return Path(shutil.copy(wheel, folder / wheel.name))
+
+
+def _last_commit() -> str:
+    """When it was made, in seconds since 1970."""
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip() or EPOCH  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return EPOCH
+
+
+def main() -> None:
+    """The command line."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
+    for kind in KINDS:
+        try:
+            print(build(kind, folder))
+        except subprocess.CalledProcessError as failed:
+            sys.exit(f"error: {kind} cannot be built\n{failed.stderr}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""What is published: three wheels, each installed into an environment that has exactly what the wheel asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterable
+from configparser import ConfigParser
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from plainsong import Client, __version__
+from plainsong.cli.command import Exit
+from scripts import dist
+from tests.daemon.harness import ROOT, Daemon
+from tests.spark.installed import environ_of, install
+
+FOLDERS = {
+    "client": ("plainsong",),
+    "server": ("actors", "broker", "storage"),
+    "spark": ("pyspark_plainsong",),
+}
+
+
+def metadata_of(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def required(wheel: Path) -> dict[str, Distribution]:
+    """What it needs without extras, and what that needs, as it is installed here; not ours."""
+    found: dict[str, Distribution] = {}
+    waiting = [Requirement(each) for each in metadata_of(wheel).get_all("Requires-Dist", [])]
+    while waiting:
+        requirement = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if name in found or name.startswith("plainsong-"):
+            continue
+        found[name] = distribution(name)
+        assert requirement.specifier.contains(found[name].version, prereleases=True), requirement
+        waiting += [Requirement(each) for each in found[name].requires or []]
+    return found
+
+
+def environment(folder: Path, wheels: Iterable[Path]) -> Path:
+    """An environment with these wheels and links to what they need, and nothing else; its interpreter."""
+    wheels = list(wheels)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for wheel in wheels:
+        for needed in required(wheel).values():
+            tops = {path.parts[0] for path in needed.files or () if path.parts[0] not in ("..", "__pycache__", "bin")}
+            for top in tops:
+                if not (site / top).exists():
+                    (site / top).symlink_to(Path(str(needed.locate_file(top))))
+    python = folder / "bin" / "python"
+    install(python, wheels)
+    return python
+
+
+@pytest.fixture(scope="session")
+def client_only(wheels, tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("client") / "env", [wheels["client"]])
+
+
+@pytest.fixture(scope="session")
+def with_server(wheels, tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("server") / "env", [wheels["client"], wheels["server"]])
+
+
+@pytest.fixture(scope="session")
+def with_spark(wheels, tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("spark") / "env", [wheels["client"], wheels["spark"]])
+
+
+def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a program beside the interpreter, or the interpreter itself."""
+    program = python if command[0] == "python" else python.with_name(command[0])
+    done = subprocess.run(
+        [str(program), *command[1:]],
+        cwd=cwd or python.parents[1],
+        env=environ_of(python),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
+        yield "http://{}:{}".format(*daemon.address)
+
+
+# --- the wheels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", dist.KINDS)
+def test_a_wheel_has_every_file_of_its_folders_and_no_others(kind, wheels):
+    tracked = subprocess.run(
+        ["git", "ls-files", *FOLDERS[kind]], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for folder in FOLDERS[kind]
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert set(tracked) <= sources
+    with zipfile.ZipFile(wheels[kind]) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if ".dist-info/" not in name} == sources
+    assert {f"{folder}/py.typed" for folder in FOLDERS[kind]} <= names
+
+
+@pytest.mark.parametrize("kind", dist.KINDS)
+def test_the_metadata_is_complete(kind, wheels):
+    metadata = metadata_of(wheels[kind])
+    assert (metadata["Name"], metadata["Version"]) == (f"plainsong-{kind}", __version__)
+    assert metadata["Summary"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload().startswith(f"# plainsong-{kind}\n")
+    labels = {each.partition(",")[0] for each in metadata.get_all("Project-URL")}
+    assert {"Homepage", "Documentation", "Source", "Changelog"} <= labels
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+
+
+@pytest.mark.parametrize("kind", dist.KINDS)
+def test_building_twice_makes_equal_bytes(kind, wheels, tmp_path):
+    assert dist.build(kind, tmp_path).read_bytes() == wheels[kind].read_bytes()
+
+
+def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
+    found = {}
+    for kind, wheel in wheels.items():
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+            points = ConfigParser()
+            points.read_string(archive.read(name).decode())
+        found[kind] = {
+            section: dict(points[section]) for section in ("console_scripts", "plainsong.commands") if section in points
+        }
+    main = "plainsong.cli.main:main"
+    assert found["client"] == {"console_scripts": {"plainsong": main}}
+    assert found["server"]["console_scripts"] == {"plainsong-server": main}
+    assert set(found["server"]["plainsong.commands"]) == {"serve", "config", "store", "copy", "maintain"}
+    assert found["spark"] == {"plainsong.commands": {"pipeline": "pyspark_plainsong.pipeline.command:pipeline"}}
+
+
+def test_the_distributions_ask_for_no_more_and_no_less_than_the_tree():
+    """The tree's own pyproject.toml is for development; a dependency that is added to one has to be in the other."""
+    tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ours = {kind: tomllib.loads((ROOT / f"etc/dist/{kind}/pyproject.toml").read_text(encoding="utf-8")) for kind in dist.KINDS}
+    wanted = {
+        each
+        for kind in ("client", "server")
+        for each in (*ours[kind]["project"]["dependencies"], *ours[kind]["project"]["optional-dependencies"].get("hbase", []))
+    }
+    assert wanted - {f"plainsong-client=={__version__}"} == set(tree["dependencies"])
+    spark = ours["spark"]["project"]
+    extra = {*spark["dependencies"], *spark["optional-dependencies"]["report"]}
+    assert extra - {f"plainsong-client=={__version__}", *wanted} == set(tree["optional-dependencies"]["spark"])
+
+
+def test_nothing_asks_an_index_for_a_distribution_called_plainsong():
+    """That name is another project's."""
+    texts = [ROOT / name for name in subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines() if not name.endswith(".lock")]
+    asked = re.compile(r"(?:pip|pipx|uv tool) install[^\n]*?[\s'\"]plainsong(?![-_\w/])|plainsong\[(?:spark|sql|report)\]")
+    found = {
+        path.relative_to(ROOT).as_posix(): match[0]
+        for path in texts
+        if path.is_file() and path != Path(__file__)
+        for match in [asked.search(path.read_bytes().decode("utf-8", "replace"))]
+        if match
+    }
+    assert found == {}
+
+
+# --- the client --------------------------------------------------------------------------------------
+
+
+def test_the_client_pulls_at_most_fifteen_packages(wheels):
+    assert len(required(wheels["client"])) < 15, sorted(required(wheels["client"]))
+
+
+def test_the_client_works_beside_a_programs_own_modules_of_every_name_that_we_use_elsewhere(client_only, url, tmp_path):
+    (tmp_path / "protocol.py").write_text("mine = True\n")
+    for name in ("storage", "pipeline", "broker", "actors"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("mine = True\n")
+    (tmp_path / "program.py").write_text(
+        "import sys, protocol, storage, pipeline, broker, actors\n"
+        "assert all(each.mine for each in (protocol, storage, pipeline, broker, actors))\n"
+        "import anyio\n"
+        "from plainsong import AsyncClient, Client\n"
+        "with Client(sys.argv[1]) as client:\n"
+        "    client.create_topic('beside')\n"
+        "    with client.transaction():\n"
+        "        client.publish('beside', [b'one', b'two'])\n"
+        "    print([message.payload for message in client.read('beside')])\n"
+        "async def main():\n"
+        "    async with AsyncClient(sys.argv[1]) as client:\n"
+        "        print([message.payload async for message in client.read('beside')])\n"
+        "anyio.run(main)\n"
+    )
+    done = run(client_only, "python", "program.py", url, cwd=tmp_path)
+    assert done.stdout == "[b'one', b'two']\n" * 2
+
+
+def test_the_client_alone_has_the_command_line(client_only, url):
+    run(client_only, "plainsong", "topic", "create", "alone", "--url", url)
+    run(client_only, "plainsong", "publish", "alone", "hello", "--url", url)
+    assert run(client_only, "plainsong", "poll", "alone", "--url", url).stdout == "hello\n"
+    assert run(client_only, "python", "-m", "plainsong", "--version").stdout == f"plainsong {__version__}\n"
+
+
+def test_a_verb_of_a_distribution_that_is_not_installed_says_so_and_what_to_install(client_only):
+    listed = run(client_only, "plainsong", "--help").stdout
+    for name in ("serve", "config", "store", "copy", "maintain", "pipeline"):
+        assert re.search(rf"^  {name} +\(not installed\)$", listed, re.MULTILINE)
+    said = run(client_only, "plainsong", "serve", "--data-dir", "x", code=Exit.USAGE).stderr
+    assert said == "error: the daemon is not installed here\nhint: pip install plainsong-server\n"
+    said = run(client_only, "plainsong", "pipeline", "list", code=Exit.USAGE).stderr
+    assert said == "error: the pipeline is not installed here\nhint: pip install plainsong-spark\n"
+
+
+# --- the server --------------------------------------------------------------------------------------
+
+
+def test_the_server_has_a_script_of_its_own_which_is_the_same_program(with_server, url):
+    assert run(with_server, "plainsong-server", "--version").stdout == f"plainsong {__version__}\n"
+    assert "pyspark" not in run(with_server, "plainsong-server", "--help").stdout
+    assert run(with_server, "plainsong-server", "ping", "--url", url).stdout
+
+
+def test_the_server_serves_with_what_its_wheels_ask_for_and_its_client_publishes(with_server, tmp_path):
+    daemon = Daemon(tmp_path / "data")
+    program = daemon.command.index("serve") - 1
+    daemon.command[program] = str(with_server.with_name("plainsong-server"))
+    with daemon, Client("http://{}:{}".format(*daemon.address)) as client:
+        client.create_topic("served")
+        client.publish("served", b"hello")
+        address = "http://{}:{}".format(*daemon.address)
+        assert run(with_server, "plainsong", "poll", "served", "--url", address).stdout == "hello\n"
+        done = run(with_server, "plainsong", "ping", "--url", address, "--json")
+        assert json.loads(done.stdout)[0]["version"] == __version__
+
+
+def test_two_versions_that_do_not_fit_are_named_and_nothing_starts(with_server, tmp_path):
+    env = tmp_path / "env"
+    shutil.copytree(with_server.parents[1], env, symlinks=True)
+    (metadata,) = env.glob("lib/python*/site-packages/plainsong_server-*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text().replace(f"\nVersion: {__version__}\n", "\nVersion: 0.9.7\n"))
+    done = subprocess.run(
+        [env / "bin/python", "-m", "plainsong", "serve"],
+        env=environ_of(env / "bin/python"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == Exit.USAGE
+    assert done.stderr == (
+        f"error: plainsong-server 0.9.7 does not fit plainsong-client {__version__}\nhint: install both at one version\n"
+    )
+
+
+# --- Spark -------------------------------------------------------------------------------------------
+
+
+def test_the_spark_distribution_brings_the_source_and_the_jobs(with_spark):
+    assert "archive" in run(with_spark, "plainsong", "pipeline", "list").stdout
+    script = "from pyspark_plainsong import DefaultSource; print(DefaultSource.name())"
+    assert run(with_spark, "python", "-c", script).stdout == "plainsong\n"
+    listed = run(with_spark, "plainsong", "--help").stdout
+    assert re.search(r"^  serve +\(not installed\)$", listed, re.MULTILINE)
