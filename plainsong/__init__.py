@@ -17,6 +17,7 @@ from plainsong.protocol.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
+    from plainsong import errors as errors
     from plainsong._async.client import AsyncClient
     from plainsong._async.producer import AsyncLightweightTransaction, AsyncProducer
     from plainsong._async.stream import AsyncStream
@@ -117,7 +118,13 @@ __all__ = [
 ]
 
 
+#: Modules that are there without an import of their own: ``plainsong.errors.TopicNotFound``.
+_MODULES = ("errors",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"plainsong.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -125,4 +132,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 from plainsong.errors import problem_error
-from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen
+from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen, TopicOptions, TopicStats
 from plainsong.protocol.cluster import instance_name
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON
-from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError
+from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError, nearest
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.names import namespace_name, reader_name, topic_name
@@ -53,6 +53,14 @@ class Failure(NamedTuple):
     cause: Exception | None = None
 
 
+class StopsRequests(Protocol):
+    """Ends requests of the client for threads, from another thread."""
+
+    def watch(self, connection: Any) -> None:
+        """The connection to close when it stops; None: there is none."""
+        ...
+
+
 class Send(NamedTuple):
     """A request to ``url``. ``timeout_s`` limits the whole exchange."""
 
@@ -60,6 +68,8 @@ class Send(NamedTuple):
     request: Request
     connect_timeout_s: float
     timeout_s: float
+    stop: StopsRequests | None = None
+    """Ends the request early; None: nothing does."""
 
 
 #: The effect of a second attempt: none (``reading``), the same state (``harmless``), or a second change (``twice``).
@@ -76,6 +86,21 @@ class Call(NamedTuple, Generic[C]):
     """How long the request lets the daemon wait before it answers; extends every time limit."""
     waits_for_service: bool = False
     """Whether to retry while the transaction service is unavailable: true inside a transaction, which proves that it ran."""
+
+
+def transaction_service() -> Request:
+    """``GET /readyz``, answered 200 or 503 with the same fields; ``service_of`` reads it."""
+    return Request("GET", "/readyz")
+
+
+def service_of(answer: Answer | Failure) -> str:
+    """Who decides transactions: ``embedded``, ``tephra`` or ``off``; empty: the answer does not say."""
+    if isinstance(answer, Failure):
+        return ""
+    try:
+        return str(json_of(answer)["transactions"]["service"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def waiting_for_service(call: Call[T]) -> Call[T]:
@@ -117,9 +142,23 @@ def as_json(value: Any) -> bytes:
 # --- topics --------------------------------------------------------------------------------------
 
 
-def checked_properties(properties: Mapping[str, Any], ttl_s: int | None) -> dict[str, Any]:
-    """Properties in the daemon's form: ``ttl_s`` becomes ``ttl``."""
-    return {**properties, **({} if ttl_s is None else {"ttl": ttl_s})}
+#: Keyword arguments → properties as the daemon names them.
+_PROPERTIES = {name: "ttl" if name == "ttl_s" else name for name in TopicOptions.__annotations__}
+
+
+def checked_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Properties in the daemon's form, from keyword arguments: ``ttl_s`` becomes ``ttl``. Raises TypeError: an unknown one."""
+    for name in properties:
+        if name not in _PROPERTIES:
+            says = "did you mean 'ttl_s'?" if name == "ttl" else nearest(name, _PROPERTIES)
+            raise TypeError(f"unexpected keyword argument {name!r}; {says}")
+    return {_PROPERTIES[name]: value for name, value in properties.items()}
+
+
+def changed_properties(current: Mapping[str, str], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """All properties after a change of some, in the daemon's form; None restores a default."""
+    kept = {name: value for name, value in current.items() if name in _PROPERTIES.values()}
+    return {name: value for name, value in {**kept, **changes}.items() if value is not None}
 
 
 def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, if_not_exists: bool) -> Call[None]:
@@ -165,12 +204,13 @@ def undelete_topic(namespace: str, topic: str) -> Call[None]:
     return Call(Request("POST", topic_path(namespace, topic, "/undelete")), nothing, "twice")
 
 
-def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[dict[str, Any]]:
+def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[TopicStats]:
     """``GET /{t}/stats``."""
     query = "?" + urlencode({"reader": reader}) if reader is not None else ""
 
-    def read(answer: Answer) -> dict[str, Any]:
-        return dict(json_of(answer))
+    def read(answer: Answer) -> TopicStats:
+        found: TopicStats = json_of(answer)
+        return found
 
     return Call(Request("GET", topic_path(namespace, topic, "/stats" + query)), read)
 
@@ -300,7 +340,7 @@ _POLL_HEADERS = (("Content-Type", AVRO_2.content_type), ("Accept", FRAMES_TYPE +
 _ENDS = ("end", "more", "held")
 
 
-def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page]:
+def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page[Any]]:
     """``POST /{t}/poll``, answered with frames."""
     body = AVRO_2.encode_poll(request)
     path = topic_path(namespace, origin.topic, "/poll")
@@ -309,7 +349,7 @@ def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page]:
     )
 
 
-def _read_page(origin: Origin, answer: Answer) -> Page:
+def _read_page(origin: Origin, answer: Answer) -> Page[Any]:
     content_type = answer.headers.get("content-type", "")
     if not content_type.startswith(FRAMES_TYPE):
         raise MalformedBody(f"frames were asked for, {content_type[:80]!r} came")
@@ -349,14 +389,14 @@ def poll_many(
     wait_ms: int,
     limit: int,
     isolation: Isolation | None = None,
-) -> Call[dict[str, Page | PlainsongError]]:
+) -> Call[dict[str, Page[Any] | PlainsongError]]:
     """``POST /poll`` of a namespace: a page or an error for each topic."""
     polls = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
     body = as_json(
         {"topics": polls, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
     )
 
-    def read(answer: Answer) -> dict[str, Page | PlainsongError]:
+    def read(answer: Answer) -> dict[str, Page[Any] | PlainsongError]:
         fields = json_of(answer)["topics"]
         return {topic: _page_of_many(origins[topic], fields[topic]) for topic in topics}
 
@@ -370,7 +410,7 @@ def _without_isolation(request: PollRequest) -> PollRequest:
     return request
 
 
-def _page_of_many(origin: Origin, fields: Mapping[str, Any]) -> Page | PlainsongError:
+def _page_of_many(origin: Origin, fields: Mapping[str, Any]) -> Page[Any] | PlainsongError:
     if "error" in fields:
         return problem_error(fields["error"])
     if fields["end"] not in _ENDS:

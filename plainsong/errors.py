@@ -1,6 +1,6 @@
 """The errors of a client: those the daemon answers, by code, and those of the connection and the client itself.
 
-    plainsong.protocol.errors.PlainsongError            every one has code, outcome, detail, hint
+    plainsong.errors.PlainsongError                     every one has code, outcome, detail, hint
     ├── answered by the daemon: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
     ├── ConnectFailed         no daemon accepted a connection: nothing happened
     ├── ConnectionLost        the connection broke before a whole answer: unknown; a read changes nothing
@@ -31,11 +31,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from plainsong.protocol import errors as protocol_errors
 from plainsong.protocol.errors import (
     BY_CODE,
     AlreadyPublished,
     BadRequest,
     BodyTooLarge,
+    ClusterUnavailable,
     Conflict,
     DeduplicationDisabled,
     Forbidden,
@@ -48,15 +50,18 @@ from plainsong.protocol.errors import (
     InvalidProperty,
     InvalidSequenceIds,
     LowSpace,
+    MalformedBody,
     MalformedTransaction,
     MessageTooLarge,
     MethodNotAllowed,
     NoMessages,
+    NoOwner,
     NotFound,
     Outcome,
     OutcomeUnknown,
     Overloaded,
     PartialDuplicate,
+    PartlyCleaned,
     PlainsongError,
     PositionChanged,
     ProducerExpired,
@@ -64,6 +69,7 @@ from plainsong.protocol.errors import (
     ProducerNotFound,
     QuotaExceeded,
     Recovering,
+    RequestTooLarge,
     RolledBack,
     SequenceConsumed,
     ShuttingDown,
@@ -83,11 +89,12 @@ from plainsong.protocol.errors import (
     TransactionTooLarge,
     Unauthenticated,
     Unavailable,
+    UnknownField,
     UnsupportedMediaType,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "AlreadyPublished",
@@ -95,6 +102,7 @@ __all__ = [
     "BodyTooLarge",
     "BufferFull",
     "Closed",
+    "ClusterUnavailable",
     "CommittedWithErrors",
     "Conflict",
     "ConnectFailed",
@@ -111,11 +119,14 @@ __all__ = [
     "InvalidProperty",
     "InvalidSequenceIds",
     "LowSpace",
+    "MalformedBody",
     "MalformedTransaction",
     "MaxTransactionSizeExceeded",
     "MessageDropped",
     "MessageTooLarge",
+    "MethodNotAllowed",
     "NoMessages",
+    "NoOwner",
     "NoTransaction",
     "NotEncodable",
     "NotFound",
@@ -124,6 +135,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "PartialDuplicate",
+    "PartlyCleaned",
     "PlainsongError",
     "PositionChanged",
     "PositionNotSaved",
@@ -133,6 +145,7 @@ __all__ = [
     "ProducerStopped",
     "QuotaExceeded",
     "Recovering",
+    "RequestTooLarge",
     "RolledBack",
     "SequenceConsumed",
     "SequenceIdsMixed",
@@ -159,6 +172,8 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnexpectedAnswer",
+    "UnknownField",
+    "UnsupportedMediaType",
 ]
 
 
@@ -167,6 +182,8 @@ class ConnectFailed(Unavailable):
 
     code = "connect_failed"
     title = "The daemon cannot be reached"
+    is_first: bool = False
+    """Whether no daemon has ever answered this client: it does not retry then (``wait_for_daemon_s``)."""
 
 
 class ConnectionLost(PlainsongError):
@@ -200,17 +217,42 @@ class NotSent(PlainsongError):
     """A publisher was flushed or closed with undelivered messages.
 
     ``unsent`` messages were not published; ``unknown`` messages may have been. Each message's future says the same.
+    ``causes`` has the different errors; the first is ``__cause__``, and in the text.
     """
 
     code = "not_sent"
     title = "Not everything was sent"
 
-    def __init__(self, unsent: int, unknown: int) -> None:
-        detail = f"{unsent} messages were not sent, of {unknown} nobody knows"
-        super().__init__(detail, hint="their futures say which; give close a longer timeout_s")
+    def __init__(self, unsent: int, unknown: int, causes: Iterable[PlainsongError] = ()) -> None:
+        details: dict[str, PlainsongError] = {}
+        for cause in causes:
+            details.setdefault(cause.detail, cause)
+        detail = _not_sent(unsent, unknown)
+        if details:
+            others = len(details) - 1
+            more = f", and {others} other error{'s' * (others > 1)}" if others else ""
+            detail += f": {next(iter(details))}{more}"
+        first = next(iter(details.values()), None)
+        hint = "their futures say which; give close a longer timeout_s"
+        super().__init__(detail, hint=first.hint if first is not None and first.hint else hint)
         self.unsent = unsent
         self.unknown = unknown
         self.outcome = "unknown" if unknown else "not-applied"
+        #: The different errors, the first that occurred first; it is ``__cause__`` too.
+        self.causes = tuple(details.values())
+        self.__cause__ = first
+
+
+def _not_sent(unsent: int, unknown: int) -> str:
+    if not unknown:
+        return f"{unsent} {_messages(unsent)} not sent"
+    if not unsent:
+        return f"{unknown} {_messages(unknown)} may not have been sent"
+    return f"{unsent} {_messages(unsent)} not sent, and {unknown} that may have been"
+
+
+def _messages(count: int) -> str:
+    return "message" if count == 1 else "messages"
 
 
 class BufferFull(PlainsongError):
@@ -339,15 +381,22 @@ class TransactionOutcomeUnknown(OutcomeUnknown):
     title = "Nobody knows whether this transaction took"
 
 
+# A traceback names a class by the module that users import it from.
+for _name in __all__:
+    _each = globals()[_name]
+    if isinstance(_each, type) and _each.__module__ == protocol_errors.__name__:
+        _each.__module__ = __name__
+
+
 # --- decoding error answers ----------------------------------------------------------------------
 
 
 def _narrowed(cls: type[PlainsongError]) -> type[PlainsongError]:
     """The subclass with the same code, such as ``Overloaded`` for ``Unavailable``.
 
-    Considers subclasses of the same module only: a daemon in the same process defines more specific ones.
+    Considers the protocol's own only: a daemon in the same process defines more specific ones.
     """
-    beside = [narrow for narrow in cls.__subclasses__() if narrow.__module__ == cls.__module__]
+    beside = [narrow for narrow in cls.__subclasses__() if vars(protocol_errors).get(narrow.__name__) is narrow]
     return next((narrow for narrow in beside if narrow.code == cls.code), cls)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, overload
 
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import MAX_TTL_S, PublishRequest
-from plainsong.serializers import BYTES, Serializer, Undecodable, encoded, serializer_for
+from plainsong.serializers import BYTES, Serializer, Undecodable, V, encoded, serializer_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Self
 
     from plainsong.protocol.errors import PlainsongError
@@ -73,6 +74,10 @@ def nth_id(first_id: bytes, last_id: bytes, index: int, count: int) -> MessageId
 
 # --- what is sent --------------------------------------------------------------------------------
 
+
+#: What can be published without a serializer: one message, or several.
+Body: TypeAlias = "bytes | bytearray | memoryview | Outgoing"
+Bodies: TypeAlias = "Body | Iterable[Body]"
 
 #: Attributes of a message, if it has any.
 Strings: TypeAlias = Mapping[str, str] | None
@@ -135,8 +140,8 @@ def with_attributes(message: Any, attributes: Mapping[str, str] | None, routing_
 
 
 def all_with_attributes(messages: Any, attributes: Mapping[str, str] | None, routing_key: str | None) -> Any:
-    """``with_attributes`` for one message, or for each of a list or tuple. Raises InvalidParameter."""
-    if isinstance(messages, (list, tuple)):
+    """``with_attributes`` for one message, or for each of several. Raises InvalidParameter."""
+    if isinstance(messages, (list, tuple, Iterator)):
         return [with_attributes(each, attributes, routing_key) for each in messages]
     return with_attributes(messages, attributes, routing_key)
 
@@ -197,8 +202,10 @@ def own_ttls(ttls_s: Sequence[int | None]) -> Sequence[int | None] | None:
 
 
 def as_list(messages: Any) -> Sequence[Any]:
-    """A list or tuple is many messages, anything else is one."""
-    return messages if isinstance(messages, (list, tuple)) else [messages]
+    """A list, a tuple or an iterator (a generator, ``map``, an open file) is several messages, anything else is one."""
+    if isinstance(messages, (list, tuple)):
+        return messages
+    return list(messages) if isinstance(messages, Iterator) else [messages]
 
 
 # --- receipts ------------------------------------------------------------------------------------
@@ -218,7 +225,7 @@ class Receipt:
     count: int
     """Messages of the request."""
     generation: int
-    """The topic's generation; 0 inside a transaction."""
+    """The topic's generation; 0 in what ``publish`` returns inside a transaction (``tx.receipts`` has it after the commit)."""
     duplicate: bool = False
     deduplicated: bool = False
     last_sequence_id: int | None = None
@@ -278,11 +285,15 @@ class Origin(NamedTuple):
     """The topic and serializer that the messages of a page share."""
 
     topic: str
-    serializer: Serializer = BYTES
+    serializer: Serializer[Any] = BYTES
 
 
-class Message:
-    """One message of a topic. ``value`` is decoded on first use."""
+class Message(Generic[V]):
+    """One message of a topic. ``value`` is decoded on first use.
+
+    Two are equal if they are the same message of the same topic: topic, id, payload and attributes. They sort by id, as
+    their topic does. A pickled one takes its value along, since its serializer stays behind.
+    """
 
     __slots__ = ("_attributes", "_origin", "_value", "id_bytes", "payload")
 
@@ -316,13 +327,13 @@ class Message:
         return self._origin.topic
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V:
         """The payload decoded by the reader's serializer; an ``Undecodable`` if that fails."""
         try:
-            return self._value
+            return self._value  # type: ignore[no-any-return] # by the serializer, or an Undecodable
         except AttributeError:
             self._value = self._decoded()
-            return self._value
+            return self._value  # type: ignore[no-any-return] # likewise
 
     def _decoded(self) -> Any:
         try:
@@ -344,12 +355,39 @@ class Message:
         shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
         return f"<Message {self.topic} {self.id_bytes.hex()} {shown!r}>"
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (
+            self.id_bytes == other.id_bytes
+            and self.topic == other.topic
+            and self.payload == other.payload
+            and self._attributes == other._attributes
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.id_bytes))
+
+    def __lt__(self, other: Message[Any]) -> bool:
+        return self.id_bytes < other.id_bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (self.topic, self.id_bytes, self.payload, dict(self._attributes), self.value)
+
+
+def _unpickled(
+    topic: str, message_id: bytes, payload: bytes, attributes: Mapping[str, str], value: Any
+) -> Message[Any]:
+    message: Message[Any] = Message(Origin(topic), message_id, payload, attributes=attributes or NO_ATTRIBUTES)
+    message._value = value
+    return message
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Page(Sequence[Message]):
+class Page(Sequence["Message[V]"], Generic[V]):
     """The messages of one poll as a sequence, oldest first, with the position to continue after."""
 
-    messages: Sequence[Message]
+    messages: Sequence[Message[V]]
     last_id: MessageId | None
     """Continue after this id; also set on an empty page. None if the topic never had a message."""
     end: End
@@ -358,10 +396,10 @@ class Page(Sequence[Message]):
     """The blocking transaction, if ``end`` is ``held``."""
 
     @overload
-    def __getitem__(self, index: int) -> Message: ...
+    def __getitem__(self, index: int) -> Message[V]: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+    def __getitem__(self, index: slice) -> Sequence[Message[V]]: ...
+    def __getitem__(self, index: int | slice) -> Message[V] | Sequence[Message[V]]:
         return self.messages[index]
 
     def __len__(self) -> int:
@@ -369,6 +407,54 @@ class Page(Sequence[Message]):
 
     def __repr__(self) -> str:
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
+
+
+class TopicStats(TypedDict, total=False):
+    """The daemon's figures of a topic, by their names in its answer; a later daemon may have more."""
+
+    messages: int
+    """That can be read now."""
+    bytes: int
+    """What they take in the store."""
+    estimated: bool
+    """Whether there were too many to count."""
+    oldestId: str | None
+    newestId: str | None
+    end: str
+    """The bound behind the newest message, also when that has expired."""
+    oldestAgeMs: int | None
+    publishPerSecond: float
+    pollPerSecond: float
+    openTransactions: int
+    producers: int
+    enabledFrom: str | None
+    owner: str | None
+    parkedPolls: int
+    generation: int
+    createdMs: int
+    reader: ReaderStats
+
+
+class ReaderStats(TypedDict, total=False):
+    """What lies before a committed reader."""
+
+    visible: int
+    hidden: int
+    expiredUnread: int
+    estimated: bool
+
+
+class TopicOptions(TypedDict, total=False):
+    """The properties of a topic. None stands for the daemon's default."""
+
+    ttl_s: int | None
+    """Seconds a message lives."""
+    transactional: Literal["optional", "required", "disabled"] | None
+    """Whether publishes may or must be part of a transaction."""
+    deduplication: Literal["inherit", "enabled", "disabled"] | None
+    """Whether producers' sequence ids are remembered."""
+    max_bytes: int | None
+    """Bytes the topic may hold; None: as much as the disk."""
 
 
 @dataclass(frozen=True, slots=True)

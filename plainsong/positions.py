@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from plainsong.errors import PositionNotSaved
 from plainsong.messages import MessageId
@@ -149,11 +149,12 @@ class Plan:
     until: Start
     follow: bool
     limit: int | None
-    serializer: Serializer
+    serializer: Serializer[Any]
     page_messages: int
     save_every: int
     save_interval_s: float
     isolation: Isolation | None = None
+    idle_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -168,6 +169,8 @@ class Plan:
             if number is not None and number < 1:
                 raise InvalidParameter(f"{name} is {number}", hint="use 1 or more")
         checked_isolation(self.isolation)
+        if self.idle_timeout_s is not None and not self.idle_timeout_s > 0:
+            raise InvalidParameter(f"idle_timeout_s is {self.idle_timeout_s}", hint="use a number of seconds above 0")
 
     @property
     def patterns(self) -> list[str]:
@@ -200,11 +203,14 @@ def read_plan(
     save_every: int,
     save_interval_s: float,
     isolation: Isolation | None = None,
+    idle_timeout_s: float | None = None,
 ) -> Plan:
     """Checks the options of a reader. Raises InvalidParameter."""
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     using = serializer_for(serializer)
-    return Plan(names, start, until, follow, limit, using, page_messages, save_every, save_interval_s, isolation)
+    return Plan(
+        names, start, until, follow, limit, using, page_messages, save_every, save_interval_s, isolation, idle_timeout_s
+    )
 
 
 # --- saved positions -----------------------------------------------------------------------------

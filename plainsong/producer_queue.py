@@ -29,6 +29,7 @@ from plainsong.messages import (
     Outgoing,
     Receipt,
     all_with_attributes,
+    as_list,
     nth_id,
     outgoing_request,
     own_ttls,
@@ -760,7 +761,7 @@ def whole_request(
     routing_key: str | None = None,
 ) -> tuple[PublishRequest, list[int | None]]:
     """Encodes messages as one request, and returns the sequence ids they carry. Raises NoMessages, NotEncodable, InvalidParameter."""
-    many = messages if isinstance(messages, (list, tuple)) else [messages]
+    many = as_list(messages)
     if not many:
         raise NoMessages("the list is empty")
     many = all_with_attributes(many, attributes, routing_key)

@@ -163,6 +163,8 @@ class Lane(Generic[S]):
     under_way: Batch[S] | None = None
     not_before_s: float = 0.0
     """The next attempt starts no earlier; set after a failed one."""
+    error: PlainsongError | None = None
+    """Of the last attempt, if that failed: the reason why its messages wait."""
 
 
 class Lost(NamedTuple, Generic[S]):
@@ -257,14 +259,14 @@ class PublisherQueue(Generic[S]):
                 late = [item for item in batch.items if item.at_s <= late_s]
                 batch.items = batch.items[len(late) :]
                 if late:
-                    found.append(Lost(lane.topic, late, self._late(batch.in_doubt)))
+                    found.append(Lost(lane.topic, late, self._late(lane, batch.in_doubt)))
             lane.again = deque(batch for batch in lane.again if batch.items)
             late = []
             while lane.waiting and lane.waiting[0].at_s <= late_s:
                 late.append(lane.waiting.popleft())
             lane.waiting_bytes -= _bytes(late)
             if late:
-                found.append(Lost(lane.topic, late, self._late(in_doubt=False)))
+                found.append(Lost(lane.topic, late, self._late(lane, in_doubt=False)))
             self._forget_if_empty(lane)
         for lost in found:
             self._release(lost.items)
@@ -279,7 +281,7 @@ class PublisherQueue(Generic[S]):
     def settled(self, batch: Batch[S]) -> None:
         """The batch is durable."""
         lane = batch.lane
-        lane.under_way = None
+        lane.under_way = lane.error = None
         lane.backoff.reset()
         self._release(batch.items)
         self._forget_if_empty(lane)
@@ -288,6 +290,7 @@ class PublisherQueue(Generic[S]):
         """An attempt failed. Returns the messages given up; None when the batch, or its halves, will be retried."""
         lane = batch.lane
         lane.under_way = None
+        lane.error = error
         batch.in_doubt |= error.outcome == "unknown"
         repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
         if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
@@ -320,9 +323,9 @@ class PublisherQueue(Generic[S]):
         """Gives up all messages that are not under way."""
         found = []
         for lane in list(self._lanes.values()):
-            found += [Lost(lane.topic, batch.items, self._closed(batch.in_doubt)) for batch in lane.again]
+            found += [Lost(lane.topic, batch.items, self._closed(lane, batch.in_doubt)) for batch in lane.again]
             if lane.waiting:
-                found.append(Lost(lane.topic, list(lane.waiting), self._closed(in_doubt=False)))
+                found.append(Lost(lane.topic, list(lane.waiting), self._closed(lane, in_doubt=False)))
             lane.again.clear()
             lane.waiting.clear()
             lane.waiting_bytes = 0
@@ -376,15 +379,20 @@ class PublisherQueue(Generic[S]):
         if not (lane.under_way or lane.again or lane.waiting):
             self._lanes.pop(lane.topic, None)
 
-    def _late(self, in_doubt: bool) -> PlainsongError:
+    def _late(self, lane: Lane[S], in_doubt: bool) -> PlainsongError:
         outcome: Literal["unknown", "not-applied"] = "unknown" if in_doubt else "not-applied"
         detail = f"not delivered within {self.bounds.delivery_timeout_s:g} s"
         if self.bounds.mode == "best_effort":
-            return MessageDropped(detail, outcome=outcome)
-        return DeadlineExceeded(detail, outcome=outcome, hint="delivery_timeout_s is the limit")
+            return because(lane.error, MessageDropped(detail, outcome=outcome))
+        return because(lane.error, DeadlineExceeded(detail, outcome=outcome, hint="delivery_timeout_s is the limit"))
 
-    def _closed(self, in_doubt: bool) -> PlainsongError:
-        return MessageDropped("the publisher was closed", outcome="unknown" if in_doubt else "not-applied")
+    def _closed(self, lane: Lane[S], in_doubt: bool) -> PlainsongError:
+        outcome: Literal["unknown", "not-applied"] = "unknown" if in_doubt else "not-applied"
+        return because(lane.error, MessageDropped("the publisher was closed", outcome=outcome))
+
+    def waiting_for(self) -> list[PlainsongError]:
+        """Why messages wait that have been tried already."""
+        return [lane.error for lane in self._lanes.values() if lane.error is not None]
 
 
 def _bytes(items: list[Item[S]]) -> int:
@@ -392,6 +400,16 @@ def _bytes(items: list[Item[S]]) -> int:
 
 
 # --- failures and counts -------------------------------------------------------------------------
+
+
+def because(cause: PlainsongError | None, error: PlainsongError) -> PlainsongError:
+    """Adds the cause, if there is one, to the text of an error and as its ``__cause__``."""
+    if cause is not None:
+        error.detail = f"{error.detail}: {cause.detail}"
+        error.hint = cause.hint or error.hint
+        error.args = (error.detail,)
+        error.__cause__ = cause
+    return error
 
 
 def client_bug(bug: Exception) -> PlainsongError:
@@ -433,7 +451,7 @@ class Tally(Generic[A]):
         self._delivered = 0
         self._failed = 0
         self._dropped = 0
-        self._unretrieved: list[tuple[A, bool]] = []
+        self._unretrieved: list[tuple[A, PlainsongError]] = []
         self._beyond = [0, 0]
 
     def counts(self, pending: int, pending_bytes: int) -> Counts:
@@ -456,16 +474,21 @@ class Tally(Generic[A]):
         with self._lock:
             self._failed += len(futures)
             room = MAX_KEPT - len(self._unretrieved)
-            self._unretrieved += [(future, unknown) for future in futures[:room]]
+            self._unretrieved += [(future, error) for future in futures[:room]]
             self._beyond[unknown] += max(0, len(futures) - room)
 
-    def raise_if_unretrieved(self, waiting: int, under_way: int = 0) -> None:
-        """Raises NotSent if messages wait, are under way, or failed since the last call without their error being retrieved."""
+    def raise_if_unretrieved(self, waiting: int, under_way: int = 0, causes: Iterable[PlainsongError] = ()) -> None:
+        """Raises NotSent if messages wait, are under way, or failed since the last call without their error being retrieved.
+
+        Args:
+          causes: why messages wait.
+        """
         with self._lock:
-            unretrieved = [unknown for future, unknown in self._unretrieved if not future.retrieved]
+            errors = [error for future, error in self._unretrieved if not future.retrieved]
             unsent, unknown = self._beyond
             self._unretrieved, self._beyond = [], [0, 0]
-        unsent += waiting + unretrieved.count(False)
-        unknown += under_way + unretrieved.count(True)
+        in_doubt = sum(error.outcome == "unknown" for error in errors)
+        unsent += waiting + len(errors) - in_doubt
+        unknown += under_way + in_doubt
         if unsent or unknown:
-            raise NotSent(unsent, unknown)
+            raise NotSent(unsent, unknown, [*errors, *causes])

@@ -53,6 +53,8 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
 
 def may_repeat(repeat: Repeat, error: PlainsongError, *, waits_for_service: bool = False) -> bool:
     """Whether another attempt may follow one that failed with ``error``."""
+    if isinstance(error, ConnectFailed) and error.is_first:
+        return False
     if isinstance(error, TransactionsUnavailable) and not waits_for_service:
         return False  # other work goes on without the service; the caller should know that this does not
     if isinstance(error, (ConnectionLost, DeadlineExceeded, UnexpectedAnswer)):
@@ -61,6 +63,17 @@ def may_repeat(repeat: Repeat, error: PlainsongError, *, waits_for_service: bool
     if isinstance(error, (Unavailable, QuotaExceeded)):
         return repeat != "twice" or error.outcome == "not-applied"
     return False
+
+
+class ReaderStopped(Exception):
+    """A reader was stopped."""
+
+
+#: What a default read says once where the daemon does not decide transactions itself, by ``transactions.service``.
+UNCOMMITTED = {
+    "off": "the daemon has no transaction service: reading everything, also messages that are undecided or rolled back",
+    "tephra": "the daemon's Tephra does not answer: reading everything, also messages that are undecided or rolled back",
+}
 
 
 def has_untried_url(tries: int, places: Places, error: PlainsongError) -> bool:
@@ -118,7 +131,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     detail = f"{url}: {failure.detail}"
     error: PlainsongError
     if failure.kind == "connect":
-        error = ConnectFailed(detail, hint="is the daemon running there? plainsong serve starts one")
+        error = ConnectFailed(f"no daemon answers at {detail}", hint="plainsong serve starts one; or give another url")
         error.retry_after_s = 0  # no daemon answered, so none asked for a pause
     elif failure.kind == "timeout":
         error = DeadlineExceeded(detail, outcome="unknown", hint="request_timeout_s is its limit")
@@ -171,7 +184,19 @@ class Places:
       clock: monotonic seconds.
     """
 
-    __slots__ = ("_at", "_avoided", "_clock", "_follow", "_owners", "urls")
+    __slots__ = (
+        "_at",
+        "_avoided",
+        "_clock",
+        "_first_refused_s",
+        "_follow",
+        "_owners",
+        "_refused",
+        "_was_reached",
+        "is_service_off",
+        "said_uncommitted",
+        "urls",
+    )
 
     def __init__(
         self, urls: tuple[str, ...], *, follow: bool = True, clock: Callable[[], float] = time.monotonic
@@ -180,6 +205,13 @@ class Places:
         self._at = 0
         self._follow = follow
         self._clock = clock
+        self._was_reached = False
+        self._refused = 0
+        self._first_refused_s = 0.0
+        #: Whether the daemon has no transaction service, so that committed reads are no use.
+        self.is_service_off = False
+        #: Whether the client has said that it reads everything instead.
+        self.said_uncommitted = False
         #: ``owned_part`` of a path → URL of its owner.
         self._owners: dict[str, str] = {}
         #: Owners that did not answer → the end of the pause, and its length.
@@ -221,8 +253,24 @@ class Places:
                 return error.outcome == "not-applied"
             self.leave(url)
         elif not isinstance(answer, Failure):
+            self._was_reached = True
             self.remember_owner(part, url, answer.headers)
         return False
+
+    def note_first(self, error: PlainsongError, now_s: float, patience_s: float) -> None:
+        """Marks an error that is not worth a retry: no URL has ever worked, for ``patience_s``.
+
+        Retries are for what once worked. A refused first connection is a wrong URL, or a daemon that was never started.
+        """
+        if self._was_reached:
+            return
+        if not isinstance(error, ConnectFailed):
+            self._was_reached = True
+            return
+        if not self._refused:
+            self._first_refused_s = now_s
+        self._refused += 1
+        error.is_first = self._refused >= len(self.urls) and now_s - self._first_refused_s >= patience_s
 
     def remember_owner(self, part: str, url: str, headers: Mapping[str, str]) -> None:
         """Remembers the owner that an answer's headers name, if any."""

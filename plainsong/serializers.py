@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from plainsong.errors import NotEncodable
 from plainsong.protocol.errors import InvalidParameter
@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    #: The type of values; bare ``Message`` means ``Message[Any]``.
+    V = DefaultTypeVar("V", default=Any)
+else:
+    V = TypeVar("V")
+
+
 @dataclass(frozen=True, slots=True)
-class Serializer:
+class Serializer(Generic[V]):
     """``encode`` turns a value into bytes, ``decode`` bytes into a value. Both may raise anything."""
 
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes], Any]
+    encode: Callable[[V], bytes]
+    decode: Callable[[bytes], V]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +40,21 @@ class Undecodable:
 
 
 #: The forms of the ``serializer`` argument: a Serializer, a pair of functions, ``bytes``, ``str``, a dataclass, or None.
-SerializerLike: TypeAlias = "Serializer | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | type | None"
+SerializerLike: TypeAlias = "Serializer[Any] | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | type | None"
+#: The same for values of one type.
+SerializerOf: TypeAlias = "Serializer[V] | tuple[Callable[[Any], bytes], Callable[[bytes], V]] | type[V]"
 
 
 def _bytes(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise TypeError(f"a {type(value).__name__} is no bytes; give a serializer")
+    raise TypeError(f"payload must be bytes, got {type(value).__name__}")
 
 
 def _text(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
-    raise TypeError(f"a {type(value).__name__} is no str")
+    raise TypeError(f"payload must be str, got {type(value).__name__}")
 
 
 def _json(value: Any) -> bytes:
@@ -51,37 +62,55 @@ def _json(value: Any) -> bytes:
 
 
 #: Payloads unchanged; refuses anything but bytes.
-BYTES = Serializer(_bytes, bytes)
+BYTES: Serializer[bytes] = Serializer(_bytes, bytes)
 #: ``str`` as UTF-8.
-TEXT = Serializer(_text, bytes.decode)
+TEXT: Serializer[str] = Serializer(_text, bytes.decode)
 #: Any JSON value; no NaN, no infinities.
-JSON = Serializer(_json, json.loads)
+JSON: Serializer[Any] = Serializer(_json, json.loads)
 
 
-def dataclass_json(kind: type) -> Serializer:
-    """Instances of a dataclass as JSON objects, nested ones included when writing.
+def dataclass_json(kind: type[V]) -> Serializer[V]:
+    """Instances of a dataclass as JSON objects, by the library msgspec (``plainsong-client[dataclasses]``).
 
-    Reading makes ``kind(**object)``: unknown or missing fields do not decode, nested objects stay dicts.
-    Raises InvalidParameter when ``kind`` is no dataclass.
+    Fields may be nested dataclasses, lists, dicts, datetimes, Enums, UUIDs, Decimals and whatever else msgspec knows. A
+    value whose fields have other types than they say is refused when it is written, and does not decode when it is read;
+    nor do unknown or missing fields.
+    Raises InvalidParameter when ``kind`` is no dataclass, or msgspec is not installed.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise InvalidParameter(f"{kind!r} is no dataclass", hint="decorate it with @dataclass, or give two functions")
+        raise InvalidParameter(
+            f"{kind!r} is not a dataclass", hint="decorate it with @dataclass, or give two functions"
+        )
+    try:
+        import msgspec  # here, since most programs need none
+    except ImportError as error:
+        raise InvalidParameter(
+            "dataclasses need the package msgspec", hint="pip install 'plainsong-client[dataclasses]'"
+        ) from error
+    names = {field.name for field in dataclasses.fields(kind)}
 
-    def encode(value: Any) -> bytes:
-        if not isinstance(value, kind):
-            raise TypeError(f"a {type(value).__name__} is no {kind.__name__}")
-        return _json(dataclasses.asdict(value))
-
-    def decode(payload: bytes) -> Any:
-        fields = json.loads(payload)
+    def checked(fields: Any) -> V:
         if not isinstance(fields, dict):
-            raise TypeError(f"a {type(fields).__name__} is no object")
-        return kind(**fields)
+            raise TypeError(f"expected an object, got {type(fields).__name__}")
+        if unknown := fields.keys() - names:
+            raise TypeError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+        value: V = msgspec.convert(fields, kind)
+        return value
+
+    def encode(value: V) -> bytes:
+        if not isinstance(value, kind):
+            raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+        payload = msgspec.json.encode(value)
+        checked(msgspec.json.decode(payload))  # writing checks no types
+        return payload
+
+    def decode(payload: bytes) -> V:
+        return checked(msgspec.json.decode(payload))
 
     return Serializer(encode, decode)
 
 
-def serializer_for(given: SerializerLike) -> Serializer:
+def serializer_for(given: SerializerLike) -> Serializer[Any]:
     """The serializer that ``given`` stands for; None: bytes. Raises InvalidParameter for anything else."""
     if given is None or given is bytes:
         return BYTES
@@ -93,15 +122,22 @@ def serializer_for(given: SerializerLike) -> Serializer:
         return Serializer(*given)
     if isinstance(given, type):
         return dataclass_json(given)
-    raise InvalidParameter(f"{given!r} is no serializer", hint="use bytes, str, JSON, a dataclass, or (encode, decode)")
+    raise InvalidParameter(
+        f"{given!r} is not a serializer", hint="use bytes, str, JSON, a dataclass, or (encode, decode)"
+    )
 
 
-def encoded(serializer: Serializer, value: Any) -> bytes:
+def encoded(serializer: Serializer[Any], value: Any) -> bytes:
     """The payload of ``value``. Raises NotEncodable: nothing happened."""
     try:
         payload = serializer.encode(value)
     except Exception as error:
-        raise NotEncodable(f"{type(error).__name__}: {error}", hint="choose another serializer") from error
+        detail = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+        raise NotEncodable(
+            detail, hint="give another serializer=: bytes, str, JSON, a dataclass, or two functions"
+        ) from error
     if not isinstance(payload, bytes):
-        raise NotEncodable(f"the serializer made a {type(payload).__name__}", hint="it has to make bytes")
+        raise NotEncodable(
+            f"the serializer returned {type(payload).__name__}, not bytes", hint="its first function must return bytes"
+        )
     return payload

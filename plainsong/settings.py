@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:7420"
 #: A year. Sockets refuse timeouts much longer than that.
 MAX_S = 366 * 86_400
+#: Long enough for a daemon that is being started by the same script, and too short to leave anyone wondering.
+WAIT_FOR_DAEMON_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Settings:
     max_connections: int
     follow_owners: bool = True
     """Whether to send requests to the instance that owns the topic, once an answer has named it."""
+    wait_for_daemon_s: float = WAIT_FOR_DAEMON_S
+    """How long a client that has never reached a daemon retries a refused connection."""
 
     @classmethod
     def checked(
@@ -53,6 +57,7 @@ class Settings:
         retry: bool,
         max_connections: int,
         follow_owners: bool = True,
+        wait_for_daemon_s: float = WAIT_FOR_DAEMON_S,
     ) -> Self:
         """Checks the arguments.
 
@@ -69,6 +74,10 @@ class Settings:
         ):
             if not 0 < seconds <= MAX_S:
                 raise InvalidParameter(f"{name} is {seconds}", hint=f"use a number of seconds up to {MAX_S}")
+        if not 0 <= wait_for_daemon_s <= MAX_S:
+            raise InvalidParameter(
+                f"wait_for_daemon_s is {wait_for_daemon_s}", hint=f"use a number of seconds from 0 to {MAX_S}"
+            )
         if max_connections < 1:
             raise InvalidParameter(f"max_connections is {max_connections}", hint="use 1 or more")
         return cls(
@@ -81,6 +90,7 @@ class Settings:
             retry,
             max_connections,
             follow_owners,
+            wait_for_daemon_s,
         )
 
 

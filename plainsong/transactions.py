@@ -402,7 +402,11 @@ def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[R
         fields = codec.decode_publish_response(answer.body)
         last_id = MessageId(pack_id(fields.end_timestamp_ms, fields.end_sequence_id))
         # Messages stored earlier precede those of this request, in a row of their own.
-        return Receipt(earlier(last_id, count - 1), last_id, count, 0) if count else Receipt(None, None, 0, 0)
+        said = answer.headers.get("plainsong-generation", "")
+        generation = int(said) if said.isascii() and said.isdigit() else 0  # an older daemon does not say it
+        if not count:
+            return Receipt(None, None, 0, generation)
+        return Receipt(earlier(last_id, count - 1), last_id, count, generation)
 
     # Without messages it is idempotent: stored messages are published once.
     repeat = "twice" if count else "harmless"

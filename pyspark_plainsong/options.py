@@ -241,6 +241,8 @@ def _bound(name: str, given: Any) -> Bound:
 
 # --- options ---------------------------------------------------------------------------------------
 
+#: As of the client and the command line.
+DEFAULT_NAMESPACE = "default"
 _CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
 _READ = (
     "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "minPartitions", "maxRecordsPerPartition",
@@ -280,9 +282,8 @@ class Connection:
     def parse(cls, options: OptionText) -> Connection:
         """Raises BadOption."""
         url = options.text("url", why="the daemon's address, such as http://127.0.0.1:7420, or several with commas")
-        namespace = options.text("namespace", why="the namespace of the topics")
+        namespace = options.text("namespace") or DEFAULT_NAMESPACE
         assert url is not None
-        assert namespace is not None
         if not _NAMESPACE.match(namespace):
             raise BadOption(f"option namespace is {namespace!r}: letters, digits and underscores are expected")
         return cls(

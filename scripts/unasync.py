@@ -48,6 +48,8 @@ SENTENCES = (
     use the client. It connects on first use, so creating it needs no daemon.
 """,
     ),
+    ("Other tasks call it while the loop waits.", "Other threads, and signal handlers, call it while the loop waits."),
+    ("from any thread (of the asynchronous client: any task).", "from any thread."),
     (
         """Closes all connections; requests under way fail. Idempotent. Its publishers end with their own blocks.\"""",
         """Closes its publishers, each within its ``exit_timeout_s``, then all connections. Idempotent.

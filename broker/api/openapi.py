@@ -56,6 +56,7 @@ _HEADERS = {
     "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",
     "Plainsong-Held-Since": "when that message was published, in milliseconds",
     "Plainsong-Hidden-Messages": "messages from there on, 1000+ when there are more than a thousand",
+    "Plainsong-Generation": "the topic's generation; only for a publish under a write pointer",
     "Plainsong-Duplicate": "true: nothing new was stored; partial: a part of it; only for a producer's publish",
     "Plainsong-Last-Sequence-Id": "the producer's highest sequence id that is stored",
     "Allow": "the methods that are allowed",

@@ -262,7 +262,10 @@ def answer_publish(request: Request, given: Given, found: PublishResponse | Rece
     if isinstance(found, PublishResponse):
         # Unread, it is what rollback takes.
         content = codec.encode_publish_response(found, given.options)
-        return Answer(200, content, codec.content_type, verdict_headers(found.verdict))
+        headers = verdict_headers(found.verdict)
+        if found.generation:
+            headers.append(("Plainsong-Generation", str(found.generation)))
+        return Answer(200, content, codec.content_type, headers)
     if given.body.producer is not None or ("prefer" in request.headers and _wants_receipt(request.headers["prefer"])):
         return Answer(200, codec.encode_receipt(found), codec.content_type, verdict_headers(found.verdict))
     # The seed's clients take any other body for a rollback detail, so there is none.

@@ -181,7 +181,7 @@ ROUTES: tuple[Route[Any], ...] = (
         "return=representation",
         answer={"anyOf": [ref("PublishResponse"), ref("Receipt")]},
         answer_types=(JSON_TYPE, AVRO_TYPE),
-        answer_headers=_VERDICT_HEADERS,
+        answer_headers=(*_VERDICT_HEADERS, "Plainsong-Generation"),
         errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "partial_duplicate"),
     ),
     Route(

@@ -17,7 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from anyio.abc import ByteStream, TaskGroup
 
@@ -204,6 +204,39 @@ class Owned:
         """Nothing to do: each block closes its own."""
 
 
+class ReaderStop:
+    """Ends the waits of one reader. ``set`` is called by any task of its event loop."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._scopes: set[anyio.CancelScope] = set()
+
+    def set(self) -> None:
+        """Ends the present wait, and every later one at once. Idempotent."""
+        self.is_set = True
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    async def during(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T | None:
+        """Calls ``work``, which ``set`` cancels; then returns None."""
+        if self.is_set:
+            return None
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                return await work(*arguments)
+            finally:
+                self._scopes.discard(scope)
+        return None
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleeps until ``set`` at the latest."""
+        await self.during(sleep, seconds)
+
+    def watch(self, connection: object) -> None:
+        """Nothing to do: ``during`` cancels requests."""
+
+
 # --- loops over messages -------------------------------------------------------------------------
 
 
@@ -211,7 +244,7 @@ class Pages(Protocol):
     """A reading, for the loop over its messages."""
 
     closed: bool
-    at_hand: Message | None
+    at_hand: Message[Any] | None
     keeps_position: bool
     is_inside: bool
 
@@ -223,7 +256,7 @@ class Pages(Protocol):
         """Marks the message at hand as finished; whether it is time to save."""
         ...
 
-    async def next_page(self) -> Sequence[Message] | None:
+    async def next_page(self) -> Sequence[Message[Any]] | None:
         """The next messages; None at the end."""
         ...
 
@@ -240,12 +273,12 @@ class Messages:
 
     def __init__(self, reading: Pages) -> None:
         self._reading = reading
-        self._page: Iterator[Message] = iter(())
+        self._page: Iterator[Message[Any]] = iter(())
 
     def __aiter__(self) -> Messages:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[Any]:
         reading = self._reading
         if reading.keeps_position and reading.done_with_message_at_hand(now()):
             await reading.save(patiently=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from plainsong import calls, publisher_queue
 from plainsong._async._backend import Owned, shielded
@@ -22,7 +22,7 @@ from plainsong.protocol.errors import InvalidParameter, NoMessages, TransactionC
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest
 from plainsong.serializers import serializer_for
-from plainsong.settings import DEFAULT_URL, Settings, from_environment
+from plainsong.settings import DEFAULT_URL, WAIT_FOR_DAEMON_S, Settings, from_environment
 from plainsong.stream_queue import DEFAULT_PENDING_BYTES
 from plainsong.transactions import (
     DEFAULT_BUFFER_BYTES,
@@ -42,20 +42,73 @@ from plainsong.transactions import (
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from typing import Self
+    from typing import Self, Unpack
 
     from plainsong._async.stream import AsyncStream
-    from plainsong.messages import DroppedMessage, MessageId, Page, Receipt, Seen
+    from plainsong.calls import Call
+    from plainsong.messages import (
+        Bodies,
+        DroppedMessage,
+        MessageId,
+        Outgoing,
+        Page,
+        Receipt,
+        Seen,
+        TopicOptions,
+        TopicStats,
+    )
     from plainsong.participants import AnyParticipant
     from plainsong.positions import Position, Start
     from plainsong.protocol.requests import Isolation
     from plainsong.publisher_queue import Mode, Overflow
-    from plainsong.serializers import SerializerLike
+    from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import TransactionKind, Under
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 log = logging.getLogger("plainsong.client")
+
+
+class PublishOptions(TypedDict, total=False):
+    """Keyword arguments of ``publish``, which explains them."""
+
+    ttl_s: int | None
+    attributes: Mapping[str, str] | None
+    routing_key: str | None
+    retry_unknown: bool
+    deadline_s: float | None
+    transaction: Under
+    direct: bool
+
+
+class PollOptions(TypedDict, total=False):
+    """Keyword arguments of ``poll``, which explains them."""
+
+    inclusive: bool | None
+    limit: int | None
+    max_bytes: int | None
+    wait_ms: int | None
+    until: Start
+    deadline_s: float | None
+    isolation: Isolation | None
+    transaction: Transaction | None
+    direct: bool
+
+
+class ReadOptions(TypedDict, total=False):
+    """Keyword arguments of ``read``, which explains them."""
+
+    follow: bool
+    until: Start
+    limit: int | None
+    position: Position | None
+    isolation: Isolation | None
+    idle_timeout_s: float | None
+    direct: bool
+    page_messages: int
+    save_every: int
+    save_interval_s: float
 
 
 class AsyncClient:
@@ -81,6 +134,8 @@ class AsyncClient:
       max_connections: open at once; further requests wait for one.
       follow_owners: with several instances, send requests to the topic's owner, which the first answer names; False:
         only to ``url``, as behind a load balancer.
+      wait_for_daemon_s: how long a first connection that is refused is retried, until any daemon has answered once:
+        retries are for what once worked. Longer for programs that start before their daemon.
     Raises:
       InvalidName, InvalidParameter: an argument is invalid.
     """
@@ -97,6 +152,7 @@ class AsyncClient:
         retry: bool = True,
         max_connections: int = 100,
         follow_owners: bool = True,
+        wait_for_daemon_s: float = WAIT_FOR_DAEMON_S,
     ) -> None:
         self._settings = Settings.checked(
             url,
@@ -108,6 +164,7 @@ class AsyncClient:
             retry=retry,
             max_connections=max_connections,
             follow_owners=follow_owners,
+            wait_for_daemon_s=wait_for_daemon_s,
         )
         self._channel = AsyncChannel(self._settings, Pool(self._settings))
         self._owned = Owned()
@@ -146,6 +203,19 @@ class AsyncClient:
 
     # --- publishing ------------------------------------------------------------------------------
 
+    @overload
+    async def publish(
+        self, topic: str, messages: Bodies = (), *, serializer: None = None, **options: Unpack[PublishOptions]
+    ) -> Receipt: ...
+    @overload
+    async def publish(
+        self,
+        topic: str,
+        messages: V | Outgoing | Iterable[V | Outgoing],
+        *,
+        serializer: SerializerOf[V],
+        **options: Unpack[PublishOptions],
+    ) -> Receipt: ...
     async def publish(
         self,
         topic: str,
@@ -163,8 +233,8 @@ class AsyncClient:
         """Publishes, and returns when the messages are durable. In a block of ``transaction()``: publishes with its commit.
 
         Args:
-          messages: one, or a list (or tuple) of several, which become visible together; each is an
-            input of the serializer (bytes, without one), or an ``Outgoing``. With a ``transaction`` there may be none:
+          messages: one, or several (a list, a tuple, a generator or another iterator), which become visible together; each
+            is an input of the serializer (bytes, without one), or an ``Outgoing``. With a ``transaction`` there may be none:
             then the messages stored under it are published.
           ttl_s: seconds they live, if shorter than the topic's ttl.
           attributes, routing_key: of all messages without their own (``Outgoing``).
@@ -184,7 +254,7 @@ class AsyncClient:
             messages = all_with_attributes(messages, attributes, routing_key)
         if transaction == "own":
             return await publish_in_one(self, topic, messages, ttl_s=ttl_s, serializer=serializer)
-        many = messages if isinstance(messages, (list, tuple)) else [messages]
+        many = as_list(messages)
         channel = self._channel
         if transaction is not None:
             request = outgoing_request(many, serializer, ttl_s)
@@ -446,6 +516,14 @@ class AsyncClient:
 
     # --- reading -----------------------------------------------------------------------------------
 
+    @overload
+    async def poll(
+        self, topic: str, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[PollOptions]
+    ) -> Page[bytes]: ...
+    @overload
+    async def poll(
+        self, topic: str, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[PollOptions]
+    ) -> Page[V]: ...
     async def poll(
         self,
         topic: str,
@@ -461,7 +539,7 @@ class AsyncClient:
         isolation: Isolation | None = None,
         transaction: Transaction | None = None,
         direct: bool = False,
-    ) -> Page:
+    ) -> Page[Any]:
         """One page of messages, oldest first.
 
         Args:
@@ -471,13 +549,16 @@ class AsyncClient:
           wait_ms: how long to wait for a first message, 60 000 at most.
           until: end before it.
           isolation: ``"committed"``: up to the first undecided message (``page.held`` names its transaction), without the
-            messages of aborted or invalid transactions. None, ``"uncommitted"``: everything.
+            messages of aborted or invalid transactions. ``"uncommitted"``: everything, also what is rolled back later.
+            None: committed; but where the daemon has no transaction service (``off``), or its Tephra is away,
+            everything, and a warning is logged once.
           transaction: read its snapshot instead: what was committed before it began, and its own messages.
           direct: outside the transaction of the surrounding block.
         Raises:
           TopicNotFound, InvalidParameter, InvalidMessageId, ConnectFailed, DeadlineExceeded: reading
             changes nothing, and is retried until ``deadline_s``.
-          TransactionsUnavailable: the daemon cannot tell what is committed. NoTransaction: the block's has ended.
+          TransactionsUnavailable: the daemon cannot tell what is committed; without an isolation, only after
+            ``deadline_s``. NoTransaction: the block's has ended.
         """
         if transaction is None and not direct:
             block = block_of(self, AsyncTransactionContext)
@@ -499,12 +580,36 @@ class AsyncClient:
         request = PollRequest(position, is_inclusive(position, inclusive), limit)
         request.max_bytes = max_bytes
         request.wait_ms = wait_ms
-        request.isolation = isolation
         request.transaction = snapshot
         if until is not None:
             request.end_before = await channel.resolve_end(topic, until, deadline_s)
-        return await channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
+        if snapshot is not None:
+            return await channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
 
+        def asked(isolation: Isolation) -> Call[Page[Any]]:
+            request.isolation = isolation
+            return calls.poll(channel.namespace, origin, request)
+
+        return await channel.read(asked, isolation, deadline_s)
+
+    @overload
+    def read(
+        self,
+        topics: str | Iterable[str],
+        start: Start = OLDEST,
+        *,
+        serializer: None = None,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncReader[bytes]: ...
+    @overload
+    def read(
+        self,
+        topics: str | Iterable[str],
+        start: Start = OLDEST,
+        *,
+        serializer: SerializerOf[V],
+        **options: Unpack[ReadOptions],
+    ) -> AsyncReader[V]: ...
     def read(
         self,
         topics: str | Iterable[str],
@@ -516,25 +621,29 @@ class AsyncClient:
         position: Position | None = None,
         serializer: SerializerLike = None,
         isolation: Isolation | None = None,
+        idle_timeout_s: float | None = None,
         direct: bool = False,
         page_messages: int = DEFAULT_PAGE_MESSAGES,
         save_every: int = 1_000,
         save_interval_s: float = 5.0,
-    ) -> AsyncReader:
+    ) -> AsyncReader[Any]:
         """An asynchronous iterator over messages, in the order of each topic, fair between several.
 
         Args:
           topics: a name, a pattern (``orders-*``), or several of them. While following, a pattern
             includes new topics within ten seconds.
           start: where to begin in topics without a saved ``position``.
-          follow: wait for more at the end, forever, across restarts of the daemon; else stop there.
+          follow: wait for more at the end, across restarts of the daemon, until ``stop`` or ``idle_timeout_s``; else end
+            there.
           until: stop before it (not with ``follow``).
           limit: stop after so many messages.
           position: a ``FilePosition`` or ``ServerPosition``; the next reader continues after the saved position.
           isolation: ``"committed"``: only messages that the daemon's own transaction service committed, in order; the
             reader stops at the first undecided message (``held`` names its transaction), and continues by itself
-            while following. In a block of ``transaction()`` it reads the transaction's snapshot instead, the position
-            is part of the transaction, and reading ends when 90 % of its time are over.
+            while following. ``"uncommitted"``: everything, also messages that are rolled back later. None: as for
+            ``poll``. In a block of ``transaction()`` it reads the transaction's snapshot instead, the position is part
+            of the transaction, and reading ends when 90 % of its time are over.
+          idle_timeout_s: a reader that follows ends when it has waited this long for a message.
           direct: outside the transaction of the surrounding block.
           page_messages: fetched at once.
           save_every, save_interval_s: the position is saved after so many messages or seconds, whichever is
@@ -555,6 +664,7 @@ class AsyncClient:
             save_every=save_every,
             save_interval_s=save_interval_s,
             isolation=isolation,
+            idle_timeout_s=idle_timeout_s,
         )
         block = None if direct else block_of(self, AsyncTransactionContext)
         return AsyncReader(reading_in(block, self._channel, plan, position))
@@ -653,19 +763,19 @@ class AsyncClient:
         return await self._channel.call(calls.list_topics(self.namespace))
 
     async def create_topic(
-        self, name: str, *, ttl_s: int | None = None, if_not_exists: bool = False, **properties: Any
+        self, name: str, *, if_not_exists: bool = False, **properties: Unpack[TopicOptions]
     ) -> AsyncTopic:
         """Creates a topic.
 
         Args:
-          ttl_s: seconds a message lives; None: the daemon's default, seven days.
           if_not_exists: accept an existing topic of equal properties; then a lost answer is retried.
-          properties: ``transactional``, ``deduplication``, ``max_bytes``, as the daemon names them.
+          properties: ``ttl_s`` (seconds a message lives, by default seven days), ``transactional``, ``deduplication``,
+            ``max_bytes``; those not given, or None, have the daemon's defaults.
         Raises:
           TopicExists, InvalidName, InvalidProperty: nothing happened.
           ConnectionLost, DeadlineExceeded: unknown; check with ``topics``, or repeat with ``if_not_exists``.
         """
-        given = calls.checked_properties(properties, ttl_s)
+        given = calls.changed_properties({}, calls.checked_properties(properties))
         call = calls.create_topic(self.namespace, name, given, if_not_exists=if_not_exists)
         await self._channel.call(call)
         return AsyncTopic(self, name)
@@ -674,9 +784,21 @@ class AsyncClient:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return await self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    async def set_properties(self, topic: str, *, ttl_s: int | None = None, **properties: Any) -> None:
+    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
+        """Changes the properties that are named, as for ``create_topic``; None returns one to its default.
+
+        It reads the others first: of two changes at the same moment one may be lost.
+
+        Raises:
+          TopicNotFound, InvalidProperty.
+        """
+        changes = calls.checked_properties(properties)
+        given = calls.changed_properties(await self.properties(topic), changes)
+        await self._channel.call(calls.set_properties(self.namespace, topic, given))
+
+    async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
         """Replaces all properties; those not given return to their defaults. Raises TopicNotFound, InvalidProperty."""
-        given = calls.checked_properties(properties, ttl_s)
+        given = calls.changed_properties({}, calls.checked_properties(properties))
         await self._channel.call(calls.set_properties(self.namespace, topic, given))
 
     async def delete_topic(self, topic: str) -> None:
@@ -691,7 +813,7 @@ class AsyncClient:
         """Restores a deleted topic. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
         await self._channel.call(calls.undelete_topic(self.namespace, topic))
 
-    async def stats(self, topic: str, *, reader: str | bytes | None = None) -> dict[str, Any]:
+    async def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
         """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
 
         Args:
@@ -716,9 +838,10 @@ class AsyncClient:
         end = await self._channel.resolve(topic, until)
         return await self._channel.call(calls.look(self.namespace, topic, since, end, limit))
 
-    async def position_of_last(self, topic: str, count: int) -> MessageId | None:
-        """The id before the last ``count`` messages; None: start at the oldest. Raises TopicNotFound."""
-        return await self._channel.position_of_last(topic, count)
+    async def position_of_last(self, topic: str, count: int, *, isolation: Isolation | None = None) -> MessageId | None:
+        """The id before the last ``count`` messages of this isolation; None: start at the oldest. Raises TopicNotFound."""
+        checked_isolation(isolation)
+        return await self._channel.position_of_last(topic, count, isolation)
 
     # --- named readers -------------------------------------------------------------------------
 
@@ -751,6 +874,18 @@ class AsyncTopic:
     def __repr__(self) -> str:
         return f"<AsyncTopic {self._client.namespace}:{self.name}>"
 
+    @overload
+    async def publish(
+        self, messages: Bodies = (), *, serializer: None = None, **options: Unpack[PublishOptions]
+    ) -> Receipt: ...
+    @overload
+    async def publish(
+        self,
+        messages: V | Outgoing | Iterable[V | Outgoing],
+        *,
+        serializer: SerializerOf[V],
+        **options: Unpack[PublishOptions],
+    ) -> Receipt: ...
     async def publish(self, messages: Any = (), **options: Any) -> Receipt:
         """``AsyncClient.publish``."""
         return await self._client.publish(self.name, messages, **options)
@@ -783,31 +918,53 @@ class AsyncTopic:
         """``AsyncClient.producers``."""
         return await self._client.producers(self.name, **options)
 
-    async def poll(self, start: Start = OLDEST, **options: Any) -> Page:
+    @overload
+    async def poll(
+        self, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[PollOptions]
+    ) -> Page[bytes]: ...
+    @overload
+    async def poll(
+        self, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[PollOptions]
+    ) -> Page[V]: ...
+    async def poll(self, start: Start = OLDEST, **options: Any) -> Page[Any]:
         """``AsyncClient.poll``."""
-        return await self._client.poll(self.name, start, **options)
+        page: Page[Any] = await self._client.poll(self.name, start, **options)
+        return page
 
-    def read(self, start: Start = OLDEST, **options: Any) -> AsyncReader:
+    @overload
+    def read(
+        self, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[ReadOptions]
+    ) -> AsyncReader[bytes]: ...
+    @overload
+    def read(
+        self, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[ReadOptions]
+    ) -> AsyncReader[V]: ...
+    def read(self, start: Start = OLDEST, **options: Any) -> AsyncReader[Any]:
         """``AsyncClient.read``."""
-        return self._client.read(self.name, start, **options)
+        reader: AsyncReader[Any] = self._client.read(self.name, start, **options)
+        return reader
 
     async def messages(self, start: Start = OLDEST, *, until: Start = None, limit: int | None = None) -> Sequence[Seen]:
         """``AsyncClient.messages``."""
         return await self._client.messages(self.name, start, until=until, limit=limit)
 
-    async def position_of_last(self, count: int) -> MessageId | None:
+    async def position_of_last(self, count: int, *, isolation: Isolation | None = None) -> MessageId | None:
         """``AsyncClient.position_of_last``."""
-        return await self._client.position_of_last(self.name, count)
+        return await self._client.position_of_last(self.name, count, isolation=isolation)
 
     async def properties(self) -> dict[str, str]:
         """``AsyncClient.properties``."""
         return await self._client.properties(self.name)
 
-    async def set_properties(self, *, ttl_s: int | None = None, **properties: Any) -> None:
+    async def set_properties(self, **properties: Unpack[TopicOptions]) -> None:
         """``AsyncClient.set_properties``."""
-        await self._client.set_properties(self.name, ttl_s=ttl_s, **properties)
+        await self._client.set_properties(self.name, **properties)
 
-    async def stats(self, *, reader: str | bytes | None = None) -> dict[str, Any]:
+    async def replace_properties(self, **properties: Unpack[TopicOptions]) -> None:
+        """``AsyncClient.replace_properties``."""
+        await self._client.replace_properties(self.name, **properties)
+
+    async def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
         """``AsyncClient.stats``."""
         return await self._client.stats(self.name, reader=reader)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 
 from plainsong import transactions as service
 from plainsong._async._backend import TaskLock, call_participant, shielded
@@ -53,13 +53,14 @@ if TYPE_CHECKING:
 
     from plainsong._async.read import AsyncReader
     from plainsong._async.retry import AsyncChannel
-    from plainsong.messages import Page
+    from plainsong.messages import Bodies, Outgoing, Page
     from plainsong.participants import AnyParticipant
     from plainsong.positions import Start
-    from plainsong.serializers import SerializerLike
+    from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import Entered, Transaction, TransactionKind, TransactionState
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 log = logging.getLogger("plainsong.transaction")
 
@@ -97,11 +98,11 @@ class AsyncTransactionClient(Protocol):
         """``AsyncClient.publish``."""
         ...
 
-    async def poll(self, topic: str, start: Start = OLDEST, *args: Any, **options: Any) -> Page:
+    async def poll(self, topic: str, start: Start = OLDEST, *args: Any, **options: Any) -> Page[Any]:
         """``AsyncClient.poll``."""
         ...
 
-    def read(self, topics: str | Iterable[str], start: Start = OLDEST, *args: Any, **options: Any) -> AsyncReader:
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, *args: Any, **options: Any) -> AsyncReader[Any]:
         """``AsyncClient.read``."""
         ...
 
@@ -304,6 +305,19 @@ class AsyncTransactionContext:
 
     # --- messages --------------------------------------------------------------------------------
 
+    @overload
+    async def publish(
+        self, topic: str, messages: Bodies, *, ttl_s: int | None = None, serializer: None = None
+    ) -> Receipt: ...
+    @overload
+    async def publish(
+        self,
+        topic: str,
+        messages: V | Outgoing | Iterable[V | Outgoing],
+        *,
+        ttl_s: int | None = None,
+        serializer: SerializerOf[V],
+    ) -> Receipt: ...
     async def publish(
         self, topic: str, messages: Any, *, ttl_s: int | None = None, serializer: SerializerLike = None
     ) -> Receipt:
@@ -332,11 +346,11 @@ class AsyncTransactionContext:
                 raise
             raise late from error
 
-    async def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
+    async def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page[Any]:
         """``AsyncClient.poll`` with the transaction's snapshot."""
         return await self.client.poll(topic, start, transaction=self.transaction, **options)
 
-    def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> AsyncReader:
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> AsyncReader[Any]:
         """``AsyncClient.read`` with the transaction's snapshot; a ``position`` becomes part of the transaction."""
         entered = enter(self)
         try:

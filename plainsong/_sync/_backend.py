@@ -139,6 +139,14 @@ class Opened(Protocol):
         ...
 
 
+class Closable(Protocol):
+    """A connection."""
+
+    def close(self) -> None:
+        """Ends the request on it."""
+        ...
+
+
 E = TypeVar("E", bound=Opened)
 
 
@@ -164,7 +172,45 @@ class Owned:
             except NotSent as not_sent:
                 left.append(not_sent)
         if left:
-            raise NotSent(sum(each.unsent for each in left), sum(each.unknown for each in left))
+            causes = [cause for each in left for cause in each.causes]
+            raise NotSent(sum(each.unsent for each in left), sum(each.unknown for each in left), causes)
+
+
+class ReaderStop:
+    """Ends the waits of one reader. ``set`` is called by any thread, and by signal handlers."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        # Reentrant: a signal handler runs between two lines of the thread that it interrupts.
+        self._lock = threading.RLock()
+        self._connection: Closable | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether ``set`` was called."""
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Ends the present wait, and every later one at once. Idempotent."""
+        self._event.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+    def during(self, work: Callable[..., T], *arguments: Any) -> T | None:
+        """Calls ``work``, whose requests ``set`` ends."""
+        return None if self.is_set else work(*arguments)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps until ``set`` at the latest."""
+        self._event.wait(seconds)
+
+    def watch(self, connection: Closable | None) -> None:
+        """The connection that ``set`` closes; None: there is no request under way."""
+        with self._lock:
+            self._connection = connection
+        if connection is not None and self.is_set:
+            connection.close()
 
 
 # --- loops over messages -------------------------------------------------------------------------
@@ -174,7 +220,7 @@ class Pages(Protocol):
     """A reading, for the loop over its messages."""
 
     closed: bool
-    at_hand: Message | None
+    at_hand: Message[Any] | None
     keeps_position: bool
     is_inside: bool
 
@@ -186,7 +232,7 @@ class Pages(Protocol):
         """Marks the message at hand as finished; whether it is time to save."""
         ...
 
-    def next_page(self) -> Sequence[Message] | None:
+    def next_page(self) -> Sequence[Message[Any]] | None:
         """The next messages; None at the end."""
         ...
 
@@ -202,14 +248,14 @@ class Pages(Protocol):
 # The generators hold no reference to the reader, so leaving a loop frees, and thereby closes, its generator.
 
 
-def Messages(reading: Pages) -> Generator[Message, None, None]:  # noqa: N802 - as its twin is called
+def Messages(reading: Pages) -> Generator[Message[Any], None, None]:  # noqa: N802 - as its twin is called
     """The messages of a reading, one by one."""
     if reading.is_inside:
         return _all_inside(reading)
     return _all(reading) if reading.keeps_position else _all_without_position(reading)
 
 
-def _all(reading: Pages) -> Generator[Message, None, None]:
+def _all(reading: Pages) -> Generator[Message[Any], None, None]:
     try:
         while (page := reading.next_page()) is not None:
             for message in page:
@@ -224,13 +270,13 @@ def _all(reading: Pages) -> Generator[Message, None, None]:
         raise
 
 
-def _all_without_position(reading: Pages) -> Generator[Message, None, None]:
+def _all_without_position(reading: Pages) -> Generator[Message[Any], None, None]:
     next_page = reading.next_page
     while (page := next_page()) is not None:
         yield from page
 
 
-def _all_inside(reading: Pages) -> Generator[Message, None, None]:
+def _all_inside(reading: Pages) -> Generator[Message[Any], None, None]:
     """Yields inside a transaction, which saves the position; stops when its time for reading is over."""
     while (page := reading.next_page()) is not None:
         for message in page:

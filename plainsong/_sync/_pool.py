@@ -37,7 +37,7 @@ SMALL_BODY_BYTES = 1 << 16
 MIN_TIMEOUT_S = 0.001
 
 
-class Origin(NamedTuple):
+class Endpoint(NamedTuple):
     """A server."""
 
     host: str
@@ -54,7 +54,7 @@ class Kept:
 
     __slots__ = ("idle_since_s", "is_closed", "origin", "socket")
 
-    def __init__(self, origin: Origin, raw: socket.socket) -> None:
+    def __init__(self, origin: Endpoint, raw: socket.socket) -> None:
         self.origin = origin
         self.socket = raw
         self.idle_since_s = 0.0
@@ -93,7 +93,7 @@ class Connections:
         self._busy: set[Kept] = set()
         self._is_closed = False
 
-    def take(self, origin: Origin, connect_timeout_s: float, over_s: float) -> Kept:
+    def take(self, origin: Endpoint, connect_timeout_s: float, over_s: float) -> Kept:
         """An idle connection, or a new one. Raises NotConnected."""
         if not self._free.acquire(timeout=max(0.0, over_s - monotonic())):
             raise NotConnected(
@@ -137,7 +137,7 @@ class Connections:
         for kept in every:
             kept.close()
 
-    def _idle_one(self, origin: Origin) -> Kept | None:
+    def _idle_one(self, origin: Endpoint) -> Kept | None:
         """The one used last; also closes what makes room for a new connection, or has ended."""
         ended: list[Kept] = []
         now_s = monotonic()
@@ -195,16 +195,20 @@ class Pool:
         except (NotConnected, h11.LocalProtocolError) as error:
             return Failure("connect", str(error), error)
         is_reusable = False
+        if send.stop is not None:
+            send.stop.watch(kept)
         try:
             answer = exchange.run(kept.socket, over_s)
             is_reusable = exchange.is_reusable
         except TimeoutError as error:
             return Failure("timeout", f"no answer within {send.timeout_s:g} s", error)
         except (h11.ProtocolError, OSError, EOFError) as error:
-            detail = "the client was closed" if kept.is_closed else str(error) or type(error).__name__
+            detail = "the connection was closed here" if kept.is_closed else str(error) or type(error).__name__
             return Failure("lost", detail, error)
         finally:
-            connections.give_back(kept, is_reusable=is_reusable)
+            if send.stop is not None:
+                send.stop.watch(None)
+            connections.give_back(kept, is_reusable=is_reusable and not kept.is_closed)
         return answer
 
     def close(self) -> None:
@@ -311,10 +315,10 @@ class Exchange:
 
 
 @lru_cache(maxsize=64)
-def _origin(url: str) -> Origin:
+def _origin(url: str) -> Endpoint:
     scheme, host, port, _, _ = place_of(url)
     tls = scheme == b"https"
-    return Origin(host.decode("ascii"), port or (443 if tls else 80), tls)
+    return Endpoint(host.decode("ascii"), port or (443 if tls else 80), tls)
 
 
 def _limit(raw: socket.socket, over_s: float) -> None:
@@ -325,7 +329,7 @@ def _limit(raw: socket.socket, over_s: float) -> None:
     raw.settimeout(max(left_s, MIN_TIMEOUT_S))
 
 
-def _connected(origin: Origin, timeout_s: float) -> socket.socket:
+def _connected(origin: Endpoint, timeout_s: float) -> socket.socket:
     """A new connection. Raises NotConnected."""
     try:
         raw = socket.create_connection((origin.host, origin.port), timeout_s)

@@ -338,7 +338,7 @@ class Publisher:
         """
         left = self._sender.flush(timeout_s)
         if self._bounds.mode == "reliable":
-            self._tally.raise_if_unretrieved(left)
+            self._tally.raise_if_unretrieved(left, causes=self._queue.waiting_for())
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flushes, then gives up messages left after ``timeout_s``. Idempotent.

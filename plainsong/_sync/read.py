@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from plainsong import calls
-from plainsong._sync._backend import Messages, now, run_blocking, run_from_worker, shielded
-from plainsong.errors import Closed
+from plainsong._sync._backend import Messages, ReaderStop, now, run_blocking, run_from_worker, shielded
+from plainsong.errors import Closed, DeadlineExceeded
 from plainsong.messages import Origin
 from plainsong.positions import WILD, Plan, Track, is_inclusive
 from plainsong.protocol import ids
@@ -29,7 +30,8 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import PollRequest
-from plainsong.retry import PAUSES_S, pause_after
+from plainsong.retry import PAUSES_S, ReaderStopped, pause_after
+from plainsong.serializers import V
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from plainsong.messages import Message, Page
     from plainsong.positions import Position, Start
     from plainsong.protocol.page import Held
+    from plainsong.protocol.requests import Isolation
     from plainsong.transactions import Transaction
 
 T = TypeVar("T")
@@ -61,6 +64,14 @@ UNAVAILABLE_S = 60.0
 
 #: How long one of several topics is waited for inside a transaction.
 TURN_MS = 1_000
+
+
+#: How much longer than its wait the last poll before a time-out may take.
+GRACE_S = 0.25
+
+
+#: The page that ``get`` ends its wait with: one message that is none.
+NOTHING: Any = [None]
 
 
 #: Topics that one waiting poll can name. Source: the HTTP contract, section 6.
@@ -97,9 +108,9 @@ class Reading:
         for topic in plan.topics:
             if not WILD & set(topic):
                 topic_name(channel.namespace, topic)
-        # A following reader waits for an unreachable daemon without a deadline; its last save does not.
-        waits = plan.follow and transaction is None
-        self._channel = channel.without_end() if waits else channel
+        self.stop = ReaderStop()
+        # A following reader waits for an unreachable daemon without a deadline; its last save does not, nor ``stop`` end it.
+        self._channel = channel.for_reader(self.stop, endless=plan.follow and transaction is None)
         self._bounded = channel
         self._plan = plan
         self._position = position
@@ -108,7 +119,7 @@ class Reading:
         self.is_inside = transaction is not None
         self.closed = False
         #: The message that the loop has and has not finished.
-        self.at_hand: Message | None = None
+        self.at_hand: Message[Any] | None = None
         self._done: dict[str, bytes] = {}
         self._done_messages = 0
         self._saved_s: float | None = None
@@ -118,35 +129,70 @@ class Reading:
         self._refresh_s = 0.0
         self._answered_s: float | None = None
         self._backoff = Backoff(PAUSES_S, channel.random)
+        #: When ``get`` gives up waiting.
+        self.get_until_s = inf
+        self._idle_until_s = inf
+        self._page: list[Message[Any]] = []
 
     # --- pages ---------------------------------------------------------------------------------
 
-    def next_page(self) -> Sequence[Message] | None:
-        """The next messages; None at the end.
+    def next_page(self) -> Sequence[Message[Any]] | None:
+        """The next messages; ``NOTHING`` when the time of ``get`` is over; None at the end.
 
         Raises:
           PlainsongError: messages not yet returned will be read again.
         """
-        if not self._begun:
-            self._begin()
-        while (self._left is None or self._left > 0) and not self.is_time_up():
-            track = self._next_track()
-            if track is None and not self._plan.follow:
-                return None
-            try:
-                messages = self._fetch(track)
-                self._answered_s = self._channel.now()
-            except TransactionsUnavailable as error:
-                messages = []
-                self._wait_for_service(error)
-            if messages:
-                if self._left is not None:
-                    messages = messages[: self._left]
-                    self._left -= len(messages)
-                return messages
+        idle_s = self._plan.idle_timeout_s
+        self._idle_until_s = inf if idle_s is None else self._channel.now() + idle_s
+        self._channel.until_s = min(self.get_until_s, self._idle_until_s) + GRACE_S
+        try:
+            if not self._begun:
+                self._begin()
+            while (self._left is None or self._left > 0) and not self.is_time_up() and not self.stop.is_set:
+                track = self._next_track()
+                if track is None and not self._plan.follow:
+                    return None
+                if track is None and self._is_over():
+                    return self._nothing()
+                try:
+                    messages = self._fetch(track)
+                    self._answered_s = self._channel.now()
+                except TransactionsUnavailable as error:
+                    messages = []
+                    self._wait_for_service(error)
+                if messages:
+                    if self._left is not None:
+                        messages = messages[: self._left]
+                        self._left -= len(messages)
+                    # ``end`` empties this very list.
+                    self._page = messages if isinstance(messages, list) else list(messages)
+                    return self._page
+        except ReaderStopped:
+            return None
+        except (DeadlineExceeded, Unavailable):
+            if self._is_over():
+                return self._nothing()
+            raise
         return None
 
-    def _fetch(self, track: Track | None) -> Sequence[Message]:
+    def end(self) -> None:
+        """Ends the loop after the message at hand, from any thread."""
+        self.stop.set()
+        self._page.clear()
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is waited for."""
+        return self._channel.now() >= min(self.get_until_s, self._idle_until_s)
+
+    def _nothing(self) -> Sequence[Message[Any]] | None:
+        return NOTHING if self._channel.now() < self._idle_until_s else None
+
+    def _wait_ms(self, most_ms: int) -> int:
+        """How long a poll may wait."""
+        left_s = min(self.get_until_s, self._idle_until_s) - self._channel.now()
+        return min(most_ms, max(0, ceil(left_s * 1000))) if left_s < inf else most_ms
+
+    def _fetch(self, track: Track | None) -> Sequence[Message[Any]]:
         """Polls one topic, or waits for new messages when all topics are at their end."""
         if track is not None:
             return self._poll(track, wait_ms=0)
@@ -207,12 +253,19 @@ class Reading:
                 return self._turns[-1]
         return None
 
-    def _poll(self, track: Track, wait_ms: int) -> Sequence[Message]:
+    def _poll(self, track: Track, wait_ms: int) -> Sequence[Message[Any]]:
         request = self._request(track)
         request.wait_ms = wait_ms or None
-        call = calls.poll(self._channel.namespace, track.origin, request)
+
+        def asked(isolation: Isolation) -> calls.Call[Page[Any]]:
+            request.isolation = isolation
+            return calls.poll(self._channel.namespace, track.origin, request)
+
         try:
-            page = self._channel.call(call)
+            if self._transaction is None:
+                page = self._channel.read(asked, self._plan.isolation)
+            else:
+                page = self._channel.call(calls.poll(self._channel.namespace, track.origin, request))
         except TopicNotFound:
             if not self._plan.patterns or track.origin.topic in self._plan.topics:
                 raise
@@ -224,13 +277,11 @@ class Reading:
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
         inclusive = is_inclusive(track.start, None)
         request = PollRequest(track.start, inclusive, limit, end_before=track.until)
-        if self._transaction is None:
-            request.isolation = self._plan.isolation
-        else:
+        if self._transaction is not None:
             request.transaction = self._transaction().snapshot
         return request
 
-    def _taken(self, track: Track, page: Page) -> Sequence[Message]:
+    def _taken(self, track: Track, page: Page[Any]) -> Sequence[Message[Any]]:
         if page.last_id is not None:
             track.start = bytes(page.last_id)
         track.held = page.held
@@ -239,22 +290,23 @@ class Reading:
 
     # --- waiting -------------------------------------------------------------------------------
 
-    def _wait(self) -> Sequence[Message]:
+    def _wait(self) -> Sequence[Message[Any]]:
         """Waits for new messages of any topic; empty after the wait."""
         if self._plan.patterns:
             self._refresh()
         if not self._turns:
-            self._channel.sleep(REFRESH_S)
+            self._channel.sleep(self._wait_ms(int(REFRESH_S * 1000)) / 1000)
             return []
         if self._transaction is not None:
             return self._wait_inside(self._transaction())
         if len(self._turns) == 1 and not self._plan.patterns:
-            return self._poll(self._turns[0], WAIT_MS)
+            return self._poll(self._turns[0], self._wait_ms(WAIT_MS))
         return self._wait_for_many()
 
-    def _wait_inside(self, transaction: Transaction) -> Sequence[Message]:
+    def _wait_inside(self, transaction: Transaction) -> Sequence[Message[Any]]:
         """Waits inside a transaction, whose snapshot shows little that is new: several topics take turns with short waits."""
         left_ms = min(WAIT_MS if len(self._turns) == 1 else TURN_MS, int(transaction.reading_s * 1000))
+        left_ms = self._wait_ms(left_ms)
         self._turns.rotate(-1)
         track = self._turns[-1]
         messages = self._poll(track, left_ms)
@@ -262,22 +314,26 @@ class Reading:
             self._channel.sleep(left_ms / 1000)  # a blocked poll returns at once, and stays blocked in this snapshot
         return messages
 
-    def _wait_for_many(self) -> Sequence[Message]:
+    def _wait_for_many(self) -> Sequence[Message[Any]]:
         tracks = {track.origin.topic: track for track in list(self._turns)[:MAX_TOPICS]}
         if len(self._turns) > MAX_TOPICS:
             self._turns.rotate(-MAX_TOPICS)
         wait_ms = int(REFRESH_S * 1000) if self._plan.patterns or len(self._turns) > MAX_TOPICS else WAIT_MS
+        wait_ms = self._wait_ms(wait_ms)
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
-        call = calls.poll_many(
-            self._channel.namespace,
-            {name: track.origin for name, track in tracks.items()},
-            {name: self._request(track) for name, track in tracks.items()},
-            wait_ms=wait_ms,
-            limit=limit,
-            isolation=self._plan.isolation,
-        )
-        pages = self._channel.call(call)
-        found: list[Message] = []
+
+        def asked(isolation: Isolation) -> calls.Call[dict[str, Page[Any] | PlainsongError]]:
+            return calls.poll_many(
+                self._channel.namespace,
+                {name: track.origin for name, track in tracks.items()},
+                {name: self._request(track) for name, track in tracks.items()},
+                wait_ms=wait_ms,
+                limit=limit,
+                isolation=isolation,
+            )
+
+        pages = self._channel.read(asked, self._plan.isolation)
+        found: list[Message[Any]] = []
         passing: PlainsongError | None = None
         for name, page in pages.items():
             if not isinstance(page, PlainsongError):
@@ -390,7 +446,7 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
     return reading
 
 
-class Reader:
+class Reader(Generic[V]):
     """The messages of one or several topics, in order; made by ``Client.read``, which explains the options.
 
     Iterate over it once. With a position, a message is finished when the loop asks for the next one. If ``break``,
@@ -401,11 +457,12 @@ class Reader:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._messages = Messages(reading)
+        self._has_ended = False
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[V]]:
         return self._messages
 
-    def __next__(self) -> Message:
+    def __next__(self) -> Message[V]:
         return self._messages.__next__()
 
     @property
@@ -417,6 +474,38 @@ class Reader:
     def is_time_up(self) -> bool:
         """Whether reading ends because 90 % of its transaction's time are over."""
         return self._reading.is_time_up()
+
+    def get(self, timeout_s: float | None = None) -> Message[V] | None:
+        """The next message. A loop over the reader and calls of ``get`` may take turns.
+
+        Args:
+          timeout_s: how long to wait for one, while following; None: as long as it takes.
+        Returns:
+          None: nothing came in time, or the reader has ended (``has_ended`` says which).
+        Raises:
+          as the loop does.
+        """
+        reading = self._reading
+        reading.get_until_s = inf if timeout_s is None else now() + timeout_s
+        try:
+            return self._messages.__next__()
+        except StopIteration:
+            self._has_ended = True
+            return None
+        finally:
+            reading.get_until_s = inf
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``get`` has returned all messages there will be."""
+        return self._has_ended
+
+    def stop(self) -> None:
+        """Ends the loop after the message at hand, as at the end of the topic: its position is saved. Idempotent.
+
+        Other threads, and signal handlers, call it while the loop waits.
+        """
+        self._reading.end()
 
     def save(self) -> None:
         """Finishes the message at hand and saves now (in a transaction: at its end).

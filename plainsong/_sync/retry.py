@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plainsong import calls
 from plainsong._sync import _backend
-from plainsong.calls import Send
+from plainsong.calls import Send, service_of, transaction_service, waiting_for_service
 from plainsong.messages import MessageId
 from plainsong.positions import NEWEST, as_bound, parse_start
 from plainsong.protocol import ids
 from plainsong.protocol.backoff import Backoff
-from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
 from plainsong.retry import (
     PAUSES_S,
+    UNCOMMITTED,
     Places,
+    ReaderStopped,
     cover_attempts,
     deadline_passed,
     has_untried_url,
@@ -31,12 +34,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plainsong._sync._pool import Pool
-    from plainsong.calls import Call
+    from plainsong.calls import Answer, Call, Failure
     from plainsong.positions import Start
     from plainsong.protocol.errors import PlainsongError
+    from plainsong.protocol.requests import Isolation
     from plainsong.settings import Settings
 
 T = TypeVar("T")
+
+log = logging.getLogger("plainsong.client")
+
+#: How long to ask who decides transactions.
+SERVICE_S = 5.0
 
 
 def _wall_ms() -> int:
@@ -51,6 +60,7 @@ class Channel:
       wall_ms: this computer's time of day, in milliseconds since 1970.
       clock: monotonic seconds, which time transactions.
       endless: no call has a deadline.
+      stop: ends the calls of one reader.
     """
 
     def __init__(
@@ -63,32 +73,39 @@ class Channel:
         clock: Callable[[], float] = time.monotonic,
         places: Places | None = None,
         endless: bool = False,
+        stop: _backend.ReaderStop | None = None,
     ) -> None:
         self.settings = settings
         self.namespace = settings.namespace
         self.pool = pool
         self.places = places or Places(settings.urls, follow=settings.follow_owners, clock=clock)
         self.endless = endless
+        self.stop = stop
+        #: When every call ends.
+        self.until_s = float("inf")
         self.random = random
         self.wall_ms = wall_ms
         self.clock = clock
         #: The platform's; tests replace them.
         self.now = _backend.now
-        self.sleep = _backend.sleep
+        self.sleep: Callable[[float], None] = _backend.sleep
 
-    def without_end(self) -> Channel:
-        """A copy without deadlines: every call is retried until it succeeds or fails for good."""
-        endless = Channel(
+    def for_reader(self, stop: _backend.ReaderStop, *, endless: bool) -> Channel:
+        """A copy whose calls ``stop`` ends. If ``endless``, every call is retried until it succeeds or fails for good."""
+        copy = Channel(
             self.settings,
             self.pool,
             random=self.random,
             wall_ms=self.wall_ms,
             clock=self.clock,
             places=self.places,
-            endless=True,
+            endless=endless,
+            stop=stop,
         )
-        endless.now, endless.sleep = self.now, self.sleep
-        return endless
+        copy.now, copy.sleep = self.now, self.sleep
+        if self.sleep is _backend.sleep:
+            copy.sleep = stop.sleep
+        return copy
 
     def call(self, call: Call[T], deadline_s: float | None = None, *, on_send: Callable[[], None] | None = None) -> T:
         """The answer to ``call``, after as many attempts as are allowed.
@@ -99,13 +116,13 @@ class Channel:
           deadline_s: instead of the settings' own.
           on_send: called before each attempt.
         Raises:
-          PlainsongError: ``outcome`` covers all attempts.
+          PlainsongError: ``outcome`` covers all attempts. ReaderStopped: by ``stop``.
         """
         settings, places, endless = self.settings, self.places, self.endless
         limit_s = (settings.deadline_s if deadline_s is None else deadline_s) + call.wait_s
         part = owned_part(call.request.path)
         now_s = self.now()
-        over_s = float("inf") if endless else now_s + limit_s
+        over_s = self.until_s if endless else min(self.until_s, now_s + limit_s)
         backoff: Backoff | None = None
         tries, in_doubt = 0, False
         while True:
@@ -113,14 +130,16 @@ class Channel:
             timeout_s = min(settings.request_timeout_s + call.wait_s, over_s - now_s)
             if on_send is not None:
                 on_send()
-            answer = self.pool.carry(
-                Send(url, call.request, places.connect_s(url, min(settings.connect_timeout_s, timeout_s)), timeout_s)
-            )
+            connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
+            answer = self._carry(Send(url, call.request, connect_s, timeout_s, self.stop))
             result, error = read_answer(call, answer, url)
             owner_failed = places.note_answer(part, url, answer, error)
             if error is None:
                 return result  # type: ignore[no-any-return] # the call says what it is
+            if self.stop is not None and self.stop.is_set:
+                raise ReaderStopped
             now_s = self.now()
+            places.note_first(error, now_s, settings.wait_for_daemon_s)
             if owner_failed and now_s < over_s:
                 continue
             tries += 1
@@ -140,6 +159,8 @@ class Channel:
                 raise deadline_passed(error, tries, limit_s, in_doubt)
             if pause_s:
                 self.sleep(pause_s)
+                if self.stop is not None and self.stop.is_set:
+                    raise ReaderStopped
                 now_s = self.now()
                 if now_s >= over_s:  # a busy machine may oversleep
                     raise deadline_passed(error, tries, limit_s, in_doubt)
@@ -154,7 +175,53 @@ class Channel:
         answer = self.pool.carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)
         places.note_answer(part, url, answer, error)
+        if error is not None:
+            places.note_first(error, self.now(), settings.wait_for_daemon_s)
         return result, error
+
+    def _carry(self, send: Send) -> Answer | Failure:
+        if self.stop is None:
+            return self.pool.carry(send)
+        answer = self.stop.during(self.pool.carry, send)
+        if answer is None:
+            raise ReaderStopped
+        return answer
+
+    # --- isolation -------------------------------------------------------------------------------
+
+    def read(
+        self, make: Callable[[Isolation], Call[T]], isolation: Isolation | None, deadline_s: float | None = None
+    ) -> T:
+        """The answer to a read with this isolation. None: committed where the daemon can tell, else uncommitted.
+
+        Raises:
+          as ``call``; TransactionsUnavailable: an explicit ``committed`` cannot be served, or the service is away.
+        """
+        if isolation is not None:
+            return self.call(make(isolation), deadline_s)
+        places = self.places
+        if not places.is_service_off:
+            try:
+                return self.call(make("committed"), deadline_s)
+            except TransactionsUnavailable:
+                service = self._transaction_service()
+                if service not in ("off", "tephra"):
+                    if self.endless or not self.settings.retry:
+                        raise  # a reader that follows has a patience of its own
+                    return self.call(waiting_for_service(make("committed")), deadline_s)
+                if not places.said_uncommitted:
+                    places.said_uncommitted = True
+                    log.warning(UNCOMMITTED[service])
+                # A Tephra may come back; a service that is switched off does not, while the daemon runs.
+                places.is_service_off = service == "off"
+        return self.call(make("uncommitted"), deadline_s)
+
+    def _transaction_service(self) -> str:
+        """Who decides transactions; empty: it cannot be found out now."""
+        url, settings = self.places.current, self.settings
+        timeout_s = min(settings.request_timeout_s, SERVICE_S)
+        connect_s = min(settings.connect_timeout_s, timeout_s)
+        return service_of(self._carry(Send(url, transaction_service(), connect_s, timeout_s, self.stop)))
 
     # --- where to start --------------------------------------------------------------------------
 
@@ -176,14 +243,17 @@ class Channel:
             return None
         return ids.after(position) if until == NEWEST and isinstance(position, bytes) else as_bound(position)
 
-    def position_of_last(self, topic: str, count: int) -> MessageId | None:
-        """The id before the last ``count`` messages; None: the topic has no more than that."""
+    def position_of_last(self, topic: str, count: int, isolation: Isolation | None = None) -> MessageId | None:
+        """The id before the last ``count`` messages of that isolation; None: the topic has no more than that."""
         if count < 0:
             raise InvalidParameter(f"count is {count}", hint="use 0 or more")
-        all_of_it = self.call(calls.topic_offsets(self.namespace, topic, {}))
+
+        def offsets(bounds: dict[str, Any]) -> Callable[[Isolation], Call[dict[str, Any]]]:
+            return lambda isolation: calls.topic_offsets(self.namespace, topic, {**bounds, "isolation": isolation})
+
+        all_of_it = self.read(offsets({}), isolation)
         before = int(all_of_it["count"]) - count
         if before <= 0:
             return None
-        bounds = {"maxMessages": before, "end": all_of_it["end"]}
-        upto = self.call(calls.topic_offsets(self.namespace, topic, bounds))
+        upto = self.read(offsets({"maxMessages": before, "end": all_of_it["end"]}), isolation)
         return MessageId((int.from_bytes(MessageId(upto["end"]), "big") - 1).to_bytes(20, "big"))

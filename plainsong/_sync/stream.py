@@ -14,7 +14,7 @@ from plainsong._sync._futures import Settling, Ticket
 from plainsong._sync.publisher import Sender
 from plainsong.calls import Failure
 from plainsong.errors import Closed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
-from plainsong.messages import outgoing_request
+from plainsong.messages import as_list, outgoing_request
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError
 from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
 from plainsong.retry import error_of, is_elsewhere, owned_part
@@ -253,7 +253,7 @@ class Stream:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
         if type(messages) is not bytes or not self._as_it_is or ttl_s is not None:
-            many = messages if isinstance(messages, list | tuple) else [messages]
+            many = as_list(messages)
             return self.send(outgoing_request(many, self._serializer, ttl_s))
         ticket = Ticket(self._settling, 1)
         queue = self._queue

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 
 from plainsong import transactions as service
 from plainsong._sync._backend import TaskLock, call_participant, shielded
@@ -54,13 +54,14 @@ if TYPE_CHECKING:
 
     from plainsong._sync.read import Reader
     from plainsong._sync.retry import Channel
-    from plainsong.messages import Page
+    from plainsong.messages import Bodies, Outgoing, Page
     from plainsong.participants import TransactionAware
     from plainsong.positions import Start
-    from plainsong.serializers import SerializerLike
+    from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import Entered, Transaction, TransactionKind, TransactionState
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 log = logging.getLogger("plainsong.transaction")
 
@@ -98,11 +99,11 @@ class TransactionClient(Protocol):
         """``Client.publish``."""
         ...
 
-    def poll(self, topic: str, start: Start = OLDEST, *args: Any, **options: Any) -> Page:
+    def poll(self, topic: str, start: Start = OLDEST, *args: Any, **options: Any) -> Page[Any]:
         """``Client.poll``."""
         ...
 
-    def read(self, topics: str | Iterable[str], start: Start = OLDEST, *args: Any, **options: Any) -> Reader:
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, *args: Any, **options: Any) -> Reader[Any]:
         """``Client.read``."""
         ...
 
@@ -304,6 +305,19 @@ class TransactionContext:
 
     # --- messages --------------------------------------------------------------------------------
 
+    @overload
+    def publish(
+        self, topic: str, messages: Bodies, *, ttl_s: int | None = None, serializer: None = None
+    ) -> Receipt: ...
+    @overload
+    def publish(
+        self,
+        topic: str,
+        messages: V | Outgoing | Iterable[V | Outgoing],
+        *,
+        ttl_s: int | None = None,
+        serializer: SerializerOf[V],
+    ) -> Receipt: ...
     def publish(
         self, topic: str, messages: Any, *, ttl_s: int | None = None, serializer: SerializerLike = None
     ) -> Receipt:
@@ -332,11 +346,11 @@ class TransactionContext:
                 raise
             raise late from error
 
-    def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page:
+    def poll(self, topic: str, start: Start = OLDEST, **options: Any) -> Page[Any]:
         """``Client.poll`` with the transaction's snapshot."""
         return self.client.poll(topic, start, transaction=self.transaction, **options)
 
-    def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> Reader:
+    def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> Reader[Any]:
         """``Client.read`` with the transaction's snapshot; a ``position`` becomes part of the transaction."""
         entered = enter(self)
         try:

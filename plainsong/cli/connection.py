@@ -29,7 +29,7 @@ import click
 from plainsong.cli.command import CommandFailed, Exit, WhereOption, failure_of
 from plainsong.positions import replace_file
 from plainsong.protocol.errors import PlainsongError, TopicNotFound, nearest
-from plainsong.settings import DEFAULT_URL, follows_owners
+from plainsong.settings import DEFAULT_URL, MAX_S, follows_owners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,6 +193,8 @@ class Where:
 
         options = {"namespace": self.namespace, "token_file": self.token_file, "retry": retry, **options}
         options.setdefault("follow_owners", follows_owners())
+        if retry:
+            options.setdefault("wait_for_daemon_s", MAX_S)
         with Client(self.urls, deadline_s=deadline_s, **options) as client:
             try:
                 yield client

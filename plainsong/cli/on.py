@@ -20,7 +20,7 @@ from plainsong.cli.on_options import (
     kept_position,
     words_of,
 )
-from plainsong.cli.options import Length, Place, chosen, why_held
+from plainsong.cli.options import Length, Place, chosen, isolation_option, why_held
 from plainsong.cli.output import note
 from plainsong.positions import OLDEST
 from plainsong.protocol.ids import before
@@ -28,6 +28,7 @@ from plainsong.protocol.ids import before
 if TYPE_CHECKING:
     from plainsong.cli.connection import Where
     from plainsong.positions import Start
+    from plainsong.protocol.requests import Isolation
     from plainsong.react.reaction import Effect
     from plainsong.react.stopping import Stop
 
@@ -113,7 +114,8 @@ class EffectOptions:
 @click.option(
     "--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="Topic for messages that fail for good."
 )
-@click.option("--committed", is_flag=True, help="Only committed messages.")
+@isolation_option
+@click.option("--committed", is_flag=True, hidden=True)  # the default, since it was an option
 @click.option("--from", "start", type=Place(), metavar="PLACE", help="Where to start the first time; default: oldest.")
 @click.option("--position", metavar="WHERE", help="File for the position, or reader:NAME at the daemon.")
 @click.option("--once", is_flag=True, help="Stop at the end of the topic.")
@@ -143,6 +145,7 @@ def on(
     pause_ms: int,
     max_pause_ms: int,
     dead_letter: str | None,
+    isolation: Isolation | None,
     committed: bool,
     start: Start,
     position: str | None,
@@ -211,7 +214,7 @@ def on(
             follow=not ends,
             limit=limit,
             position=UnsavedPosition(keeper.position) if dry_run else keeper.position,
-            isolation="committed" if committed else None,
+            isolation=isolation or ("committed" if committed else None),
             page_messages=PAGE_MESSAGES,
             save_every=1,
         )

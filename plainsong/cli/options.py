@@ -246,7 +246,7 @@ def _known(existing: Sequence[str]) -> str:
 isolation_option = click.option(
     "--isolation",
     type=click.Choice(("uncommitted", "committed")),
-    help="committed: committed messages only, up to the first undecided one.",
+    help="Default: committed, up to the first undecided message. uncommitted: also what is undecided or rolled back.",
 )
 
 

@@ -48,7 +48,7 @@ MAX_WAIT_MS = 60_000
         "plainsong poll orders --from -10m --until-empty --json",
         "plainsong poll orders --from 2026-01-31 --to 2026-02-01 --until-empty",
         "plainsong poll orders --from now --wait 30s",
-        "plainsong poll orders --isolation committed --until-empty",
+        "plainsong poll orders --isolation uncommitted --until-empty",
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
@@ -90,8 +90,9 @@ def poll(
     time ago (-10m, -2h, -7d), oldest or now. --from ID starts with that
     message, --after ID with the next.
 
-    With --isolation committed, reading ends at the first message whose
-    transaction is undecided.
+    It prints committed messages, and ends at the first one whose transaction is
+    undecided. With --isolation uncommitted it prints everything, also messages
+    that are rolled back later.
     """
     if sum(each is not None for each in (start, after, last)) > 1:
         raise click.UsageError("--from, --after and --last exclude each other")
@@ -102,7 +103,7 @@ def poll(
         if isinstance(start, bytes):
             inclusive = True
         if last is not None:
-            begin = client.position_of_last(topic, last)
+            begin = client.position_of_last(topic, last, isolation=isolation)
         page: Page | None = None
         bounds = ReadLimits(inclusive, until, isolation, limit, wait_ms or 0)
         pages = _pages(client, topic, begin, bounds)
@@ -164,7 +165,7 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
         "plainsong tail orders 'audit-*' -f '%T %t %p'",
         "plainsong tail orders --from -1h --json | jq .payload",
         "plainsong tail orders --last 10",
-        "plainsong tail orders --isolation committed",
+        "plainsong tail orders --isolation uncommitted",
     ],
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...", shell_complete=complete_topic)
@@ -191,8 +192,9 @@ def tail(
     Runs until Ctrl-C, also across restarts of the daemon, and misses nothing.
     A pattern such as 'orders-*' includes topics created later, within ten
     seconds. With several topics, each message is preceded by its topic's name.
-    With --isolation committed it waits at messages whose transaction is
-    undecided; `plainsong tx blame` shows that transaction.
+    It prints committed messages, and waits at those whose transaction is
+    undecided; `plainsong tx blame` shows that transaction. With --isolation
+    uncommitted it prints everything, also messages that are rolled back later.
     """
     several = len(topics) > 1 or is_pattern(topics[0])
     if last is not None and (several or start is not None):
@@ -206,7 +208,7 @@ def tail(
         if isinstance(start, bytes):
             begin = before(start)  # the client continues after an id, --from starts with it
         if last is not None:
-            begin = client.position_of_last(topics[0], last)
+            begin = client.position_of_last(topics[0], last, isolation=isolation)
     with where.client(*topics, retry=True) as client:
         note(f"following {', '.join(topics)}; Ctrl-C stops")
         for message in client.read(topics, begin, follow=True, limit=limit, isolation=isolation):

@@ -43,7 +43,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
         with where.client(*topics) as client:
-            found = client.stats(topics[0], reader=FIRST_BOUND)
+            found: dict[str, Any] = {**client.stats(topics[0], reader=FIRST_BOUND)}
         committed = found.pop("reader")
         found |= {"visible": committed["visible"], "hidden": committed["hidden"]}
         if as_json:
@@ -61,10 +61,10 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
 
 def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """Returns each topic's numbers; leaves out topics deleted meanwhile."""
-    rows = []
+    rows: list[tuple[str, dict[str, Any]]] = []
     for name in names:
         try:
-            rows.append((name, client.stats(name)))
+            rows.append((name, {**client.stats(name)}))
         except TopicNotFound:
             continue
     return rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plainsong.calls import list_producers
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from plainsong import Client
+    from plainsong.calls import Call
     from plainsong.cli.connection import Where
 
 
@@ -69,7 +70,8 @@ def create(
     given = parse_assignments([*properties, *([] if ttl_s is None else [f"ttl={ttl_s}"])])
     with where.client() as client:
         try:
-            client.create_topic(topic, if_not_exists=if_not_exists, **merged({}, given))
+            call = calls.create_topic(client.namespace, topic, merged({}, given), if_not_exists=if_not_exists)
+            run_call(client, call)
         except TopicExists as error:
             error.hint = f"plainsong topic set {topic} NAME=VALUE changes it; plainsong topic show {topic} shows it"
             raise
@@ -120,7 +122,7 @@ def show(topic: str, as_json: bool, where: Where) -> None:
     """Show a topic's properties, size, producers and readers."""
     with where.client(topic) as client:
         properties, stats, readers = client.properties(topic), client.stats(topic), client.readers(topic)
-        producers = run_call(client, list_producers(client.namespace, topic, None, 1))
+        producers = run_call(client, calls.list_producers(client.namespace, topic, None, 1))
     if as_json:
         effective = producers["deduplication"]
         document = {
@@ -160,7 +162,7 @@ def set_properties(topic: str, properties: tuple[str, ...], as_json: bool, where
     """
     changes = parse_assignments(properties)
     with where.client(topic) as client:
-        client.set_properties(topic, **merged(client.properties(topic), changes))
+        run_call(client, calls.set_properties(client.namespace, topic, merged(client.properties(topic), changes)))
         now = client.properties(topic)
     if as_json:
         echo_json({"name": topic, "properties": now})
@@ -263,15 +265,16 @@ def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where
 
 def _carry_out(client: Client, changes: Sequence[Change]) -> None:
     """Carries out the changes, deletions last. Raises PlainsongError that says how far it came."""
-    steps: dict[str, Callable[..., object]] = {
-        "create": client.create_topic,
-        "change": client.set_properties,
-        "delete": client.delete_topic,
+    at = client.namespace
+    steps: dict[str, Callable[[Change], Call[None]]] = {
+        "create": lambda change: calls.create_topic(at, change.topic, change.send, if_not_exists=False),
+        "change": lambda change: calls.set_properties(at, change.topic, change.send),
+        "delete": lambda change: calls.delete_topic(at, change.topic),
     }
     todo = sorted((change for change in changes if change.action in steps), key=lambda each: each.action == "delete")
     for done, change in enumerate(todo):
         try:
-            steps[change.action](change.topic, **change.send)
+            run_call(client, steps[change.action](change))
         except PlainsongError as error:
             error.detail = (
                 f"{error.detail} ({change.action} {change.topic}; {done} of {len(todo)} changes made before it)"

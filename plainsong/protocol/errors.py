@@ -37,6 +37,19 @@ class PlainsongError(Exception):
         self.detail = detail or self.title
         self.hint = hint
 
+    def __str__(self) -> str:
+        """The detail, with the hint behind it: a traceback says what to do."""
+        return f"{self.detail} (hint: {self.hint})" if self.hint else self.detail
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Subclasses have arguments of their own, which an exception's own way of pickling does not know.
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(cls: type[PlainsongError], arguments: tuple[object, ...]) -> PlainsongError:
+    """For pickle, which then restores the attributes."""
+    return cls.__new__(cls, *arguments)
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the known word nearest to ``word``, or all of them when none is near."""

@@ -107,6 +107,8 @@ class PublishResponse:
     duplicate: bool = False
     verdict: ProducerVerdict | None = field(default=None, compare=False)
     """Set when the request had a producer."""
+    generation: int = field(default=0, compare=False)
+    """The topic's; 0 where the answer does not say it."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Rows and messages, both or neither, through SQLAlchemy 2 and for PostgreSQL psycopg 3 (``plainsong-client[sql]``).
+"""Rows and messages, both or neither, through SQLAlchemy 2 (``plainsong-client[sql]``); for PostgreSQL through psycopg 3.
 
 SqlParticipant   enlists a session in ``client.transaction(participants=[…])``
 SqlPosition      keeps a reader's position in the transaction of its effects
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 # Before our own modules, which import these at once: an error here says what to install.
 try:
-    import psycopg
     import sqlalchemy
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
@@ -34,7 +33,7 @@ from plainsong.sql.positions import SqlPosition, positions_table
 from plainsong.sql.prepared import Found, Recovery, recover
 from plainsong.sql.relay import OutboxStatus, Relay, Relayed, TopicStatus, outbox_status
 
-del psycopg, sqlalchemy
+del sqlalchemy
 __all__ = [
     "Found",
     "Outbox",

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from plainsong.protocol.errors import Outcome, PlainsongError, Unavailable
 
 
 def first_line(error: BaseException) -> str:
     """The error's message without the lines that a database driver adds."""
     return str(error).partition("\n")[0]
+
+
+#: The packages of drivers that are not called like them.
+_PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+
+E = TypeVar("E", bound=PlainsongError)
+
+
+def without_driver(kind: type[E], missing: ModuleNotFoundError) -> E:
+    """The error for a URL whose driver is not installed."""
+    name = (missing.name or "").partition(".")[0]
+    hint = "pip install 'plainsong-client[sql]'" if name == "psycopg" else f"pip install {_PACKAGES.get(name, name)}"
+    return kind(f"this database needs the package {name}, which is not installed", hint=hint)
 
 
 class SqlUnusable(PlainsongError):

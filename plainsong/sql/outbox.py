@@ -37,12 +37,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.pool import NullPool
 
-from plainsong.messages import outgoing_request
+from plainsong.messages import as_list, outgoing_request
 from plainsong.protocol.errors import MessageTooLarge, NoMessages, TransactionTooLarge
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.names import MAX_NAME_BYTES, topic_name
 from plainsong.protocol.requests import check_publish
-from plainsong.sql.errors import OutboxMissing, OutboxUnusable, SqlMisused, first_line
+from plainsong.sql.errors import OutboxMissing, OutboxUnusable, SqlMisused, first_line, without_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -224,7 +224,7 @@ class Outbox:
           TransactionTooLarge: more than 64 MiB in one transaction; nothing happened.
         """
         topic_name("default", topic)
-        many = messages if isinstance(messages, (list, tuple)) else [messages]
+        many = as_list(messages)
         if not many:
             raise NoMessages("the list is empty")
         using = self._serializer if serializer is None else serializer
@@ -350,7 +350,9 @@ def outbox_engine(url: str, *, create: bool = False) -> Engine:
         is_sqlite = parsed.get_backend_name() == "sqlite"
         options = {"timeout": SQLITE_PATIENCE_S} if is_sqlite else {}
         engine = create_engine(parsed, poolclass=NullPool, connect_args=options)
-    except (SQLAlchemyError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as missing:
+        raise without_driver(OutboxUnusable, missing) from missing
+    except SQLAlchemyError as error:
         hint = "it looks like postgresql://user@host:5432/database, or sqlite:////var/lib/shop/shop.db"
         raise OutboxUnusable(f"invalid database URL: {first_line(error)}", hint=hint) from error
     check_dialect(engine.dialect)

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from plainsong.sql.errors import SqlUnavailable, SqlUnusable, first_line
+from plainsong.sql.errors import SqlUnavailable, SqlUnusable, first_line, without_driver
 
 if TYPE_CHECKING:
     from plainsong import Client
@@ -216,7 +216,9 @@ def _engine_of(url: str) -> Engine:
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
         return create_engine(parsed, poolclass=NullPool)
-    except (SQLAlchemyError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as missing:
+        raise without_driver(SqlUnusable, missing) from missing
+    except SQLAlchemyError as error:
         hint = "it looks like postgresql://user@host:5432/database"
         raise SqlUnusable(f"invalid database URL: {first_line(error)}", hint=hint) from error
 

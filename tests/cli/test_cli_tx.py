@@ -256,9 +256,11 @@ def test_committed_readers_end_at_the_first_undecided_message(cli: Cli, client: 
     client.publish("orders", b"before")
     number = published(client, b"a")
     client.publish("orders", b"behind")
-    assert cli("poll", "orders").lines == ["before", "a", "behind"]
-    assert cli("poll", "orders", "--isolation", "committed", "--until-empty").lines == ["before"]
-    assert cli("tail", "orders", "--from", "oldest", "--isolation", "committed", "--limit", "1").lines == ["before"]
+    assert cli("poll", "orders", "--isolation", "uncommitted").lines == ["before", "a", "behind"]
+    assert cli("poll", "orders", "--isolation", "uncommitted", "--last", "1").lines == ["behind"]
+    assert cli("poll", "orders", "--last", "1").lines == ["before"]
+    assert cli("poll", "orders", "--until-empty").lines == ["before"]
+    assert cli("tail", "orders", "--from", "oldest", "--limit", "1").lines == ["before"]
     client.transactions.commit(number)
     assert cli("poll", "orders", "--isolation", "committed").lines == ["before", "a", "behind"]
 

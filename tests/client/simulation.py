@@ -126,9 +126,14 @@ class Simulation:
         self.sleep = self._slept_async if kind().name == "async" else self._slept
 
     def channel(
-        self, url: str | list[str] = "http://one", *, clock: Callable[[], float] | None = None, **changed: Any
+        self,
+        url: str | list[str] = "http://one",
+        *,
+        clock: Callable[[], float] | None = None,
+        reached: bool = True,
+        **changed: Any,
     ) -> Any:
-        """What sends the calls of a client that lives here."""
+        """What sends the calls of a client that lives here. ``reached``: a daemon has answered it before."""
         channel = kind().Channel(
             settings(url, **changed),
             self,
@@ -137,6 +142,7 @@ class Simulation:
             clock=clock or (lambda: self.now_s),
         )
         channel.now, channel.sleep = lambda: self.now_s, self.sleep
+        channel.places._was_reached = reached
         return channel
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Any:

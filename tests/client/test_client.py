@@ -31,9 +31,13 @@ def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: C
     assert "orders" in client.topics()
     assert orders.properties()["ttl"] == "3600"
     assert orders.properties()["max_bytes"] == str(1 << 30)
-    orders.set_properties(ttl_s=60)
+    orders.set_properties(ttl_s=60, transactional="optional")
+    assert (orders.properties()["ttl"], orders.properties()["max_bytes"]) == ("60", str(1 << 30))
+    orders.set_properties(max_bytes=None)
     assert orders.properties()["ttl"] == "60"
     assert "max_bytes" not in orders.properties()
+    orders.replace_properties(max_bytes=1 << 20)
+    assert (orders.properties()["ttl"], orders.properties()["max_bytes"]) == ("604800", str(1 << 20))
     orders.publish(b"kept")
     orders.delete()
     with pytest.raises(TopicNotFound):
@@ -52,8 +56,10 @@ def test_creating_a_topic_that_is_there_is_an_error_unless_told_otherwise(client
 def test_wrong_names_and_properties_are_refused(client: Client):
     with pytest.raises(InvalidName):
         client.create_topic("no spaces")
-    with pytest.raises(InvalidProperty, match="ttll"):
+    with pytest.raises(TypeError, match="'ttll'; did you mean 'ttl_s'"):
         client.create_topic("x", ttll=5)
+    with pytest.raises(TypeError, match="'ttl'; did you mean 'ttl_s'"):
+        client.set_properties("x", ttl=5)
     with pytest.raises(InvalidProperty):
         client.create_topic("x", ttl_s=0)
 

@@ -309,7 +309,7 @@ def test_closing_ends_requests_under_way_and_refuses_new_ones(serve, pools):
     assert under_way.wait(10)
     pool.close()
     thread.join(10)
-    assert (found[0].kind, found[0].detail) == ("lost", "the client was closed")
+    assert (found[0].kind, found[0].detail) == ("lost", "the connection was closed here")
     with pytest.raises(Closed):
         ask(pool, server.url)
 

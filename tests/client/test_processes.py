@@ -89,7 +89,7 @@ def test_a_program_that_ends_without_a_daemon_says_what_was_not_sent_and_ends_in
     """
     code, _, err = result_of(program(text))
     assert code == 0
-    assert "5 messages were not sent" in err
+    assert "5 messages not sent: the publisher was closed: no daemon answers at http://127.0.0.1:1: " in err
 
 
 def test_a_program_that_fails_still_sends_what_it_has(client: Client, topic: str, shared_url: str):

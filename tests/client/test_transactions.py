@@ -311,7 +311,7 @@ def test_store_publish_and_rollback_under_a_transaction_that_somebody_began(clie
     transaction = client.transactions.begin(client_id="by hand")
     client.store(topic, [b"s1", b"s2"], transaction)
     receipt = client.publish(topic, b"inline", transaction=transaction)
-    assert receipt.first_id == receipt.last_id == client.poll(topic)[2].id
+    assert receipt.first_id == receipt.last_id == client.poll(topic, isolation="uncommitted")[2].id
     assert [m.payload for m in client.poll(topic, transaction=transaction)] == [b"s1", b"s2", b"inline"]
     assert committed(client, topic) == []
     with pytest.raises(AlreadyPublished):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import pickle
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import plainsong
-from plainsong import BYTES, JSON, TEXT, Client, Message, MessageId, Undecodable
+from plainsong import BYTES, JSON, TEXT, Client, Held, Message, MessageId, Page, Undecodable, errors
 from plainsong.errors import NotEncodable
 from plainsong.messages import Origin, nth_id
 from plainsong.positions import is_inclusive, parse_start
@@ -29,6 +36,29 @@ HEX = "0000018bcfe56800000200000000000000000000"
 class Order:
     number: int
     item: str = ""
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Shipment:
+    order: Order
+    at: datetime
+    colour: Colour
+    key: UUID
+    price: Decimal
+    parts: list[Order] = field(default_factory=list)
+
+
+SHIPMENT = Shipment(
+    Order(1, "x"), datetime(2026, 1, 31, 12, tzinfo=UTC), Colour.RED, UUID(int=5), Decimal("1.50"), [Order(2, "y")]
+)
+SHIPMENT_JSON = (
+    b'{"order":{"number":1,"item":"x"},"at":"2026-01-31T12:00:00Z","colour":"red",'
+    b'"key":"00000000-0000-0000-0000-000000000005","price":"1.50","parts":[{"number":2,"item":"y"}]}'
+)
 
 
 def test_a_message_id_is_bytes_to_machines_and_hex_to_people():
@@ -106,6 +136,7 @@ def test_a_time_is_inclusive_and_an_id_exclusive_unless_told_otherwise():
         (TEXT, "ä", "ä".encode()),
         (JSON, {"a": [1, None]}, b'{"a":[1,null]}'),
         (Order, Order(1, "x"), b'{"number":1,"item":"x"}'),
+        (Shipment, SHIPMENT, SHIPMENT_JSON),
         ((lambda n: b"%d" % n, int), 12, b"12"),
     ],
 )
@@ -116,7 +147,16 @@ def test_serializers_write_and_read_back(given_as, value, payload):
 
 
 @pytest.mark.parametrize(
-    ("given_as", "value"), [(None, "text"), (None, 5), (str, b"x"), (JSON, float("nan")), (Order, {}), ((str, str), 1)]
+    ("given_as", "value"),
+    [
+        (None, "text"),
+        (None, 5),
+        (str, b"x"),
+        (JSON, float("nan")),
+        (Order, {}),
+        (Order, Order("1", "x")),
+        ((str, str), 1),
+    ],
 )
 def test_a_value_that_cannot_be_written_says_so_before_anything_happens(given_as, value):
     with pytest.raises(NotEncodable) as caught:
@@ -126,7 +166,15 @@ def test_a_value_that_cannot_be_written_says_so_before_anything_happens(given_as
 
 @pytest.mark.parametrize(
     ("given_as", "payload"),
-    [(str, b"\xff"), (JSON, b"{"), (Order, b"[1]"), (Order, b'{"item":"x"}'), (Order, b'{"n":1}')],
+    [
+        (str, b"\xff"),
+        (JSON, b"{"),
+        (Order, b"[1]"),
+        (Order, b'{"item":"x"}'),
+        (Order, b'{"n":1}'),
+        (Order, b'{"number":"1","item":"x"}'),
+        (Shipment, b'{"order":5}'),
+    ],
 )
 def test_what_does_not_decode_is_handed_over_with_its_bytes_and_the_error(given_as, payload):
     value = Message(Origin("t", serializer_for(given_as)), bytes(20), payload).value
@@ -199,3 +247,69 @@ def test_every_public_name_is_there_and_documented():
 def test_the_public_names_are_listed_in_order():
     assert all(a < b for a, b in pairwise(sorted(plainsong.__all__)))
     assert set(plainsong.__all__) == set(plainsong._HOMES)
+
+
+def test_what_cannot_be_written_is_said_in_the_words_of_the_caller():
+    for serializer, value, says in (
+        (None, "text", "payload must be bytes, got str"),
+        (None, {b"a"}, "payload must be bytes, got set"),
+        (str, b"x", "payload must be str, got bytes"),
+        (Order, 5, "expected Order, got int"),
+    ):
+        with pytest.raises(NotEncodable) as caught:
+            encoded(serializer_for(serializer), value)
+        assert caught.value.detail == says
+
+
+def test_messages_are_equal_by_what_they_are_sort_by_their_ids_and_are_hashable():
+    one = Message(Origin("t", JSON), pack_id(5, 0), b"1")
+    assert one == Message(Origin("t"), pack_id(5, 0), b"1")
+    later = Message(Origin("t"), pack_id(5, 1), b"1")
+    others = [later, Message(Origin("u"), pack_id(5, 0), b"1"), Message(Origin("t"), pack_id(5, 0), b"2")]
+    assert one not in others
+    assert one != b"1"
+    assert sorted([later, one]) == [one, later]
+    assert len({one, Message(Origin("t"), pack_id(5, 0), b"1"), later}) == 2
+
+
+def test_messages_pages_and_errors_travel_by_pickle():
+    order = Message(
+        Origin("t", serializer_for(Order)), pack_id(5, 0), b'{"number":1,"item":"x"}', attributes={"a": "b"}
+    )
+    plain = Message(Origin("t", serializer_for((bytes, lambda payload: payload[::-1]))), pack_id(5, 1), b"ab")
+    page = pickle.loads(pickle.dumps(Page([order, plain], MessageId(pack_id(5, 1)), "held", Held(7, 5, 1000))))
+    assert list(page) == [order, plain]
+    assert [message.value for message in page] == [Order(1, "x"), b"ba"]
+    assert (page[0].attributes, page.last_id, page.held) == ({"a": "b"}, pack_id(5, 1), Held(7, 5, 1000))
+    missing = errors.TopicNotFound("topic t does not exist", hint="create it")
+    for error in (missing, errors.NotSent(2, 1, [missing]), errors.TransactionInDoubt("why", transaction_id=9)):
+        error.outcome = "unknown"
+        back = pickle.loads(pickle.dumps(error))
+        assert (type(back), str(back), back.hint, back.outcome) == (type(error), str(error), error.hint, "unknown")
+        assert {**vars(back), "causes": 0} == {**vars(error), "causes": 0}
+
+
+def test_errors_are_called_as_they_are_imported_and_say_what_to_do():
+    error = errors.TopicNotFound("topic t does not exist", hint="plainsong topic create t")
+    assert str(error) == "topic t does not exist (hint: plainsong topic create t)"
+    assert traceback.format_exception_only(error)[0].startswith("plainsong.errors.TopicNotFound: topic t")
+    assert {getattr(errors, name).__module__ for name in errors.__all__ if name != "Outcome"} == {"plainsong.errors"}
+    script = "import plainsong; print(plainsong.errors.ConnectFailed.__name__)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"ConnectFailed\n"
+
+
+@pytest.mark.parametrize(
+    ("unsent", "unknown", "says"),
+    [
+        (1, 0, "1 message not sent: topic nope does not exist"),
+        (2, 0, "2 messages not sent: topic nope does not exist"),
+        (0, 3, "3 messages may not have been sent: topic nope does not exist"),
+        (2, 1, "2 messages not sent, and 1 that may have been: topic nope does not exist"),
+    ],
+)
+def test_what_was_not_sent_is_said_with_its_count_by_outcome_and_its_cause(unsent, unknown, says):
+    cause = errors.TopicNotFound("topic nope does not exist", hint="create it")
+    error = errors.NotSent(unsent, unknown, [cause, errors.TopicNotFound("topic nope does not exist")])
+    assert (error.detail, error.hint, error.__cause__) == (says, "create it", cause)
+    more = errors.NotSent(unsent, unknown, [cause, errors.Overloaded("busy"), errors.Overloaded("full")])
+    assert more.detail == says + ", and 2 other errors"

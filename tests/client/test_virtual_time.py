@@ -42,6 +42,7 @@ def in_virtual_time(line: Line, work: Callable[[AsyncClient], Awaitable[Any]]) -
         async with AsyncClient("http://one") as client:
             client._channel.pool = line  # type: ignore[assignment]
             client._channel.random = lambda: 0.0
+            client._channel.places._was_reached = True
             return await work(client)
 
     return trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -31,7 +31,7 @@ def test_the_defaults_are_earliest_committed_and_failing_on_loss():
     assert options.topics == ("orders",)
 
 
-@pytest.mark.parametrize("missing", ["url", "namespace", "subscribe"])
+@pytest.mark.parametrize("missing", ["url", "subscribe"])
 def test_what_is_missing_is_named(missing):
     given = {name: value for name, value in NEEDED.items() if name != missing}
     with pytest.raises(BadOption, match=f"option {missing} is missing"):

@@ -125,9 +125,9 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
         pending.messages += len(request.messages)
         pending.size += sum(map(len, request.messages))
     if dedup is None:
-        return _response(pointer, first, last, verdict)
+        return _response(state, pointer, first, last, verdict)
     record_publish(state, step, dedup, first, last)
-    return _response(pointer, dedup.begin or first, last, dedup.producer_verdict())
+    return _response(state, pointer, dedup.begin or first, last, dedup.producer_verdict())
 
 
 def _publish_stored(
@@ -179,13 +179,16 @@ def _repeat_answer(
     state: TopicState, pointer: int, pending: Pending | None, verdict: ProducerVerdict | None
 ) -> PublishResponse:
     if pending is not None and pending.published is not None:
-        return _response(pointer, *pending.published, verdict)
+        return _response(state, pointer, *pending.published, verdict)
     here = pack_position(state.sequence.last_ts_ms, max(0, state.sequence.last_sequence_id))
-    return _response(pointer, here, here, verdict)
+    return _response(state, pointer, here, here, verdict)
 
 
-def _response(pointer: int, first: bytes, last: bytes, verdict: ProducerVerdict | None) -> PublishResponse:
-    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), verdict=verdict)
+def _response(
+    state: TopicState, pointer: int, first: bytes, last: bytes, verdict: ProducerVerdict | None
+) -> PublishResponse:
+    positions = *unpack_position(first), *unpack_position(last)
+    return PublishResponse(pointer, *positions, verdict=verdict, generation=state.living().generation)
 
 
 def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> None:
@@ -241,7 +244,8 @@ def answer_duplicate(state: TopicState, metadata: Metadata, dedup: Deduplication
     if first is None or last is None:
         first, last = _whole_range(dedup, pending)
     verdict = dedup.producer_verdict()
-    return PublishResponse(pointer, *unpack_position(first), *unpack_position(last), duplicate=True, verdict=verdict)
+    positions = *unpack_position(first), *unpack_position(last)
+    return PublishResponse(pointer, *positions, duplicate=True, verdict=verdict, generation=metadata.generation)
 
 
 def _whole_range(dedup: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:

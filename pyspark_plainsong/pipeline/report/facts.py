@@ -167,7 +167,7 @@ def facts_of(client: Client, topic: str) -> TopicFacts:
         int(properties["ttl"]) * 1000,
         max(earliest_ms, int(stats["createdMs"])),
         int(stats["createdMs"]) >= earliest_ms,
-        stats,
+        {**stats},
     )
 
 
