@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["demo", "publish", *CONSUMERS, "show"], default="demo")
     args = parser.parse_args()
     args.directory.mkdir(parents=True, exist_ok=True)
-    with Client(args.url, namespace=args.namespace) as client:
+    with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         client.create_topic(TOPIC, if_not_exists=True)
         if args.what in ("demo", "publish"):
             publish(client, args.runs, args.seed)

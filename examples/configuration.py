@@ -123,7 +123,7 @@ def main() -> None:
     deadline_s = 3 if args.what == "set" else 60
     with (
         closing(open_database(args.database)) as database,
-        Client(args.url, namespace=args.namespace, deadline_s=deadline_s) as client,
+        Client(args.url, namespace=args.namespace, deadline_s=deadline_s, wait_for_daemon_s=60) as client,
     ):
         if args.what == "set":
             change(database, *args.words)

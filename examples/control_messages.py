@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["demo", "container", "send"], default="demo")
     parser.add_argument("words", nargs="*", help="container: its name; send: the command")
     args = parser.parse_args()
-    with Client(args.url, namespace=args.namespace) as client:
+    with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         client.create_topic(CONTROL, if_not_exists=True)
         client.create_topic(ANSWERS, if_not_exists=True)
         match args.what:

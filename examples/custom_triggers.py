@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="notify: the text, and attributes as name=value")
     args = parser.parse_args()
     triggers = tomllib.loads(args.rules.read_text())["trigger"]
-    with Client(args.url, namespace=args.namespace) as client:
+    with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         for topic in (NOTIFICATIONS, OUTCOMES):
             client.create_topic(topic, if_not_exists=True)
         match args.what:

@@ -88,7 +88,10 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["demo", "edit", "index", "search"], default="demo")
     parser.add_argument("words", nargs="*", help="edit: the entity and changes; search: what to look for")
     args = parser.parse_args()
-    with closing(sqlite3.connect(args.database)) as database, Client(args.url, namespace=args.namespace) as client:
+    with (
+        closing(sqlite3.connect(args.database)) as database,
+        Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client,
+    ):
         database.executescript(TABLES)
         client.create_topic(TOPIC, if_not_exists=True)
         if args.what == "demo":

@@ -71,7 +71,7 @@ async def main() -> None:
     parser.add_argument("what", nargs="?", choices=["demo", "happen", "inbox"], default="demo")
     parser.add_argument("users", nargs="*", default=list(SUBSCRIPTIONS), help="inbox: whose (default: everybody's)")
     args = parser.parse_args()
-    async with AsyncClient(args.url, namespace=args.namespace) as client:
+    async with AsyncClient(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         for topic in EVENTS:
             await client.create_topic(topic, if_not_exists=True)
         if args.what != "inbox":

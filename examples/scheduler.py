@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["demo", "serve", "event", "program"], default="demo")
     parser.add_argument("words", nargs="*", help="event: topic and fields; program: its name and run")
     args = parser.parse_args()
-    with Client(args.url, namespace=args.namespace) as client:
+    with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         for topic in (DATA, PROGRAMS, OUTSIDE):
             client.create_topic(topic, if_not_exists=True)
         match args.what:

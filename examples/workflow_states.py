@@ -124,7 +124,7 @@ def run_workflow(client: Client, runs: Runs, run: str, pause_s: float) -> None:
 
 def watch(client: Client, *, follow: bool) -> None:
     """What followers see: committed states and changes of tokens."""
-    for message in client.read([STATES, TOKENS], follow=follow, isolation="committed", serializer=JSON):
+    for message in client.read([STATES, TOKENS], follow=follow, serializer=JSON):
         print(f"  {message.topic:<6} {json.dumps(message.value)}", flush=True)
 
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--follow", action="store_true", help="watch: wait for what comes")
     parser.add_argument("what", nargs="?", choices=["demo", "run", "watch"], default="demo")
     args = parser.parse_args()
-    with Client(args.url, namespace=args.namespace) as client:
+    with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         for topic in (STATES, TOKENS):
             client.create_topic(topic, if_not_exists=True)
         if args.what != "watch":

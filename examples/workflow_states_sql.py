@@ -84,7 +84,7 @@ def main() -> None:
     args = parser.parse_args()
     engine = create_engine(args.database)
     Base.metadata.create_all(engine)
-    with Client(args.url, namespace=args.namespace) as client:
+    with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         for topic in (STATES, TOKENS):
             client.create_topic(topic, if_not_exists=True)
         run_workflow(client, engine, args.run, args.pause_s)

@@ -62,7 +62,7 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-_HINT = "use oldest, newest, an id of 40 hex digits, a time such as 2026-01-31T12:00:00Z, or -10m"
+_HINT = "use for example oldest, newest, -10m, 2026-01-31T12:00:00Z, or an id of 40 hex digits"
 
 
 def parse_start(given: Start, now_ms: int) -> bytes | int | None:
@@ -86,7 +86,7 @@ def parse_start(given: Start, now_ms: int) -> bytes | int | None:
         return _timestamp_ms(given)
     if isinstance(given, int) and not isinstance(given, bool):
         return _checked_ms(given)
-    raise InvalidParameter(f"{given!r} is no place to start at", hint=_HINT)
+    raise InvalidParameter(f"{given!r} is not a position", hint=_HINT)
 
 
 def _parse_text(text: str, now_ms: int) -> bytes | int | None:
@@ -100,7 +100,7 @@ def _parse_text(text: str, now_ms: int) -> bytes | int | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidParameter(f"{text[:80]!r} is no place to start at", hint=_HINT) from None
+        raise InvalidParameter(f"{text[:80]!r} is not a position", hint=_HINT) from None
     return _timestamp_ms(moment if moment.tzinfo else moment.astimezone())
 
 

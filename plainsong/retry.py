@@ -21,6 +21,7 @@ from plainsong.protocol.frames import BrokenFrames
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from plainsong.calls import Send
     from plainsong.protocol.backoff import Backoff
 
 T = TypeVar("T")
@@ -101,6 +102,17 @@ def deadline_passed(error: PlainsongError, tries: int, limit_s: float, in_doubt:
     )
     passed.__cause__ = error
     return passed
+
+
+def exchanged(send: Send, answer: Answer | Failure) -> str:
+    """A request and its answer in one line, for the log."""
+    request = send.request
+    said = (
+        f"{answer.kind}: {answer.detail}"
+        if isinstance(answer, Failure)
+        else f"{answer.status}, {len(answer.body)} bytes"
+    )
+    return f"{request.method} {send.url}{request.path}, {len(request.body)} bytes: {said}"
 
 
 # --- errors of answers ---------------------------------------------------------------------------

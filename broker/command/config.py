@@ -12,6 +12,7 @@ from broker.command.options import load_settings, setting_options
 from broker.config import every_setting
 from broker.config.config import notes
 from broker.config.values import show_value
+from plainsong.cli.command import json_option
 
 if TYPE_CHECKING:
     from broker.config import LoadedConfig
@@ -28,22 +29,26 @@ def config() -> None:
 
 @config.command()
 @setting_options
-def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> None:
-    """Tell everything that is wrong with the settings.
+@json_option
+def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Check the settings and list all errors.
 
-    What is allowed, and most likely not meant, is noted too. Exits with 0 when
-    `plainsong serve` would take them, with 2 when not.
+    Also notes what is allowed but probably a mistake. Exits with 0 when
+    `plainsong serve` would start with them, with 2 when not.
     """
-    loaded = load_settings(file, data_dir, bind, sets)
-    for note in notes(loaded.config):
+    found = notes(load_settings(file, data_dir, bind, sets).config)
+    if as_json:
+        click.echo(json.dumps({"valid": True, "notes": list(found)}, ensure_ascii=False))
+        return
+    for note in found:
         click.echo(f"note: {note}")
-    click.echo("the settings are fine")
+    click.echo("the settings are valid")
 
 
 @config.command()
 @setting_options
-@click.option("--origin", is_flag=True, help="Say where each value comes from.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
+@json_option
 def show(
     file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], origin: bool, as_json: bool
 ) -> None:

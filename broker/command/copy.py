@@ -46,11 +46,11 @@ _STAGES = {"look": "looking", "write": "copying", "compare": "comparing"}
 )
 @click.argument("topics", nargs=-1, metavar="[NS:TOPIC]...")
 @click.option("--from", "source", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
-@click.option("--to", "target", required=True, metavar="STORE", help="The same. Made where it is not there.")
-@click.option("--dry-run", is_flag=True, help="Look, say what would be copied, and change nothing.")
-@click.option("--verify-only", is_flag=True, help="Compare both sides, and change nothing.")
+@click.option("--to", "target", required=True, metavar="STORE", help="Likewise; created if it does not exist.")
+@click.option("--dry-run", is_flag=True, help="Show what would be copied; change nothing.")
+@click.option("--verify-only", is_flag=True, help="Compare both sides; change nothing.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
-@click.option("--progress/--no-progress", "shown", default=None, help="By default when a terminal is there.")
+@click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
 @json_option
 def copy(
     topics: tuple[str, ...],
@@ -64,10 +64,11 @@ def copy(
 ) -> None:
     """Copy a deployment from one store to another, byte for byte.
 
-    Everything, or the topics named, with the transaction service and their
-    namespaces. Stop the daemons of both stores first. Killed, it goes on when
-    it is run again with the same words; a daemon refuses a store that is
-    copied in part. At the end both sides are read and compared.
+    Copies everything, or the topics named, with the transaction service and
+    their namespaces. Stop the daemons of both stores first. After an
+    interruption, run the same command again: it continues. A daemon refuses a
+    store that is only partly copied. At the end both sides are read and
+    compared.
     """
     config = load_settings(file, None, None, ()).config
     settings = config.storage.hbase

@@ -22,6 +22,7 @@ from plainsong.retry import (
     ReaderStopped,
     cover_attempts,
     deadline_passed,
+    exchanged,
     has_untried_url,
     may_repeat,
     owned_part,
@@ -159,6 +160,7 @@ class AsyncChannel:
             if now_s + pause_s >= over_s:
                 raise deadline_passed(error, tries, limit_s, in_doubt)
             if pause_s:
+                log.debug("retrying in %.2f s: %s", pause_s, error.detail)
                 await self.sleep(pause_s)
                 if self.stop is not None and self.stop.is_set:
                     raise ReaderStopped
@@ -173,7 +175,7 @@ class AsyncChannel:
         timeout_s = min(settings.request_timeout_s, left_s)
         url = places.where(part)
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
-        answer = await self.pool.carry(Send(url, call.request, connect_s, timeout_s))
+        answer = await self._carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)
         places.note_answer(part, url, answer, error)
         if error is not None:
@@ -181,11 +183,12 @@ class AsyncChannel:
         return result, error
 
     async def _carry(self, send: Send) -> Answer | Failure:
-        if self.stop is None:
-            return await self.pool.carry(send)
-        answer = await self.stop.during(self.pool.carry, send)
+        began_s = self.now()
+        answer = await (self.pool.carry(send) if self.stop is None else self.stop.during(self.pool.carry, send))
         if answer is None:
             raise ReaderStopped
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s in %.1f ms", exchanged(send, answer), (self.now() - began_s) * 1000)
         return answer
 
     # --- isolation -------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from plainsong.retry import (
     ReaderStopped,
     cover_attempts,
     deadline_passed,
+    exchanged,
     has_untried_url,
     may_repeat,
     owned_part,
@@ -158,6 +159,7 @@ class Channel:
             if now_s + pause_s >= over_s:
                 raise deadline_passed(error, tries, limit_s, in_doubt)
             if pause_s:
+                log.debug("retrying in %.2f s: %s", pause_s, error.detail)
                 self.sleep(pause_s)
                 if self.stop is not None and self.stop.is_set:
                     raise ReaderStopped
@@ -172,7 +174,7 @@ class Channel:
         timeout_s = min(settings.request_timeout_s, left_s)
         url = places.where(part)
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
-        answer = self.pool.carry(Send(url, call.request, connect_s, timeout_s))
+        answer = self._carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)
         places.note_answer(part, url, answer, error)
         if error is not None:
@@ -180,11 +182,12 @@ class Channel:
         return result, error
 
     def _carry(self, send: Send) -> Answer | Failure:
-        if self.stop is None:
-            return self.pool.carry(send)
-        answer = self.stop.during(self.pool.carry, send)
+        began_s = self.now()
+        answer = self.pool.carry(send) if self.stop is None else self.stop.during(self.pool.carry, send)
         if answer is None:
             raise ReaderStopped
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s in %.1f ms", exchanged(send, answer), (self.now() - began_s) * 1000)
         return answer
 
     # --- isolation -------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where)
         left = _wait_until_empty(client, instance, within) if wait else None
     if left:
         raise CommandFailed(
-            f"{instance} is drained, but still has {left} topic{'' if left == 1 else 's'} open after {within:g} s",
+            f"{instance} is drained, but still has {output.counted(left, 'topic')} open after {within:g} s",
             hint="look again: plainsong cluster status",
             code=Exit.UNAVAILABLE,
         )
@@ -145,7 +145,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
                 )
             return left
         if left is not None and left != shown_left:
-            note(f"{output.show_count(left)} topics left")
+            note(f"{output.counted(left, 'topic')} left")
             shown_left = left
         time.sleep(LOOK_EVERY_S)
 
@@ -201,4 +201,4 @@ def _show_change(value: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
         echo_json(value)
     else:
-        note(escaped(text))
+        click.echo(escaped(text))

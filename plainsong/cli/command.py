@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from difflib import get_close_matches
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
+from click.core import ParameterSource
 
 from plainsong.protocol.errors import BadRequest, NotFound, PlainsongError, QuotaExceeded, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Exit(IntEnum):
@@ -75,7 +77,8 @@ class Verb(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and not isinstance(param, click.Argument):  # the usage line shows arguments
-                (where if isinstance(param, WhereOption) else own).append(record)
+                is_where = isinstance(param, WhereOption) or param.name == "verbose"
+                (where if is_where else own).append(record)
         for title, records in (("Options", own), ("Which daemon", where)):
             if records:
                 with formatter.section(title):
@@ -102,8 +105,80 @@ class Verb(click.Command):
         return failed
 
 
-class WhereOption(click.Option):
+# --- options before or after the verb --------------------------------------------------------------
+#
+# ``plainsong --url URL topic --json list`` is ``plainsong topic list --url URL --json``. A group takes the options as text
+# and keeps them; the verb's own options of the same names convert them. Behind the verb an option wins.
+
+
+_GIVEN = "plainsong.given"
+
+
+class SharedOption(click.Option):
+    """An option that may stand before its verb too."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        given = ctx.meta.get(_GIVEN, {})
+        if source in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP) and self.name in given:
+            return given[self.name], ParameterSource.COMMANDLINE
+        return value, source
+
+
+class WhereOption(SharedOption):
     """An option that chooses the daemon; listed last in help."""
+
+
+#: Options of every verb that talks to a daemon, in the order of its help.
+WHERE_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "context": (("--context",), "NAME", "Name from `plainsong context ls`."),
+    "url": (("--url",), "URL", "Address; several, with commas, for a cluster."),
+    "namespace": (("-n", "--namespace"), "NAME", "Namespace of the topics; default: `default`."),
+    "token_file": (("--token-file",), "FILE", "File with a bearer token on its only line."),
+    "timeout_ms": (("--timeout", "timeout_ms"), "TIME", "Time limit of each call; default: 15s."),
+}
+_JSON_SAYS = "Print JSON, errors included."
+
+
+def shared_options(*, hidden: bool) -> list[click.Parameter]:
+    """The options that a group takes for its verbs."""
+    where = [
+        WhereOption(names, metavar=metavar, help=says, expose_value=False, callback=_keep_for_verb, hidden=hidden)
+        for names, metavar, says in WHERE_OPTIONS.values()
+    ]
+    as_json = click.Option(
+        ["--json", "as_json"], is_flag=True, help=_JSON_SAYS, expose_value=False, callback=_keep_for_verb, hidden=hidden
+    )
+    return [as_json, verbose_option(hidden=hidden), *where]
+
+
+def _keep_for_verb(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+        ctx.meta.setdefault(_GIVEN, {})[param.name] = value
+
+
+def verbose_option(*, hidden: bool = False) -> click.Option:
+    """``-v``: requests and their answers on standard error."""
+    return click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        callback=_be_verbose,
+        hidden=hidden,
+        help="Say on standard error what is sent and what comes back.",
+    )
+
+
+def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger = logging.getLogger("plainsong")
+        logger.setLevel(logging.DEBUG)
+        logger.handlers, logger.propagate = [handler], False
+
+
+# --- groups ----------------------------------------------------------------------------------------
 
 
 def resolved(
@@ -122,6 +197,11 @@ class VerbGroup(click.Group):
     """A group of verbs in the order of the source; ``ls`` also means ``list``, and ``rm`` means ``delete``."""
 
     command_class = Verb
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        # The program's own help shows them.
+        return [*super().get_params(ctx), *shared_options(hidden=True)]
+
     _SAME: ClassVar = {"ls": "list", "list": "ls", "rm": "delete", "delete": "rm"}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -136,7 +216,7 @@ class VerbGroup(click.Group):
         return list(self.commands)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, errors included.")
+json_option = click.option("--json", "as_json", cls=SharedOption, is_flag=True, help=_JSON_SAYS)
 
 
 def exit_of(error: PlainsongError) -> Exit:

@@ -19,14 +19,15 @@ import os
 import re
 import tomllib
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from plainsong.cli.command import CommandFailed, Exit, WhereOption, failure_of
+from plainsong.cli.command import WHERE_OPTIONS, CommandFailed, Exit, WhereOption, failure_of, verbose_option
+from plainsong.cli.options import Length
 from plainsong.positions import replace_file
 from plainsong.protocol.errors import PlainsongError, TopicNotFound, nearest
 from plainsong.settings import DEFAULT_URL, MAX_S, follows_owners
@@ -164,6 +165,8 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 #: How long one call may take, unless the verb sets another deadline.
 DEADLINE_S = 15.0
+#: How long a connection may take at most.
+CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,8 @@ class Where:
     token_file: str | None = None
     context: str | None = None
     """The context that the URLs come from."""
+    timeout_s: float | None = None
+    """Of each call; None: as the verb says."""
 
     @contextmanager
     def client(
@@ -193,6 +198,9 @@ class Where:
 
         options = {"namespace": self.namespace, "token_file": self.token_file, "retry": retry, **options}
         options.setdefault("follow_owners", follows_owners())
+        if self.timeout_s is not None:
+            deadline_s = self.timeout_s
+            options |= {"request_timeout_s": deadline_s, "connect_timeout_s": min(deadline_s, CONNECT_S)}
         if retry:
             options.setdefault("wait_for_daemon_s", MAX_S)
         with Client(self.urls, deadline_s=deadline_s, **options) as client:
@@ -266,33 +274,39 @@ def _complete_context(ctx: click.Context, param: click.Parameter, incomplete: st
     return [name for name in load_contexts().by_name if name.startswith(incomplete)]
 
 
-_OPTIONS = (
-    click.option(
-        "--context",
-        cls=WhereOption,
-        metavar="NAME",
-        shell_complete=_complete_context,
-        help="Name from `plainsong context ls`.",
-    ),
-    click.option("--url", cls=WhereOption, metavar="URL", help="Address; several, with commas, for a cluster."),
-    click.option(
-        "-n", "--namespace", cls=WhereOption, metavar="NAME", help="Namespace of the topics; default: `default`."
-    ),
-    click.option("--token-file", cls=WhereOption, metavar="FILE", help="File with a bearer token on its only line."),
-)
-
-
 def where_options(command: F) -> F:
-    """Adds ``--context``, ``--url``, ``--namespace`` and ``--token-file``; passes them as one ``where``."""
+    """Adds the options of ``WHERE_OPTIONS``, passed as one ``where``, and ``-v``."""
+    return _with_where(command, has_timeout=True)
+
+
+def where_options_but_timeout(command: F) -> F:
+    """The same for a verb that has a ``--timeout`` of its own."""
+    return _with_where(command, has_timeout=False)
+
+
+def _with_where(command: F, *, has_timeout: bool) -> F:
 
     @wraps(command)
     def with_where(*args: Any, **named: Any) -> Any:
         given = {key: named.pop(key) for key in ("context", "url", "namespace", "token_file")}
-        return command(*args, where=where_of(given), **named)
+        timeout_ms = named.pop("timeout_ms") if has_timeout else None
+        where = where_of(given)
+        if timeout_ms is not None:
+            where = replace(where, timeout_s=timeout_ms / 1000)
+        return command(*args, where=where, **named)
 
-    for option in reversed(_OPTIONS):
-        with_where = option(with_where)
-    return with_where  # type: ignore[return-value] # it takes what the command takes
+    decorated: Any = with_where
+    decorated.__click_params__ = [*getattr(decorated, "__click_params__", []), verbose_option()]
+    for name, (names, metavar, says) in reversed(WHERE_OPTIONS.items()):
+        more: dict[str, Any] = {}
+        if name == "timeout_ms":
+            if not has_timeout:
+                continue
+            more["type"] = Length(0.001)
+        if name == "context":
+            more["shell_complete"] = _complete_context
+        decorated = click.option(*names, cls=WhereOption, metavar=metavar, help=says, **more)(decorated)
+    return decorated  # type: ignore[no-any-return] # it takes what the command takes
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import tempfile
 import time
@@ -23,11 +24,18 @@ from plainsong.cli.output import echo_json, show_bytes, show_count, show_seconds
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plainsong.cli.connection import Where
     from plainsong.cli.ping import ProbeResult
 
 #: The daemon's variable for storage.data_dir.
 DATA_DIR = "PLAINSONG_STORAGE__DATA_DIR"
+#: In the data directory, open and locked while a daemon uses it.
+LOCK_FILE = "plainsong.lock"
+_PORT = re.compile(r":([0-9]{1,5})(?:/|$)")
+#: The state TCP_LISTEN in /proc/net/tcp.
+_LISTENS = "0A"
 _LOCAL = ("127.", "localhost", "[::1]")
 _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
 
@@ -36,7 +44,9 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
     cls=Verb,
     examples=["plainsong doctor", "plainsong doctor --data-dir /srv/plainsong", "plainsong doctor --no-daemon --json"],
 )
-@click.option("--data-dir", metavar="DIR", help="The daemon's data directory; default: ./data.")
+@click.option(
+    "--data-dir", metavar="DIR", help="The daemon's data directory; default: that of a local daemon, else ./data."
+)
 @click.option("--no-daemon", is_flag=True, help="Check this machine only.")
 @json_option
 @where_options
@@ -56,8 +66,10 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
     trust: State | None = None
     # HBase keeps its data on no disk of the daemon's.
     if data_dir is not None or no_daemon or (_is_local(where) and store != "hbase"):
-        directory = nearest_directory(Path(data_dir or os.environ.get(DATA_DIR) or "data"))
-        guessed = data_dir is None and DATA_DIR not in os.environ and directory.name != "data"
+        told = data_dir or os.environ.get(DATA_DIR)
+        running = None if told or no_daemon else directory_of_daemon(where.urls)
+        directory = nearest_directory(Path(told or running or "data"))
+        guessed = not told and running is None and directory.name != "data"
         if guessed:
             findings.append(_elsewhere(directory))
         of_disk, of_syncs = look_at_disk(directory)
@@ -81,6 +93,33 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
 def _is_local(where: Where) -> bool:
     """Whether the daemon may run on this machine, so that its disk is here."""
     return any(url.split("://", 1)[-1].startswith(_LOCAL) for url in where.urls)
+
+
+def directory_of_daemon(urls: Sequence[str], proc: Path = Path("/proc")) -> Path | None:
+    """The data directory of a daemon of this user on this machine: the one whose lock file it holds open; None: not found."""
+    ports = {int(found[1]) for url in urls if (found := _PORT.search(url))}
+    listening = _listening_sockets(ports, proc)
+    for process in proc.glob("[0-9]*"):
+        with suppress(OSError):  # another user's, or gone
+            links = [os.readlink(each) for each in (process / "fd").iterdir()]
+            if listening.isdisjoint(links):
+                continue
+            for link in links:
+                if link.endswith(f"/{LOCK_FILE}"):
+                    return Path(link).parent
+    return None
+
+
+def _listening_sockets(ports: set[int], proc: Path) -> set[str]:
+    """``socket:[inode]`` of the sockets that listen on these ports."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) in ports:
+                    found.add(f"socket:[{fields[9]}]")
+    return found
 
 
 def _elsewhere(directory: Path) -> Finding:
@@ -221,7 +260,7 @@ def look_at_daemon(found: ProbeResult) -> list[Finding]:
         findings.append(Finding("version", "warning", says, "use the same version on both sides"))
     if not found.ready:
         says = one_line("; ".join(found.reasons)) or "no reason given"
-        findings.append(Finding("ready", "bad", says, "docs/operations.md explains each reason"))
+        findings.append(Finding("ready", "bad", says, "its log says more"))
     for unreached in found.unreached:
         says = one_line(f"the daemon at {found.url} cannot reach the instance {unreached}")
         hint = "is it running, and can the others reach its cluster.advertise address?"

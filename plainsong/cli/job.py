@@ -276,7 +276,7 @@ def sigterm_interrupts() -> Iterator[None]:
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 _OPTIONS = (
     json_option,
-    click.option("--progress/--no-progress", "shown", default=None, help="By default when a terminal is there."),
+    click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal."),
     click.option(
         "--metrics-file",
         type=click.Path(path_type=Path, dir_okay=False),

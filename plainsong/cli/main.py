@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from plainsong import __version__
-from plainsong.cli.command import CommandFailed, Exit, resolved
+from plainsong.cli.command import CommandFailed, Exit, resolved, shared_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -64,6 +64,8 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         ),
     },
     "This program": {
+        "help": Listed("plainsong.cli.about:help_verb", "Show the help of a verb."),
+        "version": Listed("plainsong.cli.about:version", "Show the versions of what is installed here."),
         "context": Listed("plainsong.cli.context:context", "Name daemons, so that you need no --url."),
         "completion": Listed("plainsong.cli.context:completion", "Print the completion script of a shell."),
     },
@@ -114,6 +116,9 @@ class Program(click.Group):
         if point is not None:
             return _load(point)
         return super().get_command(ctx, cmd_name) if listed is None else _not_installed(cmd_name, listed)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *shared_options(hidden=False)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -205,7 +210,8 @@ def program() -> None:
       plainsong publish greetings hello world
       plainsong poll greetings
 
-    Every command has --help, and prints JSON with --json.
+    Every command has --help, and prints JSON with --json. The options below
+    may stand before or behind a command.
 
     \b
     Exit codes: 0 done, 1 failed, 2 invalid command line or settings, 3 the

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from plainsong.cli.command import Verb, json_option
-from plainsong.cli.connection import complete_topic, where_options
+from plainsong.cli.connection import complete_topic, where_options_but_timeout
 from plainsong.cli.on_options import (
     RetriesType,
     UnsavedPosition,
@@ -130,7 +130,7 @@ class EffectOptions:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
 @json_option
-@where_options
+@where_options_but_timeout
 def on(
     topic: str,
     command: str | None,

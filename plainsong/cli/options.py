@@ -123,6 +123,11 @@ def show_ttl(seconds: int) -> str:
 
 #: The value that restores the daemon's default.
 DEFAULT = "default"
+#: What a value looks like, where people guess wrong.
+_EXAMPLES = {
+    "ttl": "write for example ttl=7d, ttl=12h or ttl=90s",
+    "max_bytes": "write for example max_bytes=10GiB or 500MiB",
+}
 _SIZE = re.compile(r"(\d{1,19})\s*(B|KiB|MiB|GiB|TiB)?\Z")
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -149,13 +154,22 @@ def checked(given: Mapping[str, object]) -> dict[str, str]:
         if name not in KNOWN:
             raise InvalidProperty(f"unknown property {name[:80]!r}", hint=nearest(name, KNOWN))
         found[name] = DEFAULT if value == DEFAULT else _normal(name, value)
-    parse_properties({name: value for name, value in found.items() if value != DEFAULT})
+    for name, value in found.items():
+        if value == DEFAULT:
+            continue
+        try:
+            parse_properties({name: value})
+        except InvalidProperty as error:
+            error.hint = _EXAMPLES.get(name, error.hint)
+            raise
     return found
 
 
 def _normal(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InvalidProperty(f"invalid value {value!r} of {name}", hint="use a number or a string")
+        raise InvalidProperty(
+            f"invalid value {value!r} of {name}", hint=_EXAMPLES.get(name, "use a number or a string")
+        )
     text = str(value)
     if name == "ttl" and (seconds := parse_length_s(text)) is not None and seconds.is_integer():
         return str(int(seconds))

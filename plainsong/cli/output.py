@@ -120,13 +120,25 @@ def show_bytes(count: float | None) -> str:
 
 
 def show_count(count: float | None, *, estimated: bool = False) -> str:
-    """A whole number with thin groups: ``12 345``; ``~`` before an estimate, ``-`` for None."""
-    return "-" if count is None else ("~" if estimated else "") + f"{count:,.0f}".replace(",", " ")
+    """A whole number, grouped on a terminal: ``12 345``; ``~`` before an estimate, ``-`` for None."""
+    if count is None:
+        return "-"
+    shown = f"{count:,.0f}".replace(",", " ") if sys.stdout.isatty() else f"{count:.0f}"
+    return f"~{shown}" if estimated else shown
 
 
 def show_messages(count: float | None, *, estimated: bool = False, more: bool = False) -> str:
     """``1 message``, ``12 345 messages``; ``1 000+ messages`` when there are more than were counted."""
-    return f"{show_count(count, estimated=estimated)}{'+' if more else ''} message{'s' if count != 1 or more else ''}"
+    return f"{show_count(count, estimated=estimated)}{'+' if more else ''} {plural('message', 2 if more else count)}"
+
+
+def counted(count: float, thing: str) -> str:
+    """``1 topic``, ``12 topics``."""
+    return f"{show_count(count)} {plural(thing, count)}"
+
+
+def plural(thing: str, count: float | None) -> str:
+    return thing if count == 1 else f"{thing}s"
 
 
 def show_rate(per_second: float) -> str:

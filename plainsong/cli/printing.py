@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from binascii import b2a_base64
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -70,6 +71,26 @@ _OPTIONS = (
 )
 
 
+class GrepType(click.ParamType["re.Pattern[bytes]"]):
+    name = "pattern"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[bytes]:
+        if isinstance(value, re.Pattern):
+            return value
+        try:
+            return re.compile(str(value).encode("utf-8", "surrogateescape"))
+        except re.error as error:
+            self.fail(f"invalid regular expression: {error}; write for example 'error|failed'", param, ctx)
+
+
+grep_option = click.option(
+    "--grep",
+    type=GrepType(),
+    metavar="PATTERN",
+    help="Print only messages whose payload matches this regular expression; --limit counts those.",
+)
+
+
 def printing_options(command: F) -> F:
     """Adds ``--format`` and ``--null``, passed as ``shape`` and ``null``."""
     for option in reversed(_OPTIONS):
@@ -83,9 +104,20 @@ class Printer:
     Args:
       shape: the format; None: JSON, when ``as_json``, else ``default``.
       null: end each message with NUL.
+      grep: write only messages whose payload it matches somewhere.
+      limit: write no more than so many.
     """
 
-    def __init__(self, shape: Shape | None, *, null: bool, as_json: bool, default: str = "%p") -> None:
+    def __init__(
+        self,
+        shape: Shape | None,
+        *,
+        null: bool,
+        as_json: bool,
+        default: str = "%p",
+        grep: re.Pattern[bytes] | None = None,
+        limit: int | None = None,
+    ) -> None:
         if shape is not None and as_json:
             raise click.UsageError("--format and --json exclude each other")
         self._line: Callable[[Printable], bytes] = json_line
@@ -94,11 +126,23 @@ class Printer:
         self._end = b"\0" if null else b"\n"
         self._escapes = sys.stdout.isatty() and not null
         self._out = sys.stdout.buffer
+        self._grep = grep
+        self._limit = limit
         self.count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has written as many as it may."""
+        return self._limit is not None and self.count >= self._limit
 
     def write(self, messages: Iterable[Printable]) -> None:
         """Writes the messages and flushes, so that the reader of a pipe has them all."""
-        lines = [self._line(message) for message in messages]
+        wanted: Iterable[Printable] = messages
+        if self._grep is not None:
+            wanted = (message for message in messages if self._grep.search(message.payload))
+        if self._limit is not None:
+            wanted = islice(wanted, self._limit - self.count)
+        lines = [self._line(message) for message in wanted]
         if not lines:
             return
         if self._escapes:

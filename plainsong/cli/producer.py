@@ -73,10 +73,10 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("deduplication", show_effective(found)),
         ("producers", f"{output.show_count(found['count'])} of {topic}"),
-        ("snapshot", f"{age}, {output.show_count(snapshot['entriesSince'])} requests since"),
+        ("snapshot", f"{age}, {output.counted(snapshot['entriesSince'], 'request')} since"),
         (
             "last replay",
-            f"{output.show_count(replay['entries'])} requests in {output.show_seconds(replay['ms'] / 1000)}",
+            f"{output.counted(replay['entries'], 'request')} in {output.show_seconds(replay['ms'] / 1000)}",
         ),
     ]
 

@@ -21,17 +21,18 @@ from plainsong.cli.options import (
     why_held,
 )
 from plainsong.cli.output import echo_json, note
-from plainsong.cli.printing import Printer, escaped_bytes, payload_json, printing_options
+from plainsong.cli.printing import Printer, escaped_bytes, grep_option, payload_json, printing_options
 from plainsong.positions import NEWEST
-from plainsong.protocol.ids import after, before
+from plainsong.protocol.ids import FIRST_BOUND, after, before
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from re import Pattern
 
     from plainsong import Client, Page, Seen
     from plainsong.cli.connection import Where
     from plainsong.cli.printing import Shape
-    from plainsong.positions import Start
+    from plainsong.positions import Daemon, Start
     from plainsong.protocol.requests import Isolation
 
 #: Messages fetched and kept in memory at once when a whole topic is read.
@@ -62,6 +63,7 @@ MAX_WAIT_MS = 60_000
     "--wait", "wait_ms", type=Length(0.001), metavar="TIME", help="Wait this long for a message when there is none."
 )
 @isolation_option
+@grep_option
 @printing_options
 @json_option
 @where_options
@@ -75,6 +77,7 @@ def poll(
     until_empty: bool,
     wait_ms: int | None,
     isolation: Isolation | None,
+    grep: Pattern[bytes] | None,
     shape: Shape | None,
     null: bool,
     as_json: bool,
@@ -96,7 +99,7 @@ def poll(
     """
     if sum(each is not None for each in (start, after, last)) > 1:
         raise click.UsageError("--from, --after and --last exclude each other")
-    printer = Printer(shape, null=null, as_json=as_json)
+    printer = Printer(shape, null=null, as_json=as_json, grep=grep, limit=limit)
     with where.client(topic) as client:
         begin: Start = after if after is not None else start
         inclusive: bool | None = None
@@ -105,16 +108,19 @@ def poll(
         if last is not None:
             begin = client.position_of_last(topic, last, isolation=isolation)
         page: Page | None = None
-        bounds = ReadLimits(inclusive, until, isolation, limit, wait_ms or 0)
+        # With --grep the limit is one of messages that are printed.
+        bounds = ReadLimits(inclusive, until, isolation, limit if grep is None else None, wait_ms or 0)
         pages = _pages(client, topic, begin, bounds)
         for page in pages:
             printer.write(page)
-            if not (until_empty or last or limit):
+            if not (until_empty or last or limit) or printer.is_full:
                 break
     if page is not None and page.end == "more" and printer.count != limit:
         note(f"more messages follow: --until-empty reads on, --after {page.last_id} continues here")
     if page is not None and page.end == "held":
         note(why_held(topic, page.held))
+    elif not printer.count and grep is not None:
+        note("no message matches")
     elif not printer.count:
         note("no messages" if start is None else "no messages from there on")
 
@@ -164,15 +170,17 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
         "plainsong tail greetings",
         "plainsong tail orders 'audit-*' -f '%T %t %p'",
         "plainsong tail orders --from -1h --json | jq .payload",
-        "plainsong tail orders --last 10",
+        "plainsong tail orders returns --last 10",
+        "plainsong tail orders --grep '\"number\": *17\\b'",
         "plainsong tail orders --isolation uncommitted",
     ],
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...", shell_complete=complete_topic)
 @click.option("--from", "start", type=Place(), metavar="PLACE", help="Start here instead of now: oldest, -10m, a time.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="Print the last N messages first; one topic only.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Print the last N messages of each topic first.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
 @isolation_option
+@grep_option
 @printing_options
 @json_option
 @where_options
@@ -182,6 +190,7 @@ def tail(
     last: int | None,
     limit: int | None,
     isolation: Isolation | None,
+    grep: Pattern[bytes] | None,
     shape: Shape | None,
     null: bool,
     as_json: bool,
@@ -197,24 +206,45 @@ def tail(
     uncommitted it prints everything, also messages that are rolled back later.
     """
     several = len(topics) > 1 or is_pattern(topics[0])
-    if last is not None and (several or start is not None):
-        raise click.UsageError("--last needs a single topic, and excludes --from")
-    printer = Printer(shape, null=null, as_json=as_json, default="%t %p" if several else "%p")
+    if last is not None and start is not None:
+        raise click.UsageError("--last and --from exclude each other")
+    printer = Printer(shape, null=null, as_json=as_json, default="%t %p" if several else "%p", grep=grep)
     with where.client(*topics) as client:
         # Following waits for daemons and new topics for ever: report what is wrong at the start first.
         there = client.topics()
         chosen(there, [each for each in topics if not is_pattern(each)])
+        position: StartOfEach | None = None
         begin: Start = NEWEST if start is None else start
         if isinstance(start, bytes):
             begin = before(start)  # the client continues after an id, --from starts with it
         if last is not None:
-            begin = client.position_of_last(topics[0], last, isolation=isolation)
+            names = chosen(there, topics) if there else ()
+            position = StartOfEach(
+                {name: client.position_of_last(name, last, isolation=isolation) or FIRST_BOUND for name in names}
+            )
     with where.client(*topics, retry=True) as client:
         note(f"following {', '.join(topics)}; Ctrl-C stops")
-        for message in client.read(topics, begin, follow=True, limit=limit, isolation=isolation):
+        # With --grep the limit is one of messages that are printed.
+        reading = limit if grep is None else None
+        for message in client.read(topics, begin, follow=True, limit=reading, isolation=isolation, position=position):
             printer.write([message])
+            if limit is not None and printer.count >= limit:
+                return
     if limit is None:
         raise CommandFailed("no topic left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
+
+
+class StartOfEach:
+    """Starts each topic at a place of its own, and keeps no position."""
+
+    def __init__(self, places: Mapping[str, bytes]) -> None:
+        self._places = places
+
+    def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
+        return {topic: self._places[topic] for topic in topics if topic in self._places}
+
+    def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
+        """Nothing is kept."""
 
 
 # --- peek ------------------------------------------------------------------------------------------

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shutil
 import sys
+import termios
 import time
+import tty
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +43,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
     IN and OUT are messages published and polled per second over about the last
     minute; WAITING counts polls that wait for the next message; OPEN counts
     undecided transactions in the topic. A ~ marks an estimate. For a single
-    topic, hidden counts the messages that committed readers do not get yet.
+    topic it shows more, a line for each figure.
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
         with where.client(*topics) as client:
@@ -49,7 +53,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
         if as_json:
             echo_json({"topic": topics[0], **found})
         else:
-            output.echo_lines(output.facts([(name, _shown(name, value)) for name, value in found.items()]))
+            output.echo_lines(output.facts(_for_people(topics[0], found)))
         return
     with where.client(*topics) as client:
         rows = numbers(client, chosen(client.topics(), topics))
@@ -83,16 +87,31 @@ def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if name == "bytes":
-        return output.show_bytes(value)
-    if name == "oldestAgeMs":
-        return show_length(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return output.show_count(value) if isinstance(value, int) else str(value)
+def _for_people(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+    def moment(message_id: str | None) -> str:
+        return "none" if message_id is None else f"{show_time(int(message_id[:16], 16))}  {message_id}"
+
+    estimated = found["estimated"]
+    age = "" if found["oldestAgeMs"] is None else f", {show_length(found['oldestAgeMs'])} ago"
+    lines = [
+        ("topic", topic),
+        ("messages", output.show_count(found["messages"], estimated=estimated)),
+        ("size", output.show_bytes(found["bytes"])),
+        ("oldest", moment(found["oldestId"]) + age),
+        ("newest", moment(found["newestId"])),
+        ("published", output.show_rate(found["publishPerSecond"])),
+        ("polled", output.show_rate(found["pollPerSecond"])),
+        ("waiting", output.counted(found["parkedPolls"], "poll")),
+        ("readable", f"{output.show_messages(found['visible'], estimated=estimated)} by committed readers"),
+    ]
+    if found["hidden"] or found["openTransactions"]:
+        transactions = output.counted(found["openTransactions"], "undecided transaction")
+        why = f"{output.show_messages(found['hidden'], estimated=estimated)} behind {transactions}"
+        lines.append(("hidden", f"{why}: plainsong tx blame {topic}"))
+    lines.append(("producers", output.show_count(found["producers"])))
+    if found["owner"] is not None:
+        lines.append(("owner", one_line(str(found["owner"]))))
+    return [*lines, ("generation", str(found["generation"])), ("created", show_time(found["createdMs"]))]
 
 
 # --- top -------------------------------------------------------------------------------------------
@@ -113,11 +132,11 @@ _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 def top(topics: tuple[str, ...], every_s: int, once: bool, as_json: bool, where: Where) -> None:
     """Watch topics live.
 
-    Shows the busiest first, until Ctrl-C. `plainsong stats --help` explains the
+    Shows the busiest first, until q or Ctrl-C. `plainsong stats --help` explains the
     columns. With --json, prints one object each time.
     """
     live = sys.stdout.isatty() and not (once or as_json)
-    with where.client(*topics) as client:
+    with where.client(*topics) as client, Keys(wanted=live) as keys:
         while True:
             try:
                 rows, more = _look(client, topics)
@@ -130,9 +149,45 @@ def top(topics: tuple[str, ...], every_s: int, once: bool, as_json: bool, where:
                 echo_json({"timeMs": now_ms(), "topics": [{"topic": name, **found} for name, found in rows]})
             else:
                 _show(_lines(where, rows, more, complaint, live=live), live=live)
-            if once:
+            if once or keys.is_quit(every_s):
                 return
-            time.sleep(every_s)
+
+
+class Keys:
+    """The keys of a terminal while `top` shows its screen; ``q`` ends it. Without a terminal it only waits.
+
+    Args:
+      wanted: whether to read keys, if standard input is a terminal.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted and sys.stdin.isatty()
+        self._before: Any = None
+
+    def __enter__(self) -> Keys:
+        if self._wanted:
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)  # a key arrives without Return; Ctrl-C still interrupts
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def is_quit(self, wait_s: float) -> bool:
+        """Waits; whether ``q`` was pressed meanwhile."""
+        if not self._wanted:
+            time.sleep(wait_s)
+            return False
+        until_s = time.monotonic() + wait_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            if select.select([sys.stdin], [], [], left_s)[0]:
+                keys = os.read(sys.stdin.fileno(), 1024)
+                if not keys:  # the terminal is gone
+                    return True
+                if b"q" in keys or b"Q" in keys:
+                    return True
+        return False
 
 
 def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict[str, Any]]], int]:
@@ -148,7 +203,7 @@ def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict
 def _lines(where: Where, rows: list[tuple[str, dict[str, Any]]], more: int, complaint: str, *, live: bool) -> list[str]:
     into = sum(found["publishPerSecond"] for _, found in rows)
     out = sum(found["pollPerSecond"] for _, found in rows)
-    summary = f"{len(rows)} topics, {output.show_bytes(sum(found['bytes'] for _, found in rows))}"
+    summary = f"{output.counted(len(rows), 'topic')}, {output.show_bytes(sum(found['bytes'] for _, found in rows))}"
     head = [f"plainsong  {where.urls[0]}  {where.namespace}  {show_time(now_ms())}"]
     head += [f"{summary}, in {output.show_rate(into)}, out {output.show_rate(out)}", ""]
     if complaint:

@@ -16,11 +16,13 @@ from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.options import (
+    DEFAULT,
     Length,
     checked,
     chosen,
     differences,
     merged,
+    now_ms,
     parse_assignments,
     show_length,
     show_property,
@@ -29,6 +31,7 @@ from plainsong.cli.options import (
 from plainsong.cli.output import confirmed, echo_json, named
 from plainsong.cli.producer import show_effective
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
+from plainsong.protocol.ids import bound_at
 from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
@@ -73,6 +76,9 @@ def create(
             call = calls.create_topic(client.namespace, topic, merged({}, given), if_not_exists=if_not_exists)
             run_call(client, call)
         except TopicExists as error:
+            if if_not_exists:
+                differing = differences(client.properties(topic), given)
+                error.detail = f"topic {topic} exists with other properties: {_differing(differing)}"
             error.hint = f"plainsong topic set {topic} NAME=VALUE changes it; plainsong topic show {topic} shows it"
             raise
         if as_json:
@@ -80,6 +86,14 @@ def create(
         else:
             done = "topic {} exists" if if_not_exists else "created topic {}"
             click.echo(f"{done.format(topic)} in namespace {client.namespace}")
+
+
+def _differing(found: Mapping[str, tuple[str | None, str]]) -> str:
+    """``ttl is 7d, not 30d; max_bytes is unset, not 10 GiB``."""
+    return "; ".join(
+        f"{name} is {'unset' if has is None else show_property(name, has)}, not {show_property(name, wanted)}"
+        for name, (has, wanted) in found.items()
+    )
 
 
 @topic.command(name="list", examples=["plainsong topic list", "plainsong topic list 'orders-*' --long"])
@@ -152,22 +166,37 @@ def show(topic: str, as_json: bool, where: Where) -> None:
 )
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("properties", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 @where_options
-def set_properties(topic: str, properties: tuple[str, ...], as_json: bool, where: Where) -> None:
+def set_properties(topic: str, properties: tuple[str, ...], yes: bool, as_json: bool, where: Where) -> None:
     """Change properties of a topic; the others stay as they are.
 
     The value `default` restores the daemon's default. A shorter ttl takes
-    effect at once, also for messages already published.
+    effect at once, also for messages already published: if it would hide some,
+    the command asks first.
     """
     changes = parse_assignments(properties)
     with where.client(topic) as client:
+        hidden = _hidden_by_ttl(client, topic, changes.get("ttl"))
+        if hidden:
+            shown = show_property("ttl", changes["ttl"])
+            confirmed(f"A ttl of {shown} hides {output.show_messages(hidden)} of {topic} for ever. Set it?", yes=yes)
         run_call(client, calls.set_properties(client.namespace, topic, merged(client.properties(topic), changes)))
         now = client.properties(topic)
     if as_json:
         echo_json({"name": topic, "properties": now})
     else:
         output.echo_lines(output.facts([(name, show_property(name, value)) for name, value in sorted(now.items())]))
+
+
+def _hidden_by_ttl(client: Client, topic: str, ttl: str | None) -> int:
+    """How many messages of now a new ttl would hide."""
+    if ttl is None or ttl == DEFAULT:
+        return 0
+    bound = bound_at(max(0, now_ms() - int(ttl) * 1000)).hex()
+    found = run_call(client, calls.topic_offsets(client.namespace, topic, {"end": bound}))
+    return int(found["count"])
 
 
 @topic.command(examples=["plainsong topic delete greetings", "plainsong topic delete old-1 old-2 --yes"])
@@ -182,9 +211,11 @@ def delete(topics: tuple[str, ...], yes: bool, as_json: bool, where: Where) -> N
     until the daemon has cleaned up, after an hour by default.
     """
     with where.client(*topics) as client:
-        for each in topics:
-            client.properties(each)  # one unknown name, and nothing is deleted
-        confirmed(f"Delete {named(topics)} with all messages?", yes=yes)
+        # One unknown name, and nothing is deleted.
+        stats = [client.stats(each) for each in topics]
+        messages = sum(each["messages"] for each in stats)
+        shown = output.show_messages(messages, estimated=any(each["estimated"] for each in stats))
+        confirmed(f"Delete {named(topics)} with {shown}?", yes=yes)
         for each in topics:
             client.delete_topic(each)
             if as_json:
@@ -224,7 +255,7 @@ def undelete(topic: str, as_json: bool, where: Where) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.option("--prune", is_flag=True, help="Delete topics that are not in the file.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting topics or hiding messages.")
 @json_option
 @where_options
 def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
@@ -253,13 +284,23 @@ def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where
         if not dry_run:
             if doomed:
                 confirmed(f"Delete {named(doomed)} with all messages?", yes=yes)
+            for change in changes:
+                shorter = change.send.get("ttl") if change.action == "change" and "ttl" in change.properties else None
+                if hidden := _hidden_by_ttl(client, change.topic, shorter):
+                    shown = show_property("ttl", str(shorter))
+                    says = f"A ttl of {shown} hides {output.show_messages(hidden)} of {change.topic} for ever. Set it?"
+                    confirmed(says, yes=yes)
             _carry_out(client, changes)
     if as_json:
         echo_json({"applied": not dry_run, "topics": [change.as_json() for change in changes]})
         return
     todo = sum(change.action in ("create", "change", "delete") for change in changes)
     click.echo(
-        f"{_topics(todo)} would change" if dry_run else f"{_topics(todo)} changed" if todo else "nothing to change"
+        f"{output.counted(todo, 'topic')} would change"
+        if dry_run
+        else f"{output.counted(todo, 'topic')} changed"
+        if todo
+        else "nothing to change"
     )
 
 
@@ -280,10 +321,6 @@ def _carry_out(client: Client, changes: Sequence[Change]) -> None:
                 f"{error.detail} ({change.action} {change.topic}; {done} of {len(todo)} changes made before it)"
             )
             raise
-
-
-def _topics(count: int) -> str:
-    return "1 topic" if count == 1 else f"{count} topics"
 
 
 def load_declarations(file: str) -> dict[str, dict[str, str]]:

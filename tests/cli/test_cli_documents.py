@@ -122,7 +122,8 @@ def test_every_verb_has_a_section_that_names_each_of_its_options(name, command):
         own = section(f"{name} {part}") if f"\n### {name} {part}\n" in PAGE else text
         assert isinstance(verb, Verb)
         for param in verb.params:
-            if isinstance(param, click.Option) and not isinstance(param, WhereOption) and param.name != "as_json":
+            shared = isinstance(param, WhereOption) or param.name in ("as_json", "verbose")
+            if isinstance(param, click.Option) and not shared and not param.hidden:
                 assert all(re.search(rf"(?<![\w-]){re.escape(option)}\b", own) for option in param.opts), param.opts
 
 
@@ -131,7 +132,8 @@ def test_which_daemon_names_each_option_and_its_variable():
     for param in program.get_command(click.Context(program), "poll").params:
         if isinstance(param, WhereOption):
             assert all(f"`{option}`" in text for option in param.opts)
-            assert f"`PLAINSONG_{param.name.upper()}`" in text
+            assert param.name == "timeout_ms" or f"`PLAINSONG_{param.name.upper()}`" in text
+    assert "`-v`, `--verbose`" in text
 
 
 def test_the_exit_codes_are_those_of_the_program_in_the_same_words():

@@ -40,7 +40,7 @@ def test_every_help_fits_eighty_columns(alone, words):
 @pytest.mark.parametrize(("words", "command"), OURS, ids=lambda each: " ".join(each) if isinstance(each, tuple) else "")
 def test_every_verb_has_json_and_examples_that_parse(words, command):
     assert command.examples
-    assert words[0] == "completion" or any(param.name == "as_json" for param in command.params)
+    assert words[0] in ("completion", "help") or any(param.name == "as_json" for param in command.params)
     lines = " ".join(command.examples).replace("\\ ", "") if any(map(ends_open, command.examples)) else None
     for line in [lines] if lines else command.examples:
         for part in line.split(" | "):

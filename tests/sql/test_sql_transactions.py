@@ -409,11 +409,28 @@ def test_a_database_that_is_not_there_is_told_by_the_command(
     assert "cannot query the database" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("package", ["sqlalchemy", "psycopg"])
-def test_without_the_extra_it_says_what_to_install(package: str):
+def test_without_the_extra_it_says_what_to_install():
     code = (
-        f"import sys; sys.modules[{package!r}] = None\n"
+        "import sys; sys.modules['sqlalchemy'] = None\n"
         "try:\n import plainsong.sql\nexcept ModuleNotFoundError as error:\n print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"plainsong.sql needs the package {package}: pip install 'plainsong-client[sql]'"
+    assert done.stdout.strip() == "plainsong.sql needs the package sqlalchemy: pip install 'plainsong-client[sql]'"
+
+
+def test_an_outbox_on_sqlite_needs_no_psycopg_and_a_url_says_which_package_it_lacks(tmp_path):
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from plainsong import errors, sql\n"
+        "engine = sql.outbox_engine(sys.argv[1], create=True)\n"
+        "sql.create_outbox(engine)\n"
+        "for url in ('postgresql://u@h/db', 'postgresql+asyncpg://u@h/db'):\n"
+        "    try:\n        sql.outbox_engine(url)\n"
+        "    except errors.PlainsongError as error:\n        print(error)\n"
+    )
+    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path / 'shop.db'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "this database needs the package psycopg, which is not installed (hint: pip install 'plainsong-client[sql]')",
+        "this database needs the package asyncpg, which is not installed (hint: pip install asyncpg)",
+    ]
