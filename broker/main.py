@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -51,11 +51,12 @@ if TYPE_CHECKING:
     from broker.assemble import Daemon
     from broker.cluster.membership import Membership
     from broker.config import Config
+    from broker.testing import Testing
 
 log = logging.getLogger(__name__)
 
 
-async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> None:
+async def run_daemon(config: Config, *, announce: Callable[[Running], None], testing: Testing | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then leave in good order.
 
     ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
@@ -73,7 +74,13 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
         await keep_authority(store, config.transactions.service)
         metrics = Metrics(VERSION)
         membership = await find_others(config, actors)
-        daemon = await assemble(config, store, metrics, actors, ownership=membership, membership=membership)
+        clock = None if testing is None else testing.clock
+        daemon = await assemble(
+            config, store, metrics, actors, ownership=membership, membership=membership, clock=clock
+        )
+        if testing is not None:
+            daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
+            await actors.start(testing.serve)
         await daemon.start(actors)
         budget = BodyBudget(config.http.max_inflight_bytes, daemon.answers)
         add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget)
@@ -90,7 +97,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
                 address = config.cluster.advertise or addresses[0]
                 await enter(membership, address, stop)
                 servers.start_soon(verify_advertised_address, membership.me.name, address)
-            announce(_running(daemon, membership, addresses, thrift))
+            announce(_running(daemon, membership, addresses, thrift, testing))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
             await stop.wait()
@@ -107,7 +114,9 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None]) -> 
     log.info("stopped")
 
 
-def _running(daemon: Daemon, membership: Membership | None, addresses: list[str], thrift: list[str]) -> Running:
+def _running(
+    daemon: Daemon, membership: Membership | None, addresses: list[str], thrift: list[str], testing: Testing | None
+) -> Running:
     config, traits = daemon.config, daemon.store.traits
     return Running(
         version=daemon.version,
@@ -119,6 +128,7 @@ def _running(daemon: Daemon, membership: Membership | None, addresses: list[str]
         decides=describe_authority(config.transactions),
         thrift=thrift,
         cluster="" if membership is None else describe_membership(membership),
+        testing="" if testing is None else str(testing.path),
     )
 
 
@@ -164,6 +174,8 @@ class Running:
     """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
     cluster: str = ""
     """What it is called among others, and how many they are; empty: it is alone."""
+    testing: str = ""
+    """Where tests move its clock and make it fail; empty: nowhere."""
     place: str = "in memory"
     """Where the messages are, for a person, when there is no ``data_dir``."""
 
@@ -173,11 +185,13 @@ def banner(running: Running) -> str:
     first, *others = running.addresses
     where = running.place if running.data_dir is None else str(running.data_dir.absolute())
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
+    testing = [f"  UNDER TEST  whoever can write to {running.testing} makes it fail"] if running.testing else []
     cluster = [f"  cluster     {running.cluster}"] if running.cluster else []
     return "\n".join(
         [
             f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
             *cluster,
+            *testing,
             f"  data        {where} ({running.store_kind})",
             f"  durability  {running.durability}",
             f"  decides     {running.decides}{thrift}",

@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,8 +22,6 @@ from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from broker.config import Config
 
 logger = logging.getLogger(__name__)
@@ -36,21 +35,45 @@ _BIND_ERRORS = {
 
 @click.command()
 @setting_options
-def serve(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> None:
+@click.option("--testing", type=click.Path(path_type=Path), metavar="SOCKET", help="For plainsong.testing only.")
+def serve(
+    file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], testing: Path | None
+) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     Without options it listens on 127.0.0.1:7420 and keeps its messages in
     ./data. The settings are those of `plainsong config show`.
     """
     config = load_settings(file, data_dir, bind, sets).config
+    if testing is not None:
+        check_testing(config)
     logs = setup_logs(config.log, sys.stdout)
     try:
-        _run(config, logs)
+        _run(config, logs, testing)
     finally:
         logs.close()
 
 
-def _run(config: Config, logs: Logs) -> None:
+def check_testing(config: Config) -> None:
+    """Raises CommandFailed unless nothing is there that a test could harm."""
+    kind, directory = config.storage.kind, config.storage.data_dir
+    # Beside the directory, which takes no files that are not its own: a daemon under test may be restarted there.
+    mark = directory.with_name(directory.name + ".under-test")
+    is_new = not directory.exists() or not any(directory.iterdir())
+    if kind == "leveldb" and is_new:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    if kind == "hbase" or (kind == "leveldb" and not mark.exists()):
+        raise CommandFailed(
+            "--testing is for a store in memory or a new directory",
+            hint="--set storage.kind=memory, or another --data-dir",
+            code=Exit.USAGE,
+        )
+    if config.http.processes > 1 or config.cluster.zookeeper:
+        raise CommandFailed("--testing is for one daemon of one process", code=Exit.USAGE)
+
+
+def _run(config: Config, logs: Logs, testing: Path | None) -> None:
     from broker.main import run_daemon  # here, so that a test can put another in its place
 
     # A connection is a descriptor, and so is each of the store's open tables, of which it holds 500.
@@ -72,7 +95,12 @@ def _run(config: Config, logs: Logs) -> None:
         logs.announce(banner(running), "serving", **facts)
 
     async def daemon() -> None:
-        await run_daemon(config, announce=announce)
+        if testing is None:
+            await run_daemon(config, announce=announce)
+            return
+        from broker.testing import Testing
+
+        await run_daemon(config, announce=announce, testing=Testing(testing))
 
     try:
         trio.run(daemon)

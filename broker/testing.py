@@ -1,0 +1,143 @@
+"""The daemon under test, by ``plainsong serve --testing SOCKET``: a clock that can be moved, and faults on request.
+
+Commands come over a Unix socket, each a line of JSON, and each is answered by a line:
+
+    {"advance_ms": 60000}           the daemon's time of day goes forward; time-outs of waiting do not
+    {"next_publish": "unknown"}     the next publish is done, and answered as if that were not known
+    {"next_publish": "refused"}     the next publish is refused, and nothing is done
+    {"next_commit": "lost"}         the next commit of a transaction is done, and its answer is lost
+
+``plainsong.testing`` speaks it. Nobody else should: the daemon says in its banner and in ``/readyz`` that it is under test,
+and serves a store in memory or a new directory only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.observe import SystemClock
+from broker.http.wire import answer_to
+from plainsong.protocol.errors import OutcomeUnknown, Overloaded, PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from broker.api.route import Endpoint
+    from broker.http.messages import Answer, Handler, Request
+
+#: The longest command.
+MAX_LINE_BYTES = 1 << 16
+#: Fault → what it may be, as the commands say it.
+_FAULTS = {"next_publish": ("unknown", "refused"), "next_commit": ("lost",)}
+
+
+class MovableClock(SystemClock):
+    """The system's clock, and what it was moved forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+class Testing:
+    """What tests may do to the daemon in this process."""
+
+    __test__ = False  # pytest would take the class for tests
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = MovableClock()
+        self._faults: dict[str, str] = {}
+
+    # --- the daemon's side ---------------------------------------------------------------------
+
+    def faulty(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+        """The endpoints, of which those that publish and commit fail when they are told to."""
+        found = []
+        for endpoint in endpoints:
+            fault = {"publish": "next_publish", "commit": "next_commit"}.get(endpoint.route.name)
+            if fault is not None:
+                endpoint = endpoint._replace(handler=partial(self._failing, fault, endpoint.handler), start=None)
+            elif endpoint.route.name == "readyz":
+                endpoint = endpoint._replace(handler=partial(_under_test, endpoint.handler))
+            found.append(endpoint)
+        return tuple(found)
+
+    async def _failing(self, fault: str, handler: Handler, request: Request) -> Answer:
+        kind = self._faults.pop(fault, None)
+        if kind == "refused":
+            return answer_to(Overloaded("refused by a test", hint="nothing happened"), request.request_id)
+        answer = await handler(request)
+        if kind is None:
+            return answer
+        lost: PlainsongError = OutcomeUnknown("a test has the answer lost", hint="it may have happened")
+        return answer_to(lost, request.request_id)
+
+    # --- the tests' side -----------------------------------------------------------------------
+
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Takes commands until cancelled; removes the socket then."""
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Nobody but this user may connect.
+        before = os.umask(0o177)
+        try:
+            await listener.bind(str(self.path))
+        finally:
+            os.umask(before)
+        listener.listen()
+        try:
+            await trio.serve_listeners(self._take, [trio.SocketListener(listener)], task_status=_Started(task_status))
+        finally:
+            self.path.unlink(missing_ok=True)
+
+    async def _take(self, stream: trio.SocketStream) -> None:
+        data = b""
+        with suppress(trio.BrokenResourceError):
+            while chunk := await stream.receive_some(MAX_LINE_BYTES):
+                data += chunk
+                while b"\n" in data:
+                    line, _, data = data.partition(b"\n")
+                    await stream.send_all(json.dumps(self._obey(line)).encode() + b"\n")
+                if len(data) > MAX_LINE_BYTES:
+                    return
+
+    def _obey(self, line: bytes) -> dict[str, Any]:
+        try:
+            ((name, value),) = json.loads(line).items()
+            if name == "advance_ms" and isinstance(value, int) and value >= 0:
+                self.clock.ahead_ms += value
+                return {"ok": True}
+            if value in _FAULTS.get(name, ()):
+                self._faults[name] = value
+                return {"ok": True}
+        except (ValueError, AttributeError, TypeError):
+            pass
+        return {"ok": False, "error": f"no such command: {line[:200].decode(errors='replace')}"}
+
+
+class _Started(trio.TaskStatus[Any]):
+    """Says that the commands are taken, and not by which listeners."""
+
+    def __init__(self, inner: trio.TaskStatus[None]) -> None:
+        self._inner = inner
+
+    def started(self, value: object = None) -> None:
+        self._inner.started()
+
+
+async def _under_test(handler: Handler, request: Request) -> Answer:
+    answer = await handler(request)
+    assert isinstance(answer.body, bytes)
+    answer.body = json.dumps({**json.loads(answer.body), "testing": True}).encode()
+    return answer
