@@ -1,0 +1,69 @@
+"""What a type checker knows of the client: values by their serializer, and options by their names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: Lines that end in ``# refused`` are errors, and no others; ``# is T`` says the type of the line's expression.
+PROGRAM = """
+from dataclasses import dataclass
+from plainsong import JSON, AsyncClient, Client, Message, Outgoing, errors
+
+@dataclass
+class Order:
+    number: int
+
+def untyped(message: Message) -> None: ...
+
+def program(client: Client) -> None:
+    client.publish("t", 17)  # refused
+    client.publish("t", "text")  # refused
+    client.publish("t", b"x")
+    client.publish("t", [b"x", Outgoing(b"y", ttl_s=5)])
+    client.publish("t", (b"%d" % number for number in range(3)))
+    client.publish("t", Order(1), serializer=Order)
+    client.publish("t", [Order(1)], serializer=Order)
+    client.publish("t", {"any": 1}, serializer=JSON)
+    client.publish("t", b"x", rety_unknown=True)  # refused
+    client.topic("t").publish(b"x", ttl=5)  # refused
+    client.create_topic("t", ttl=5)  # refused
+    client.set_properties("t", ttl_s=5, max_bytes=None)
+    client.read("t", folow=True)  # refused
+    for order in client.read("t", serializer=Order):
+        reveal_type(order.value)  # is Order
+        untyped(order)
+    for plain in client.read("t"):
+        reveal_type(plain.value)  # is bytes
+    reveal_type(client.poll("t", serializer=str)[0].value)  # is str
+    reveal_type(client.topic("t").poll(serializer=(bytes, float))[0].value)  # is float
+    reveal_type(client.stats("t")["messages"])  # is int
+    client.stats("t")["mesages"]  # refused
+    with client.transaction() as tx:
+        tx.publish("t", 17)  # refused
+        tx.publish("t", Order(1), serializer=Order)
+    raise errors.NotSent(1, 0)
+
+async def same(client: AsyncClient) -> None:
+    await client.publish("t", 17)  # refused
+    async for order in client.read("t", serializer=Order):
+        reveal_type(order.value)  # is Order
+"""
+
+
+def test_a_type_checker_refuses_what_the_client_would_and_knows_the_values(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", "--no-pretty", "--config-file="]
+    done = subprocess.run([*mypy, str(program)], cwd=ROOT, capture_output=True, text=True, check=False)
+    said = re.findall(rf"^{re.escape(str(program))}:(\d+): (error|note): (.*)$", done.stdout, re.MULTILINE)
+    refused = {int(line) for line, kind, _ in said if kind == "error"}
+    types = {int(line): text for line, _, text in said if text.startswith("Revealed type")}
+    lines = list(enumerate(PROGRAM.splitlines(), start=1))
+    assert refused == {number for number, line in lines if line.endswith("# refused")}, done.stdout
+    expected = {number: line.rpartition("# is ")[2] for number, line in lines if "# is " in line}
+    shown = {number: re.sub(r'.*"(?:\w+\.)*(\w+)".*', r"\1", text) for number, text in types.items()}
+    assert shown == expected, done.stdout
