@@ -119,11 +119,16 @@ def show_bytes(count: float | None) -> str:
     return f"{count / 1024:.1f} TiB"
 
 
-def show_count(count: float | None, *, estimated: bool = False) -> str:
-    """A whole number, grouped on a terminal: ``12 345``; ``~`` before an estimate, ``-`` for None."""
+def show_count(count: float | None, *, estimated: bool = False, grouped: bool | None = None) -> str:
+    """A whole number: ``12 345``; ``~`` before an estimate, ``-`` for None.
+
+    Args:
+      grouped: by thousands; None: if standard output is a terminal.
+    """
     if count is None:
         return "-"
-    shown = f"{count:,.0f}".replace(",", " ") if sys.stdout.isatty() else f"{count:.0f}"
+    grouped = sys.stdout.isatty() if grouped is None else grouped
+    shown = f"{count:,.0f}".replace(",", " ") if grouped else f"{count:.0f}"
     return f"~{shown}" if estimated else shown
 
 
@@ -192,7 +197,8 @@ class Progress:
         self._is_shown = True
         part = f" ({min(100, 100 * read_bytes // self._total)} %)" if self._total else ""
         rate = messages / (now_s - self._began_s)
-        line = f"{show_messages(messages)}, {show_bytes(read_bytes)}{part}, {show_count(rate)}/s"
+        count = f"{show_count(messages, grouped=True)} {plural('message', messages)}"
+        line = f"{count}, {show_bytes(read_bytes)}{part}, {show_count(rate, grouped=True)}/s"
         click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
 
     def clear(self) -> None:

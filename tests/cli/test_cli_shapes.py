@@ -106,7 +106,7 @@ def test_sizes_are_shown_in_binary_units(count, text):
 
 
 def test_counts_rates_and_short_times_are_shown_short():
-    assert [output.show_count(n) for n in (None, 0, 1234567)] == ["-", "0", "1 234 567"]
-    assert output.show_count(1000, estimated=True) == "~1 000"
-    assert [output.show_rate(n) for n in (0, 0.4, 1234.5)] == ["0", "0.4/s", "1 234/s"]
+    assert [output.show_count(n, grouped=True) for n in (None, 0, 1234567)] == ["-", "0", "1 234 567"]
+    assert output.show_count(1000, estimated=True, grouped=True) == "~1 000"
+    assert [output.show_rate(n) for n in (0, 0.4, 1234.5)] == ["0", "0.4/s", "1234/s"]
     assert [output.show_seconds(n) for n in (12e-6, 0.00345, 1.5)] == ["12 µs", "3.45 ms", "1.5 s"]
