@@ -7,7 +7,7 @@ import pytest
 from plainsong import Client, calls
 from plainsong.errors import ConnectFailed, NotSent
 from plainsong.protocol.errors import InvalidParameter
-from tests.client.world import NOBODY, World, said
+from tests.client.simulation import NOBODY, Simulation, said
 from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -15,7 +15,7 @@ TOPICS = calls.list_topics("default")
 
 
 def test_a_refused_first_connection_raises_within_a_second_and_says_what_is_not_running():
-    world = World(lambda _: NOBODY)
+    world = Simulation(lambda _: NOBODY)
     with pytest.raises(ConnectFailed) as caught:
         world.run(world.channel(reached=False).call, TOPICS)
     assert world.now_s < 1
@@ -26,27 +26,27 @@ def test_a_refused_first_connection_raises_within_a_second_and_says_what_is_not_
 
 
 def test_a_daemon_that_starts_a_moment_later_is_found():
-    world = World([NOBODY, NOBODY, said(["t"])])
+    world = Simulation([NOBODY, NOBODY, said(["t"])])
     assert world.run(world.channel(reached=False).call, TOPICS) == ["t"]
 
 
 def test_every_url_is_tried_before_that():
-    world = World([NOBODY, said(["t"])])
+    world = Simulation([NOBODY, said(["t"])])
     channel = world.channel(["http://one", "http://two"], reached=False, wait_for_daemon_s=0)
     assert world.run(channel.call, TOPICS) == ["t"]
-    world = World([NOBODY, NOBODY])
+    world = Simulation([NOBODY, NOBODY])
     with pytest.raises(ConnectFailed):
         world.run(world.channel(["http://one", "http://two"], reached=False, wait_for_daemon_s=0).call, TOPICS)
 
 
 def test_what_once_worked_is_retried_until_the_deadline():
-    world = World([said(["t"]), *[NOBODY] * 6, said(["u"])])
+    world = Simulation([said(["t"]), *[NOBODY] * 6, said(["u"])])
     channel = world.channel(reached=False)
     assert [world.run(channel.call, TOPICS) for _ in range(2)] == [["t"], ["u"]]
 
 
 def test_how_long_the_first_one_waits_can_be_said():
-    world = World([*[NOBODY] * 9, said(["t"])])
+    world = Simulation([*[NOBODY] * 9, said(["t"])])
     assert world.run(world.channel(reached=False, wait_for_daemon_s=30).call, TOPICS) == ["t"]
     for wrong in (-1, float("nan"), 1e12):
         with pytest.raises(InvalidParameter, match="wait_for_daemon_s"):

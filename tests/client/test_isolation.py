@@ -11,9 +11,9 @@ from plainsong.messages import Origin
 from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.requests import PollRequest
-from tests.client.both import Client
+from tests.client.client_under_test import Client
 from tests.client.conftest import url_of
-from tests.client.world import World, problem, said
+from tests.client.simulation import Simulation, problem, said
 from tests.daemon.harness import Daemon
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -58,7 +58,7 @@ def test_a_read_is_committed_by_default_and_rolled_back_messages_are_in_none(cli
 
 @pytest.mark.parametrize("name", ["off", "tephra"])
 def test_where_the_daemon_cannot_tell_a_default_read_shows_everything_and_says_so_once(name, caplog):
-    world = World(
+    world = Simulation(
         lambda send: (
             service(name)
             if send.request.path == "/readyz"
@@ -79,13 +79,13 @@ def test_where_the_daemon_cannot_tell_a_default_read_shows_everything_and_says_s
 
 
 def test_only_an_explicit_committed_is_refused_there():
-    world = World([AWAY])
+    world = Simulation([AWAY])
     with pytest.raises(TransactionsUnavailable):
         world.run(world.channel().read, asked, "committed")
 
 
 def test_a_service_that_is_away_for_a_moment_is_waited_for():
-    world = World([AWAY, service("embedded"), AWAY, AWAY, said(0)])
+    world = Simulation([AWAY, service("embedded"), AWAY, AWAY, said(0)])
     assert world.run(world.channel().read, asked, None) == "committed"
     assert isolations(world) == ["committed"] * 4
 

@@ -12,7 +12,7 @@ import pytest
 import plainsong
 from plainsong import AsyncClient, FilePosition
 from plainsong.protocol.errors import InvalidParameter
-from tests.client.both import Client
+from tests.client.client_under_test import Client
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 #: Far beyond what a stop takes; a poll would wait for thirty seconds.
