@@ -13,7 +13,7 @@ from bench.daemon import daemon
 from bench.generator import run_load
 from bench.raw import TOPIC, raw_store, row_prefix
 from bench.rounds import Row, Section, Spread, in_turns
-from bench.seed import BATCH_ROWS, seed
+from bench.seed import BATCH_ROWS, FIRST_VOLUME, seed
 from plainsong.protocol.ids import ID_BYTES
 
 if TYPE_CHECKING:
@@ -36,10 +36,18 @@ def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None])
     first_ms = int(time.time() * 1000) - 3_600_000
     firsts = []
     for name in ("data", "raw"):
-        firsts = seed(home / name, TOPIC, profile.behind_messages, SIZE, first_ms, ttl_s=7 * 86_400)
+        firsts = seed(
+            home / name,
+            TOPIC,
+            profile.behind_messages,
+            SIZE,
+            first_ms,
+            ttl_s=7 * 86_400,
+            one_volume=name == "raw",
+        )
     cold = firsts[len(firsts) // 2]
     section = Section("poll", "Polling", SAYS)
-    with daemon(home / "data") as ours, raw_store(home / "raw" / "rows") as raw:
+    with daemon(home / "data") as ours, raw_store(home / "raw" / FIRST_VOLUME) as raw:
         cached = _fill_cache(ours.port, page)
         start, stop = _raw_range(cold, page)
         for connections in profile.poll_connections:

@@ -15,31 +15,41 @@ from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.topic.row_batch import RowBatch
 from plainsong.protocol.topic.state import PositionSequence
 from plainsong.protocol.topic.usage import ROW_BYTES, Usage
-from storage.leveldb.store import LevelDBStore
+from storage.leveldb import LevelDBOptions, LevelDBStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: The LevelDB that messages are written to first, in a data directory.
+FIRST_VOLUME = "volumes/00000001"
 #: Rows of one batch, and of one millisecond.
 BATCH_ROWS = 10_000
 
 
-def seed(directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int) -> list[bytes]:
+def seed(
+    directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int, *, one_volume: bool = False
+) -> list[bytes]:
     """Write a topic whose messages were published from ``first_ms`` on, a batch a millisecond.
 
-    Returns the id of the first message of each batch.
+    Args:
+      one_volume: write all of them to one LevelDB, ``FIRST_VOLUME`` of the directory.
+    Returns:
+      The id of the first message of each batch.
     """
-    return trio.run(_seed, directory, name, messages, size, first_ms, ttl_s)
+    options = LevelDBOptions(volume_bytes=1 << 60) if one_volume else LevelDBOptions()
+    return trio.run(_seed, directory, options, name, messages, size, first_ms, ttl_s)
 
 
-async def _seed(directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int) -> list[bytes]:
+async def _seed(
+    directory: Path, options: LevelDBOptions, name: str, messages: int, size: int, first_ms: int, ttl_s: int
+) -> list[bytes]:
     topic_name = topic(name)
     prefix = generation_prefix(topic_name, 1)
     sequence, usage = PositionSequence(), Usage()
     properties = TopicProperties(ttl_s=ttl_s)
     metadata = Metadata(1, properties, created_ms=first_ms, updated_ms=first_ms)
     firsts = []
-    async with await LevelDBStore.open(directory) as store:
+    async with await LevelDBStore.open(directory, options) as store:
         claim = await store.claim(topic_name)
         await store.write([put_one(Table.METADATA, metadata_key(topic_name), metadata.encode())], claim=claim)
         for batch in range(0, messages, BATCH_ROWS):
