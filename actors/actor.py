@@ -122,6 +122,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
                     await self._close(core, claim)
                     return
                 await self._turn(core, claim, self._ready(core, tickets))
+                del tickets  # they are large, and the next wait may be long
         except Deposed:
             error = self._moved
             raise
