@@ -12,10 +12,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from plainsong.protocol.version import VERSION
-
-__version__ = VERSION
-
 if TYPE_CHECKING:
     from plainsong import errors as errors
     from plainsong._async.client import AsyncClient
@@ -43,6 +39,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Held
     from plainsong.serializers import BYTES, JSON, TEXT, Serializer, Undecodable, dataclass_json
     from plainsong.transactions import Transaction, TransactionStatus
+
+    __version__: str
 
 #: The module of each name. A module is imported on first use, so the daemon and other commands start without the client.
 _HOMES = {
@@ -125,6 +123,9 @@ _MODULES = ("errors",)
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"plainsong.{name}")
+    if name == "__version__":
+        # Lazy as the rest: what runs on Spark's executors has the frames alone.
+        return import_module("plainsong.protocol.version").VERSION
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

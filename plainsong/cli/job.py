@@ -120,8 +120,11 @@ class JobProgress:
         elif self._shown:
             parts = [what] if what else []
             parts += [f"batch {batch}"] if batch is not None else []
-            parts += [f"{show_count(rows)} rows" + (f" of {show_count(of)}" if of is not None else "")]
-            parts += [show_rate(rate)]
+            parts += [
+                f"{show_count(rows, grouped=True)} rows"
+                + (f" of {show_count(of, grouped=True)}" if of is not None else "")
+            ]
+            parts += [show_rate(rate, grouped=True)]
             parts += [f"{show_length(lag_s * 1000)} behind"] if lag_s is not None else []
             parts += [f"{show_length(left_s * 1000)} left"] if left_s is not None else []
             self._rewrite(", ".join(parts))

@@ -146,11 +146,11 @@ def plural(thing: str, count: float | None) -> str:
     return thing if count == 1 else f"{thing}s"
 
 
-def show_rate(per_second: float) -> str:
+def show_rate(per_second: float, *, grouped: bool | None = None) -> str:
     """``0``, ``0.4/s``, ``1 200/s``."""
     if per_second < 0.05:
         return "0"
-    return f"{per_second:.1f}/s" if per_second < 10 else f"{show_count(per_second)}/s"
+    return f"{per_second:.1f}/s" if per_second < 10 else f"{show_count(per_second, grouped=grouped)}/s"
 
 
 def show_seconds(seconds: float) -> str:

@@ -33,7 +33,7 @@ def test_all_that_can_be_done_with_a_topic_is_listed():
     assert len(re.findall(r"^\| `\w+\(topicId", TABLE, re.MULTILINE)) == 21
     assert {name for name, _ in CALLS} >= {
         "create_topic",
-        "set_properties",
+        "replace_properties",
         "delete_topic",
         "store",
         "rollback",

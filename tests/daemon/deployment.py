@@ -49,7 +49,7 @@ def fill(client: Client) -> Deployment:
     assert reader is not None
     client.set_reader("orders", "ana", reader)
     client.namespaces.set(deduplication="enabled")
-    ids = [bytes(message.id) for message in client.read("orders")]
+    ids = [bytes(message.id) for message in client.read("orders", isolation="uncommitted")]
     first = receipts[0].first_id
     assert first is not None
     return Deployment(ids, bytes(reader), open_, bytes(first))
@@ -57,7 +57,7 @@ def fill(client: Client) -> Deployment:
 
 def is_all_there(client: Client, made: Deployment) -> None:
     """The same ids in the same order; generations, readers, producers, transactions and expiry as they were."""
-    assert [bytes(message.id) for message in client.read("orders")] == made.ids
+    assert [bytes(message.id) for message in client.read("orders", isolation="uncommitted")] == made.ids
     assert client.properties("twice")["generation"] == "2"
     assert [message.value for message in client.read("twice")] == [b"of the second generation"]
     assert [message.value for message in client.read("short")] == [b"stays"]
@@ -75,7 +75,7 @@ def duplicates_are_told(client: Client, made: Deployment) -> None:
         assert producer.last_sequence_id == REQUESTS * EACH - 1
         receipt = producer.publish([b"again"], sequence_ids=[producer.last_sequence_id])
         assert receipt.duplicate
-    assert [bytes(message.id) for message in client.read("orders")] == made.ids
+    assert [bytes(message.id) for message in client.read("orders", isolation="uncommitted")] == made.ids
 
 
 def new_messages_come_behind(client: Client, made: Deployment) -> None:

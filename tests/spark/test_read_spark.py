@@ -121,7 +121,9 @@ def test_what_is_wrong_is_said_in_the_query(spark, tables):
     assert "binary, not string" in refusal(load(spark, tables, topic, "payload string").collect)
     assert "topic demo:spark-nowhere does not exist" in refusal(load(spark, tables, "spark-nowhere").collect)
     del options["namespace"]
-    assert "option namespace is missing" in refusal(spark.read.format("plainsong").options(**options).load().collect)
+    # It is the namespace default then, as everywhere.
+    found = refusal(spark.read.format("plainsong").options(**options).load().collect)
+    assert f"topic default:{topic} does not exist" in found
 
 
 def test_a_dead_daemon_is_named(spark, tmp_path):
