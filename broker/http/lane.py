@@ -135,7 +135,9 @@ class Lane:
         The client just answered may be sending its next request already: it gets an answer, not a cut.
         """
         self._stopping = True
-        if self._connection.resting and not self._started:
+        if self._gathering:
+            self._connection.wake()
+        elif self._connection.resting and not self._started:
             self._connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
 
     async def watch(self) -> None:
@@ -752,6 +754,8 @@ class Connection:
 
     def _read(self) -> bool:
         """Reads what is there, without waiting; whether there is something to see to."""
+        if len(self.pending) >= MAX_PIPELINED_BYTES and not self._lane.gathering:
+            return True  # what was sent ahead is enough; the rest is read when that has been answered
         try:
             data = self._sock.recv(self.wanted_bytes)
         except BlockingIOError:

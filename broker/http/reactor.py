@@ -60,8 +60,8 @@ class Reactor:
         self._again: deque[Member] = deque()
         #: Member → since when it rests; the longest first.
         self._resting: OrderedDict[Member, float] = OrderedDict()
-        #: Member → when its request has waited too long, and what to do then; the oldest first.
-        self._timed: OrderedDict[Member, tuple[float, Callable[[], object]]] = OrderedDict()
+        #: By time-out: member → when its request has waited too long, and what to do then; the oldest first.
+        self._timed: dict[float, OrderedDict[Member, tuple[float, Callable[[], object]]]] = {}
 
     def close(self) -> None:
         """Free the epoll."""
@@ -79,7 +79,7 @@ class Reactor:
             del self._members[sock.fileno()]
             self._epoll.unregister(sock)
         self._resting.pop(member, None)
-        self._timed.pop(member, None)
+        self.answered(member)
 
     def again(self, member: Member) -> None:
         """Call ``readable`` soon, although no edge will come: there may be more to read."""
@@ -97,13 +97,14 @@ class Reactor:
         self._resting.pop(member, None)
 
     def expire(self, member: Member, timeout_s: float, expired: Callable[[], object]) -> None:
-        """Call ``expired`` if the member's request is not answered in ``timeout_s``, the same for all of them."""
+        """Call ``expired`` if the member's request is not answered in ``timeout_s``; there are few different ones."""
         if timeout_s < inf:
-            self._timed[member] = (trio.current_time() + timeout_s, expired)
+            self._timed.setdefault(timeout_s, OrderedDict())[member] = (trio.current_time() + timeout_s, expired)
 
     def answered(self, member: Member) -> None:
         """The member's request is answered."""
-        self._timed.pop(member, None)
+        for waiting in self._timed.values():
+            waiting.pop(member, None)
 
     async def run(self) -> NoReturn:
         """Serve the sockets."""
@@ -137,12 +138,13 @@ class Reactor:
         while True:
             await trio.sleep(SWEEP_S)
             now_s = trio.current_time()
-            while self._timed:
-                member, (due_s, expired) = next(iter(self._timed.items()))
-                if due_s > now_s:
-                    break
-                del self._timed[member]
-                expired()
+            for waiting in self._timed.values():
+                while waiting:
+                    member, (due_s, expired) = next(iter(waiting.items()))
+                    if due_s > now_s:
+                        break
+                    del waiting[member]
+                    expired()
             while self._resting:
                 member, since_s = next(iter(self._resting.items()))
                 if since_s + self._keep_alive_s > now_s:

@@ -46,6 +46,8 @@ class PendingWrite:
     operations: Sequence[Operation | Stored]
     expect: Sequence[Expect] = ()
     sync: bool = True
+    size: int = 0
+    """Bytes, roughly; set when it is begun."""
     on_settled: Callable[[PendingWrite], object] | None = None
     """Called on the event loop once it is written, or ``error`` says why not."""
     error: StoreError | StoreConflict | None = None
@@ -79,6 +81,7 @@ class GroupCommit:
         """
         if self._closed:
             raise StoreError("the store is closed")
+        work.size = _size(work)  # here, where an error has somebody to go to
         self._waiting.put(work)
 
     @staticmethod
@@ -136,21 +139,23 @@ class GroupCommit:
         group = [first]
         if first.expect:
             return group, _NOTHING
-        size = 0
+        size = first.size
         while True:
-            size += _size(group[-1])
             try:
                 work = self._waiting.get_nowait()
             except Empty:
                 return group, _NOTHING
-            if work is None or work.expect or size + _size(work) > MAX_GROUP_BYTES:
+            if work is None or work.expect or size + work.size > MAX_GROUP_BYTES:
                 return group, work
             group.append(work)
+            size += work.size
 
     # --- the event loop again ---------------------------------------------------------------------
 
     def _deliver(self) -> None:
-        while self._written:
+        # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The
+        # rest of the event loop must have its turn in between.
+        for _ in range(len(self._written)):
             group, error = self._written.popleft()
             for work in group:
                 work.error = error

@@ -15,7 +15,7 @@ from actors.turns import Turns
 from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget
-from broker.http.lane import GATHERED_BYTES, Lane
+from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, Lane
 from broker.http.messages import Answer
 from broker.http.reactor import SWEEP_S
 from broker.http.server import serve_http
@@ -166,6 +166,43 @@ async def test_what_a_task_has_left_unread_is_started_in_the_reactors_turn_like_
             await client.send_all(first[-2:] + post("turn/publish", b"second"))
             assert (await client.reply()).body == b"task:" + body
             assert (await client.reply()).body == b"turn:second"
+
+
+async def test_a_client_that_sends_ahead_without_reading_is_read_no_further_than_allowed(monkeypatch):
+    lanes = []
+    opened = Lane.__init__
+    monkeypatch.setattr(Lane, "__init__", lambda lane, *args: (lanes.append(lane), opened(lane, *args))[1])
+    async with started() as server, await server.connect() as client:
+        ahead = post("echo/publish", b"x" * 100) * 1000
+        most = 0
+        with trio.move_on_after(0.5):
+            while True:
+                await client.send_all(ahead)
+                most = max(most, *(len(lane._connection.pending) for lane in lanes))
+        assert 0 < most < 2 * MAX_PIPELINED_BYTES + len(ahead) // 1000
+
+
+async def test_a_body_that_stops_coming_does_not_wait_for_the_limit_of_another_request():
+    async with started(body_timeout_s=0.5) as server, await server.connect() as stuck, await server.connect() as slow:
+        server.limit = Limit(60.0, lambda: None)
+        await stuck.send_all(post("t/publish", b"one"))
+        await server.until_waiting(1)
+        await slow.send_all(post("t/publish", b"x" * 1000)[:-1])
+        with trio.fail_after(10):
+            assert (await slow.reply()).code == "malformed_body"
+        server.answer()
+
+
+async def test_at_a_stop_a_body_that_is_coming_is_waited_for():
+    async with started() as server, await server.connect() as client:
+        whole = post("t/publish", b"x" * 1000)
+        await client.send_all(whole[:-1])
+        await until(lambda: server.budget.reserved_bytes)
+        server.stop.set()
+        await trio.sleep(2 * BRIEF_LINGER_S)
+        await client.send_all(whole[-1:])
+        reply = await client.reply()
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
 
 
 async def test_what_the_start_raises_is_a_problem_and_a_bug_says_nothing_of_itself():

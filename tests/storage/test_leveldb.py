@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import trio
+import trio.lowlevel
 from disks import write_commits
 from spy import Spy
 
@@ -152,6 +154,33 @@ async def test_commits_that_wait_are_joined_into_one_batch_in_their_order(store)
     # How many the first batch took depends on how soon its thread was there.
     assert len(spy.batches) <= 2
     assert len(await everything(store, METADATA)) == 30
+
+
+async def test_commits_that_beget_commits_leave_the_event_loop_its_turns(store):
+    left = 200
+    turns = 0
+
+    def written(error):
+        nonlocal left
+        assert error is None
+        left -= 1
+        if left:
+            store.begin_write([put_one(METADATA, b"%d" % left, b"")], written)
+            time.sleep(0.002)  # it ends before this does
+
+    store.begin_write([put_one(METADATA, b"first", b"")], written)
+    while left:
+        await trio.lowlevel.checkpoint()
+        turns += 1
+    assert turns >= 100
+
+
+async def test_a_commit_that_has_no_size_fails_alone_and_others_go_on(store):
+    claim = await store.claim(NAME)
+    with pytest.raises(TypeError):
+        await store.write([Put(METADATA, b"", [b"k"], [5])], claim=claim)
+    await store.write([put_one(METADATA, b"other", b"")], claim=claim)
+    assert await store.get(METADATA, b"other") == b""
 
 
 async def test_a_group_is_bounded_in_bytes(store):
