@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import trio
 
-from actors.turns import Turns
+from actors.mailbox import Turns
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown
 from storage.base import BeginsWrites, Deposed, NothingWritten

@@ -63,6 +63,8 @@ class Namespaces:
         self._store = store
         self._default = default
         self._known: dict[str, NamespaceProperties] = {}
+        #: The policy for producers of each namespace that has properties, for the steps of its topics.
+        self.policies: dict[str, NamespacePolicy] = {}
         self._writing = trio.Lock()
         self._reload = trio.Event()
 
@@ -81,7 +83,7 @@ class Namespaces:
         await self._store.scan(Table.METADATA, start, stop_after(start), take)
         for key, value in found:
             try:
-                self._known[namespace_of(key)] = NamespaceProperties.decode(value)
+                self._keep(namespace_of(key), NamespaceProperties.decode(value))
             except DamagedRow as error:
                 log.warning("namespace row unreadable", extra={"key": key.hex(), "why": str(error)})
 
@@ -90,8 +92,14 @@ class Namespaces:
         value = await self._store.get(Table.METADATA, namespace_key(namespace))
         if value is None:
             self._known.pop(namespace, None)
+            self.policies.pop(namespace, None)
         else:
-            self._known[namespace] = NamespaceProperties.decode(value)
+            self._keep(namespace, NamespaceProperties.decode(value))
+
+    def _keep(self, namespace: str, known: NamespaceProperties) -> None:
+        self._known[namespace] = known
+        enabled = None if known.deduplication == "inherit" else known.deduplication == "enabled"
+        self.policies[namespace] = NamespacePolicy(enabled, known.switched)
 
     def reload_soon(self) -> None:
         """Make ``run`` read all rows now: this instance may have missed a change while it was not in the cluster."""
@@ -109,12 +117,8 @@ class Namespaces:
                 log.warning("namespaces not read again", extra={"why": error.detail})
 
     def policy(self, namespace: str) -> NamespacePolicy:
-        """The namespace's policy for producers; called for every step of every topic, never waits."""
-        known = self._known.get(namespace)
-        if known is None:
-            return INHERITED
-        enabled = None if known.deduplication == "inherit" else known.deduplication == "enabled"
-        return NamespacePolicy(enabled, known.switched)
+        """The namespace's policy for producers."""
+        return self.policies.get(namespace, INHERITED)
 
     def properties(self, namespace: str) -> dict[str, str]:
         """All properties as ``GET`` answers them, every value a string."""
@@ -159,7 +163,7 @@ class Namespaces:
             return False
         row = put_one(Table.METADATA, namespace_key(namespace), new.encode())
         await self._store.write([row], claim=claim or await self._store.claim(_CLAIM_NAME))
-        self._known[namespace] = new
+        self._keep(namespace, new)
         return True
 
     def _remembers(self, deduplication: Deduplication) -> bool:

@@ -44,7 +44,8 @@ class PointerIndex:
     def __init__(self, max_waiting: int = 10_000) -> None:
         self._topics: dict[int, set[TopicName]] = {}
         self._writing: dict[int, int] = {}
-        self._decided: dict[TopicName, list[int]] = {}
+        #: Topics that may have rows about pointers that were decided since they were last asked.
+        self.decided_topics: dict[TopicName, list[int]] = {}
         self._waiting: dict[int, tuple[trio.Event, int]] = {}
         self._waiters = 0
         self._max_waiting = max_waiting
@@ -128,12 +129,12 @@ class PointerIndex:
 
     def leave(self, name: TopicName) -> None:
         """Drop a topic that is no longer open here: its next owner knows its pointers."""
-        self._decided.pop(name, None)
+        self.decided_topics.pop(name, None)
         self.drop(name, [pointer for pointer, names in self._topics.items() if name in names])
 
     def take_decided(self, name: TopicName) -> list[int]:
         """Pointers decided since the last call that the topic may have rows about."""
-        return self._decided.pop(name, [])
+        return self.decided_topics.pop(name, [])
 
     # --- the authority ----------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class PointerIndex:
         """Note that these are committed or aborted, durably: topics may forget them, and waiting polls go on."""
         for pointer in pointers:
             for name in self._topics.pop(pointer, ()):
-                self._decided.setdefault(name, []).append(pointer)
+                self.decided_topics.setdefault(name, []).append(pointer)
             self.wake(pointer)
 
     # --- polls that an undecided pointer blocks ---------------------------------------------------

@@ -14,10 +14,10 @@ import trio
 
 from actors.actor import Actor, as_ticket, settle_all
 from actors.loading import load_topic
+from actors.mailbox import Turns
 from actors.observe import NoObserver
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
-from actors.turns import Turns
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
 from plainsong.protocol.ids import ID_BYTES, after
 from plainsong.protocol.topic.asks import (
@@ -41,7 +41,7 @@ from plainsong.protocol.topic.step import Step
 from plainsong.protocol.transactions.transaction import NoAuthority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from actors.actor import Answers
     from actors.cache import TopicCache
@@ -69,12 +69,6 @@ TOPIC_READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, 
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
 
-def _inherited_policy(namespace: str) -> NamespacePolicy:
-    """The policy of every namespace where none has properties."""
-    del namespace
-    return INHERITED
-
-
 @dataclass(slots=True)
 class TopicEnvironment:
     """What all topic actors share."""
@@ -92,8 +86,8 @@ class TopicEnvironment:
     """The topics with rows of each write pointer."""
     authority: Authority = field(default_factory=NoAuthority)
     """Decides transactions."""
-    policy: Callable[[str], NamespacePolicy] = field(default=_inherited_policy)
-    """A namespace's policy for producers: ``Namespaces.policy``."""
+    policies: Mapping[str, NamespacePolicy] = field(default_factory=dict)
+    """The policies for producers of namespaces that have one: ``Namespaces.policies``."""
     ownership: Ownership = field(default_factory=Alone)
     """Which topics this instance owns."""
     enlistments: Enlistments | None = None
@@ -199,7 +193,8 @@ class TopicActor(Actor[TopicCore, Step]):
         return [ticket for ticket in tickets if not (ticket.abandoned and isinstance(ticket.ask, Look))]
 
     def _step(self, core: TopicCore, tickets: Sequence[Ticket[Any]]) -> Step:
-        decided = self._environment.pointers.take_decided(self.name)
+        pointers = self._environment.pointers
+        decided = pointers.take_decided(self.name) if self.name in pointers.decided_topics else ()
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now(decided))
 
     def _operations(self, core: TopicCore, step: Step) -> Sequence[Operation]:
@@ -258,7 +253,7 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _now(self, decided: Iterable[int] = ()) -> Now:
         environment = self._environment
-        policy = environment.policy(self.name.namespace)
+        policy = environment.policies.get(self.name.namespace, INHERITED)
         return Now(environment.clock.now_ms(), trio.current_time(), environment.space.low, tuple(decided), policy)
 
     # --- what callers are told --------------------------------------------------------------------

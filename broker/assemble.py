@@ -182,7 +182,7 @@ async def assemble(
         observer=metrics,
         pointers=pointers,
         authority=authority.transactions,
-        policy=namespaces.policy,
+        policies=namespaces.policies,
         ownership=ownership or Alone(),
         enlistments=authority.enlistments,
     )

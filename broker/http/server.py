@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework
 
-    from actors.turns import Turns
+    from actors.mailbox import Turns
     from broker.api.route import Accounting, Endpoint
     from broker.http.budgets import BodyBudget, HttpSettings
     from broker.http.hypercorn_server import HypercornServer

@@ -207,7 +207,7 @@ async def test_e58_what_a_generation_that_is_gone_knew_is_told_for_the_time_of_g
 async def test_properties_of_a_namespace_are_durable_and_in_force_at_once():
     store = FaultyStore(MemoryStore())
     namespaces = Namespaces(store)
-    async with actors(store, policy=namespaces.policy) as harness:
+    async with actors(store, policies=namespaces.policies) as harness:
         await harness.create()
         await send(harness, [0])
         assert await namespaces.put("ns", {"deduplication": "disabled"}) == {"deduplication": "disabled"}

@@ -11,7 +11,7 @@ import trio
 from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
-from actors.turns import Turns
+from actors.mailbox import Turns
 from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget

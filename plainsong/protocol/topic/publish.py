@@ -150,7 +150,7 @@ def count_messages(
     """Count messages published at the positions of ``run`` whose values take ``size`` bytes."""
     size += ROW_BYTES * messages
     last = run.first + run.length - 1
-    state.usage.add(run.ts_ms, messages, size, metadata.properties.ttl_ms, own_expiry_ms, last)
+    state.usage.add(run.ts_ms, messages, size, metadata.properties.ttl_s * 1000, own_expiry_ms, last)
     state.rows_since_mark += messages
     state.appended += messages
     step.messages += messages
