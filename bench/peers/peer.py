@@ -180,8 +180,8 @@ def exchange_sized(port: int, data: bytes) -> bytes:
 def _cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0  # it has ended meanwhile
     return sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
