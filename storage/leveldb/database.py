@@ -172,19 +172,31 @@ class Database(Readable):
         except FOREIGN as error:
             raise opening_failed(error, path) from error
         self._path = path
+        self._failed_write = ""
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
 
     @contextmanager
     def batch(self, *, sync: bool) -> Iterator[Any]:
-        """A batch to fill, written when the block ends: all or nothing. After an exception the handle must not write.
+        """A batch to fill, written when the block ends: all or nothing.
 
         It has ``put`` and ``delete`` for whole keys, with the table's byte, and ``approximate_size``.
+
+        Raises:
+          StoreError: it failed, or one before it did; the database must be opened again.
         """
+        if self._failed_write:
+            # The log may end in a torn record: what is written behind it is lost, or makes it unreadable.
+            raise StoreError(f"a write failed before, and the database was not opened again: {self._failed_write}")
         try:
             with self._db.write_batch(transaction=True, sync=sync) as batch:
                 yield batch
         except FOREIGN as error:
-            raise call_failed(error, "writing") from error
+            failed = call_failed(error, "writing")
+            self._failed_write = failed.detail
+            raise failed from error
+        except BaseException as error:
+            self._failed_write = repr(error)
+            raise
 
     def snapshot(self) -> Snapshot:
         """The tables as they are now. For the thread that writes: each table is looked at in turn."""

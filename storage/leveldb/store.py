@@ -106,10 +106,7 @@ class LevelDBStore:
     async def claim(self, name: TopicName) -> Claim:
         """See ``Store.claim``: this process is the one writer; reopens the database after a failed write."""
         await trio.lowlevel.checkpoint()
-        async with self._reopening:
-            self._refuse_if_closed()
-            if self._broken or self._db is None:
-                await self._reopen()
+        await self._reopen_if_failed()
         return Claim(name, 0)
 
     async def check(self, claim: Claim) -> None:
@@ -175,16 +172,7 @@ class LevelDBStore:
         if self._broken:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
 
-        def run(tables: LevelDBTables) -> list[bytes]:
-            try:
-                return tables.discard_sealed(table, keys)
-            except BaseException as error:
-                self._broken = True
-                if isinstance(error, StoreError):
-                    raise
-                raise StoreError(f"removing: {error!r}") from error
-
-        return await self._run_inside(run, self._discards)
+        return await self._change_inside(lambda tables: tables.discard_sealed(table, keys), "removing", self._discards)
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
         """See ``Store.drop``; the ranges are noted as dead, and volumes go when all of them is."""
@@ -242,13 +230,18 @@ class LevelDBStore:
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: compacts the range."""
-        await self._run_inside(lambda tables: tables.compact(table, start, stop), self._upkeep)
+        await self._change_inside(lambda tables: tables.compact(table, start, stop), "compacting", self._upkeep)
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites one that mostly is."""
+        """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites one that mostly is.
+
+        Reopens the database after a failure, as ``claim`` does: with a full disk nobody writes, so nobody claims, and
+        only tidying makes room.
+        """
+        await self._reopen_if_failed()
         removed = 0
         while True:
-            tidied = await self._run_inside(LevelDBTables.tidy, self._upkeep)
+            tidied = await self._change_inside(LevelDBTables.tidy, "tidying", self._upkeep)
             removed += tidied.removed
             if tidied.operations:
                 await self._submit(PendingWrite(tidied.operations, sync=False))
@@ -320,6 +313,20 @@ class LevelDBStore:
         with self._counted():
             return await trio.to_thread.run_sync(call, tables, limiter=limiter)
 
+    async def _change_inside(self, call: Callable[[LevelDBTables], T], doing: str, limiter: trio.CapacityLimiter) -> T:
+        """``_run_inside`` for what changes something; after an exception the database must be opened again."""
+
+        def run(tables: LevelDBTables) -> T:
+            try:
+                return call(tables)
+            except BaseException as error:
+                self._broken = True
+                if isinstance(error, StoreError):
+                    raise
+                raise StoreError(f"{doing}: {error!r}") from error
+
+        return await self._run_inside(run, limiter)
+
     @contextmanager
     def _counted(self) -> Iterator[None]:
         self._calls_inside += 1
@@ -343,6 +350,13 @@ class LevelDBStore:
             await self._no_calls_inside.wait()
             self._no_calls_inside = None
         await trio.to_thread.run_sync(tables.close, limiter=self._upkeep)
+
+    async def _reopen_if_failed(self) -> None:
+        """Open the database again if something failed that wrote to it. Raises StoreError."""
+        async with self._reopening:
+            self._refuse_if_closed()
+            if self._broken or self._db is None or self._db.upkeep.failed is not None:
+                await self._reopen()
 
     async def _reopen(self) -> None:
         with trio.CancelScope(shield=True):

@@ -250,14 +250,18 @@ class LevelDBTables:
 
         After an exception the tables must be opened again.
         """
-        if self.upkeep.failed is not None:
-            raise StoreError(self.upkeep.failed.detail, hint=self.upkeep.failed.hint)
+        self._refuse_if_failed()
         try:
             self._write(operations, sync=sync)
         except BaseException:
             self._failed = True
             raise
         self.measure_if_due()
+
+    def _refuse_if_failed(self) -> None:
+        failed = self.upkeep.failed
+        if failed is not None:
+            raise StoreError(failed.detail, hint=failed.hint)
 
     def _write(self, operations: Sequence[Stored], *, sync: bool) -> None:
         rows: list[Put | Delete] = []
@@ -416,6 +420,7 @@ class LevelDBTables:
 
     def tidy(self) -> TidySteps:
         """Drop volumes in which all is dead, and rewrite one that mostly is; see ``storage.leveldb.tidying``."""
+        self._refuse_if_failed()
         try:
             tidied = tidy(self.volumes, self.metadata, self._options)
         except StoreError as error:
@@ -431,6 +436,7 @@ class LevelDBTables:
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the rows that were removed."""
+        self._refuse_if_failed()
         if table is Table.METADATA:
             self.metadata.compact(start, stop)
         else:

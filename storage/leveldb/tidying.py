@@ -198,9 +198,12 @@ def _remove(volumes: Volumes, volume: Volume, table: Table, start: bytes, stop: 
 
 
 def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:
-    """Make durable in the metadata what the journals of volumes have, which are to go."""
-    if any(volume.journal_last > metadata.durable for volume in volumes):
+    """Make durable in the metadata what the journals of volumes have, which are to go. Raises StoreError."""
+    last = max(volume.journal_last for volume in volumes)
+    if last > metadata.durable:
         metadata.checkpoint()
+    if last > metadata.durable:
+        raise StoreError(f"the metadata has the journal up to entry {metadata.durable}, and {last} would be lost")
 
 
 def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:

@@ -1,0 +1,176 @@
+"""What failed beside commits: nothing is written behind it, and the store can be opened again from what is on the disk."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from plainsong.protocol.effects import Put, put_one
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, stop_after
+from storage.base import StoreError
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.database import Database, Shape
+from storage.leveldb.tables import LevelDBTables
+from tests.storage.contract import MESSAGE, METADATA, NAME, everything
+
+#: A volume has a few rows.
+TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
+SHAPE = Shape(1 << 20, 1 << 20, 1 << 20)
+PREFIX = generation_prefix(NAME, 1)
+
+
+@pytest.fixture
+async def store(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tables(tmp_path):
+    LevelDBTables.create(tmp_path, TINY)
+    opened = LevelDBTables(tmp_path, TINY)
+    yield opened
+    opened.close()
+
+
+def message(number: int) -> Put:
+    return Put(MESSAGE, PREFIX, [pack_position(number, 0)], [b"v" * 100])
+
+
+def key(number: int) -> bytes:
+    return PREFIX + pack_position(number, 0)
+
+
+async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
+    claim = await store.claim(NAME)
+    for number in range(first, first + count):
+        await store.write([message(number), put_one(METADATA, b"last", b"%d" % number)], claim=claim)
+    await trio.to_thread.run_sync(store._db.upkeep.settle)
+
+
+@contextmanager
+def no_file_beyond(size_bytes: int):
+    """No file of this process grows beyond a size meanwhile, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def log_bytes(path: Path) -> int:
+    return max(path.glob("*.log")).stat().st_size
+
+
+# --- nothing is written behind a failed write --------------------------------------------------------
+
+
+def put_many(database: Database, first: int, count: int) -> None:
+    with database.batch(sync=True) as batch:
+        for number in range(first, first + count):
+            batch.put(b"\x01" + number.to_bytes(4, "big"), bytes(1000))
+
+
+def test_a_database_whose_write_failed_refuses_the_next_and_opens_without_the_torn_record(tmp_path):
+    database = Database(tmp_path / "db", SHAPE, create=True)
+    put_many(database, 0, 10)
+    with no_file_beyond(log_bytes(tmp_path / "db") + 50_000), pytest.raises(StoreError, match="File too large"):
+        put_many(database, 10, 200)
+    with pytest.raises(StoreError, match="a write failed before"):
+        put_many(database, 210, 1)
+    assert database.get(METADATA, bytes(4)) is not None
+    database.close()
+    database = Database(tmp_path / "db", SHAPE, create=False)
+    assert len(database.own_rows(b"\x01", b"\x02")) == 10
+    put_many(database, 10, 1)
+    database.close()
+
+
+def test_a_checkpoint_of_the_metadata_that_failed_is_not_repeated_behind_its_torn_record(tmp_path):
+    options = LevelDBOptions()
+    LevelDBTables.create(tmp_path, options)
+    tables = LevelDBTables(tmp_path, options)
+    for at in range(5):
+        names = [b"%d" % (1000 * at + number) for number in range(1000)]
+        tables.write([Put(METADATA, b"topic", names, [bytes(range(100))] * 1000)], sync=True)
+    with no_file_beyond(log_bytes(tmp_path / "metadata") + 100_000), pytest.raises(StoreError):
+        tables.metadata.checkpoint()
+    with pytest.raises(StoreError, match="a write failed before"):
+        tables.metadata.checkpoint()
+    tables.close()
+    tables = LevelDBTables(tmp_path, options)
+    assert tables.get(METADATA, b"topic4999") == bytes(range(100))
+    tables.metadata.checkpoint()
+    tables.close()
+
+
+@pytest.mark.parametrize("failing", ["tidy", "reclaim", "discard"])
+async def test_what_fails_beside_commits_lets_nothing_be_written_until_the_store_is_opened_again(
+    store, monkeypatch, failing
+):
+    await fill(store, 40)
+    await store.drop(MESSAGE, [(PREFIX, key(20))])
+    calls = {
+        "tidy": store.tidy,
+        "reclaim": lambda: store.reclaim(MESSAGE, PREFIX, stop_after(PREFIX)),
+        "discard": lambda: store.discard(MESSAGE, [key(25)]),
+    }
+    places = {"tidy": "tidy", "reclaim": "compact", "discard": "discard_sealed"}
+
+    def fail(*_):
+        raise StoreError("the disk says no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LevelDBTables, places[failing], fail)
+        with pytest.raises(StoreError, match="the disk says no"):
+            await calls[failing]()
+    with pytest.raises(StoreError, match="a write failed before"):
+        await store.write([message(40)], claim=None)
+    await fill(store, 1, 40)
+    assert len(await everything(store)) == 21
+
+
+@pytest.mark.parametrize("failing", ["a commit", "the upkeep"])
+async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(store, monkeypatch, failing):
+    await fill(store, 40)
+    await store.drop(MESSAGE, [(PREFIX, key(30))])
+    before = store._db
+    if failing == "the upkeep":
+        store._db.upkeep.failed = StoreError("the disk says no")
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "batch", lambda *_, **__: 1 / 0)
+            with pytest.raises(StoreError):
+                await store.write([message(40)], claim=None)
+    assert await store.tidy() > 3
+    assert store._db is not before
+    await store.write([message(41)], claim=None)
+    assert [found for found, _ in await everything(store)] == [key(number) for number in [*range(30, 40), 41]]
+
+
+async def test_a_claim_opens_the_store_again_when_its_upkeep_failed(store):
+    await fill(store, 40)
+    store._db.upkeep.failed = StoreError("the disk says no")
+    await fill(store, 1, 40)
+    assert len(await everything(store)) == 41
+
+
+async def test_no_volume_goes_whose_journal_the_metadata_does_not_have(store, monkeypatch):
+    await fill(store, 40)
+    await store.drop(MESSAGE, [(PREFIX, key(30))])
+    metadata = store._db.metadata
+    listed = list(store._db.volumes.all)
+    metadata.durable = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(metadata, "checkpoint", lambda: None)
+        with pytest.raises(StoreError, match="would be lost"):
+            await store.tidy()
+    assert store._db.volumes.all == listed
+    assert await store.tidy() > 3
+    assert await store.get(METADATA, b"last") == b"39"
