@@ -70,8 +70,12 @@ def call_failed(error: BaseException, doing: str) -> StoreError:
     text = message_of(error)
     log.error("the store failed", extra={"doing": doing, "why": text})
     hint = next((hint for words, hint in _RUNNING if words in text), "")
-    # Clients learn what failed; the log alone has the paths of files.
-    return StoreError(f"{doing}: {_FOLDERS.sub('', text)}", hint=hint)
+    return StoreError(f"{doing}: {without_folders(text)}", hint=hint)
+
+
+def without_folders(text: str) -> str:
+    """A text for clients: they learn what failed; the log alone has the paths of files."""
+    return _FOLDERS.sub("", text)
 
 
 # --- database --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Delete, Put, Table
 from storage.base import StoreConflict, StoreError, StoreUnusable, chunks
 from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
-from storage.leveldb.database import FOREIGN, Database, call_failed
+from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
 from storage.leveldb.tidying import tidy
@@ -425,8 +425,13 @@ class LevelDBTables:
             tidied = tidy(self.volumes, self.metadata, self._options)
         except StoreError as error:
             # Of the metadata nobody knows what was written.
-            self.upkeep.failed = error
+            self.upkeep.fail(error)
             raise
+        except Exception as error:
+            log.exception("tidying failed")
+            failed = StoreError(f"tidying: {without_folders(repr(error))}")
+            self.upkeep.fail(failed)
+            raise failed from error
         operations: list[Stored] = []
         if tidied.forget:
             operations.append(ForgetDead(tidied.forget))

@@ -75,7 +75,7 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
                 return tidied
             tidied.removed += 1
     newest = volumes.newest
-    if newest.rows and newest in volumes.touched and is_dead(volumes, newest):
+    if not newest.is_empty and newest in volumes.touched and is_dead(volumes, newest):
         tidied.seal = newest
     begun_s = time.monotonic()
     while time.monotonic() < begun_s + MAX_STEP_S and (sources := mostly_dead(volumes, options)):
@@ -87,7 +87,7 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
         if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
             sweep(volumes, volume, begun_s + MAX_STEP_S)
     for table in TABLES:
-        for start, stop in volumes.dead[table].items():
+        for start, stop in volumes.dead_ranges(table):
             if not volumes.has_rows(table, start, stop):
                 tidied.forget.append((table, start, stop))
     return tidied
@@ -96,7 +96,7 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
 def is_dead(volumes: Volumes, volume: Volume) -> bool:
     """Whether no row of a volume is alive. Raises StoreError."""
     for table in TABLES:
-        for extent in list(volume.extents[table].values()):
+        for _, extent in volumes.extents_of(volume, table):
             parts = volumes.live_parts(table, extent)
             if not parts:
                 continue
@@ -163,7 +163,7 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
 def sweep(volumes: Volumes, volume: Volume, until_s: float) -> None:
     """Remove the dead rows of a volume in place, and have LevelDB merge what is left, topic by topic. Raises StoreError."""
     for table in TABLES:
-        for group, extent in list(volume.extents[table].items()):
+        for group, extent in volumes.extents_of(volume, table):
             if time.monotonic() > until_s or volumes.views:
                 return
             dead = volumes.dead_parts(table, extent)

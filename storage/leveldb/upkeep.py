@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from storage.base import StoreError
+from storage.leveldb.database import without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ class UpkeepThread:
         self._names: set[str] = set()
         self._lock = threading.Lock()
         self.failed: StoreError | None = None
-        """The first job's failure: what it wrote to must be opened again."""
+        """The first failure: what it wrote to must be opened again."""
         self._thread = threading.Thread(target=self._run, name="store upkeep", daemon=True)
         self._thread.start()
 
@@ -53,12 +54,18 @@ class UpkeepThread:
         self._jobs.put(None)
         self._thread.join()
 
+    def fail(self, error: StoreError) -> None:
+        """Do no more jobs, since one failed, or something else that is done beside commits."""
+        if self.failed is None:
+            # Not the object that was raised: its traceback keeps what its frames hold, such as an open database.
+            self.failed = StoreError(error.detail, hint=error.hint)
+
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
             except StoreError as error:
-                self.failed = error
+                self.fail(error)
             except Exception as error:
                 log.exception("the store's upkeep failed")
-                self.failed = StoreError(f"upkeep: {error!r}")
+                self.fail(StoreError(f"upkeep: {without_folders(repr(error))}"))

@@ -96,6 +96,11 @@ class Volume:
     """While it is being rewritten: the rows that were changed since."""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no row was put into it; also for threads that do not hold the lock."""
+        return not any(self.extents.values())
+
+    @property
     def rows(self) -> int:
         """Rows that were put into it."""
         return sum(extent.rows for groups in self.extents.values() for extent in groups.values())

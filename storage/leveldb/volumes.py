@@ -326,6 +326,16 @@ class Volumes:
         with closing(runs):
             yield chain.from_iterable(runs)
 
+    def extents_of(self, volume: Volume, table: Table) -> list[tuple[bytes, Extent]]:
+        """The extents of a volume now, with their groups; the thread that commits may add others meanwhile."""
+        with self._lock:
+            return list(volume.extents[table].items())
+
+    def dead_ranges(self, table: Table) -> list[tuple[bytes, bytes]]:
+        """The dead ranges of a table now."""
+        with self._lock:
+            return self.dead[table].items()
+
     def live_parts(self, table: Table, extent: Extent) -> list[tuple[bytes, bytes]]:
         """The parts of an extent that are in no dead range."""
         with self._lock:

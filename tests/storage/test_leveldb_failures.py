@@ -14,8 +14,9 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from storage.base import StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb import tables as tables_module
 from storage.leveldb.database import Database, Shape
-from storage.leveldb.tables import LevelDBTables
+from storage.leveldb.tables import LevelDBTables, MarkDead
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 
 #: A volume has a few rows.
@@ -174,3 +175,58 @@ async def test_no_volume_goes_whose_journal_the_metadata_does_not_have(store, mo
     assert store._db.volumes.all == listed
     assert await store.tidy() > 3
     assert await store.get(METADATA, b"last") == b"39"
+
+
+# --- tidying beside commits --------------------------------------------------------------------------
+
+
+def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, monkeypatch):
+    tables.write([message(1)], sync=True)
+    volumes, newest = tables.volumes, tables.volumes.newest
+
+    class Watched(dict):
+        """What is known of the newest volume; another thread adds topics to it under the lock."""
+
+        def values(self):
+            assert volumes._lock.locked()
+            return super().values()
+
+        def items(self):
+            assert volumes._lock.locked()
+            return super().items()
+
+    volumes.touched.add(newest)
+    with monkeypatch.context() as patched:
+        for table, extents in newest.extents.items():
+            patched.setitem(newest.extents, table, Watched(extents))
+        assert not tables.tidy().operations
+
+
+def test_dead_ranges_are_listed_between_the_changes_of_a_commit(tables):
+    volumes = tables.volumes
+    tables.write([MarkDead(MESSAGE, [(b"a", b"b")])], sync=True)
+    ranges = volumes.dead[MESSAGE]
+
+    class Watched(list):
+        def __iter__(self):
+            assert volumes._lock.locked()
+            return super().__iter__()
+
+    ranges.starts = Watched(ranges.starts)
+    steps = tables.tidy()
+    assert [operation.ranges for operation in steps.operations] == [[(MESSAGE, b"a", b"b")]]
+
+
+async def test_whatever_goes_wrong_while_tidying_is_a_failure_of_the_store(store, monkeypatch):
+    await fill(store, 10)
+
+    def fail(*_):
+        raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables_module, "tidy", fail)
+        with pytest.raises(StoreError, match=r"tidying: RuntimeError\('00000001: of any kind'\)"):
+            await store.tidy()
+    assert store._db.upkeep.failed.__traceback__ is None
+    await store.tidy()
+    assert len(await everything(store)) == 10
