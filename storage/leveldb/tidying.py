@@ -151,7 +151,8 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
         if target not in volumes.all:
             if target.database is not None:
                 target.database.close()
-            remove_volume(target.path)
+            if not volumes.list_unknown:
+                remove_volume(target.path)
     try:
         target.write_index()
     except OSError as error:

@@ -28,6 +28,10 @@ LIST_NAME = "LIST"
 _OURS = re.compile(r"(\d{8,}(\.\d+)?)((\.index)(\.tmp)?)?\Z")
 
 
+class ListUnknown(OSError):
+    """The list was, or may have been, replaced, and it is unknown which one counts after a crash."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A volume in the list."""
@@ -59,7 +63,12 @@ def read_list(directory: Path) -> list[Listed] | None:
 
 
 def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
-    """Replace the list, durably. Raises OSError."""
+    """Replace the list, durably.
+
+    Raises:
+      ListUnknown: it may be the new one or the old one: nothing that either names may be removed.
+      OSError: another error; it is the old one.
+    """
     content = json.dumps(
         [{"number": each.number, "folder": each.folder, **({"large": True} if each.large else {})} for each in volumes]
     ).encode()
@@ -68,8 +77,11 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
         file.write(b"%08x\n" % zlib.crc32(content) + content)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(directory / LIST_NAME)
-    sync_directory(directory)
+    try:
+        temporary.replace(directory / LIST_NAME)
+        sync_directory(directory)
+    except OSError as error:
+        raise ListUnknown(*error.args) from error
 
 
 def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from plainsong.protocol.effects import Table
 from storage.base import StoreDamaged, StoreError, StoreUnusable, rolled_back
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
-from storage.leveldb.database import FOREIGN, Database, Shape, call_failed
+from storage.leveldb.database import FOREIGN, Database, Shape, call_failed, without_folders
 from storage.leveldb.index import DeadRanges, Index, live_part, runs_of
 from storage.leveldb.manifest import check_files
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume
-from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, remove_volume, write_list
+from storage.leveldb.volume_list import Listed, ListUnknown, read_list, remove_unlisted, remove_volume, write_list
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -64,6 +64,8 @@ class Volumes:
         self.dead = {table: DeadRanges() for table in TABLES}
         self.all: list[Volume] = []
         self._spare: Volume | None = None
+        self.list_unknown = False
+        """A new list was perhaps not durable. The next opening removes what the list does not name; until then nobody."""
         #: Volumes of which rows have died.
         self.touched: set[Volume] = set()
         #: Views of the whole store: meanwhile no volume goes.
@@ -543,6 +545,7 @@ class Volumes:
         with self._listing:
             if self._spare is not None:
                 return
+            self._refuse_if_list_unknown()
             listed = Listed(self.newest.number + 1, f"{self.newest.number + 1:08d}")
             volume = Volume(listed.number, self._directory / listed.folder, self._shape(listed))
             try:
@@ -552,10 +555,17 @@ class Volumes:
                 sync_directory(volume.path)
                 self._write_list([*self.all, volume])
             except StoreUnusable as error:
-                raise StoreError(f"the next volume cannot be made: {error.detail}", hint=error.hint) from error
+                log.error("the next volume cannot be made", extra={"why": error.detail})
+                detail = without_folders(error.detail)
+                raise StoreError(f"the next volume cannot be made: {detail}", hint=error.hint) from error
             except OSError as error:
                 raise call_failed(error, "making the next volume") from error
-            self._spare = volume
+            else:
+                self._spare = volume
+            finally:
+                if self._spare is None and volume.database is not None:
+                    # Else LevelDB's lock in this process would refuse the folder to a later attempt.
+                    volume.database.close()
 
     def seal(self) -> Volume:
         """Write to the next volume from now on; returns the one that was written until now."""
@@ -591,6 +601,7 @@ class Volumes:
         with self._listing:
             if self.views:
                 return False
+            self._refuse_if_list_unknown()
             at = self.all.index(sources[0])
             left = [volume for volume in self.all if volume not in sources]
             if target is not None:
@@ -617,7 +628,15 @@ class Volumes:
         return True
 
     def _write_list(self, volumes: Sequence[Volume]) -> None:
-        write_list(self._directory, [Listed(each.number, each.path.name, each.large) for each in volumes])
+        try:
+            write_list(self._directory, [Listed(each.number, each.path.name, each.large) for each in volumes])
+        except ListUnknown:
+            self.list_unknown = True
+            raise
+
+    def _refuse_if_list_unknown(self) -> None:
+        if self.list_unknown:
+            raise StoreError("the list of volumes was perhaps not written, and the store was not opened again")
 
     def _remove_files(self, volume: Volume) -> None:
         with volume.opening:

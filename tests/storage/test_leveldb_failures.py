@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import trio
 from plainsong.protocol.effects import Put, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
-from storage.base import StoreError
-from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.base import StoreError, StoreFull
+from storage.leveldb import LevelDBOptions, LevelDBStore, volume_list
 from storage.leveldb import tables as tables_module
+from storage.leveldb import volumes as volumes_module
 from storage.leveldb.database import Database, Shape
 from storage.leveldb.tables import LevelDBTables, MarkDead
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
@@ -230,3 +232,82 @@ async def test_whatever_goes_wrong_while_tidying_is_a_failure_of_the_store(store
     assert store._db.upkeep.failed.__traceback__ is None
     await store.tidy()
     assert len(await everything(store)) == 10
+
+
+# --- the next volume, and the list ------------------------------------------------------------------
+
+
+async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt(store, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/var/lib/store/volumes/LIST.tmp")
+
+    kept = []
+    with monkeypatch.context() as patched:
+        patched.setattr(volumes_module, "write_list", fail)
+        with pytest.raises(StoreError, match=r"No space left on device: 'LIST\.tmp'") as caught:
+            await fill(store, 20)
+        # Somebody keeps the exception, and with it the frames that it went through.
+        kept.append(caught.value)
+    await fill(store, 40)
+    assert len(await everything(store)) == 40
+    assert len(store._db.volumes.all) > 4
+
+
+def test_a_next_volume_that_cannot_be_made_is_told_without_folders_and_with_its_hint(tables, monkeypatch):
+    real = Database.__init__
+
+    def fail(self, path, *_, **__):
+        monkeypatch.setattr(Database, "__init__", real)
+        raise StoreFull(f"{path}: No space left on device", hint="free some space")
+
+    monkeypatch.setattr(Database, "__init__", fail)
+    with pytest.raises(StoreError) as caught:
+        tables.volumes.prepare()
+    assert caught.value.detail == "the next volume cannot be made: 00000002: No space left on device"
+    assert caught.value.hint == "free some space"
+
+
+def fail_behind_the_list(monkeypatch) -> None:
+    """Let the folder not be synced once the new list is in it."""
+
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(volume_list, "sync_directory", fail)
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+async def test_when_the_new_list_is_perhaps_not_durable_no_volume_of_either_list_goes(tmp_path, monkeypatch, power_cut):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
+        listed = tmp_path / "data" / "volumes" / "LIST"
+        before = listed.read_bytes()
+        with monkeypatch.context() as patched:
+            fail_behind_the_list(patched)
+            with pytest.raises(StoreError, match=r"listing the volumes: .*Input/output error"):
+                await store.tidy()
+        assert listed.read_bytes() != before
+    if power_cut:
+        listed.write_bytes(before)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert [found for found, _ in await everything(store)] == [key(number) for number in range(0, 40, 4)]
+        folders = {path.name for path in listed.parent.iterdir() if path.is_dir()}
+        assert folders == {volume.path.name for volume in store._db.volumes.all}
+
+
+def test_a_next_volume_that_is_perhaps_listed_is_not_made_again(tables, tmp_path, monkeypatch):
+    tables.write([message(1)], sync=True)
+    with monkeypatch.context() as patched:
+        fail_behind_the_list(patched)
+        with pytest.raises(StoreError, match="Input/output error"):
+            tables.volumes.prepare()
+    made = (tmp_path / "volumes" / "00000002").stat().st_ino
+    with pytest.raises(StoreError, match="perhaps not written"):
+        tables.volumes.seal()
+    assert (tmp_path / "volumes" / "00000002").stat().st_ino == made
+    tables.close()
+    again = LevelDBTables(tmp_path, TINY)
+    assert again.get(MESSAGE, key(1)) is not None
+    assert again.volumes.newest.number == 2
+    again.close()
