@@ -22,7 +22,7 @@ from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
-from storage.leveldb.tidying import tidy
+from storage.leveldb.tidying import Stopped, tidy
 from storage.leveldb.upkeep import UpkeepThread
 from storage.leveldb.volume import JOURNAL
 from storage.leveldb.volumes import Volumes, make_first
@@ -422,7 +422,9 @@ class LevelDBTables:
         """Drop volumes in which all is dead, and rewrite one that mostly is; see ``storage.leveldb.tidying``."""
         self._refuse_if_failed()
         try:
-            tidied = tidy(self.volumes, self.metadata, self._options)
+            tidied = tidy(self.volumes, self.metadata, self._options, self._stop_if_leaving)
+        except Stopped:
+            raise
         except StoreError as error:
             # Of the metadata nobody knows what was written.
             self.upkeep.fail(error)
@@ -438,6 +440,10 @@ class LevelDBTables:
         if tidied.seal is not None:
             operations.append(Seal(tidied.seal))
         return TidySteps(tidied.removed, operations, more=tidied.seal is not None)
+
+    def _stop_if_leaving(self) -> None:
+        if self.leaving:
+            raise Stopped("the store was closed or opened again during tidying", hint="tidy again")
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the rows that were removed."""

@@ -23,7 +23,7 @@ from storage.leveldb.volume import TABLES, Volume
 from storage.leveldb.volume_list import remove_volume
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from plainsong.protocol.effects import Table
     from storage.leveldb.metadata import Metadata
@@ -42,6 +42,10 @@ _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
 
 
+class Stopped(StoreError):
+    """The store is being closed or opened again; nothing failed."""
+
+
 @dataclass(slots=True)
 class Tidied:
     """What a step did, and what is left to do."""
@@ -54,16 +58,20 @@ class Tidied:
     """Dead ranges of which no volume has rows any more."""
 
 
-def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidied:
+def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions, between: Callable[[], None]) -> Tidied:
     """Do one step. For one thread at a time, beside the one that commits.
 
+    Args:
+      between: called between volumes and between pieces of one; ends the step by raising ``Stopped``.
     Raises:
+      Stopped: the step may be repeated.
       StoreError: the store must be opened again.
     """
     tidied = Tidied()
     if volumes.unpin_overdue():
         return tidied
     for volume in [volume for volume in volumes.all[:-1] if volume in volumes.touched]:
+        between()
         # Rows that die from now on have it looked at again.
         volumes.touched.discard(volume)
         if is_dead(volumes, volume):
@@ -79,13 +87,14 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions) -> Tidie
         tidied.seal = newest
     begun_s = time.monotonic()
     while time.monotonic() < begun_s + MAX_STEP_S and (sources := mostly_dead(volumes, options)):
+        between()
         _catch_up(metadata, sources)
-        if not rewrite(volumes, sources):
+        if not rewrite(volumes, sources, between):
             return tidied
         tidied.removed += len(sources) - 1
     for volume in volumes.all[:-1]:
         if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
-            sweep(volumes, volume, begun_s + MAX_STEP_S)
+            sweep(volumes, volume, begun_s + MAX_STEP_S, between)
     for table in TABLES:
         for start, stop in volumes.dead_ranges(table):
             if not volumes.has_rows(table, start, stop):
@@ -123,7 +132,7 @@ def mostly_dead(volumes: Volumes, options: LevelDBOptions) -> list[Volume]:
     return found
 
 
-def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
+def rewrite(volumes: Volumes, sources: Sequence[Volume], between: Callable[[], None]) -> bool:
     """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError.
 
     Returns:
@@ -134,7 +143,7 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
             volume.changed = set()
     target = volumes.successor(sources)
     try:
-        _copy(volumes, sources, target)
+        _copy(volumes, sources, target, between)
         with ExitStack() as stack:
             for volume in sources:
                 stack.enter_context(volume.changing)
@@ -161,7 +170,7 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume]) -> bool:
     return True
 
 
-def sweep(volumes: Volumes, volume: Volume, until_s: float) -> None:
+def sweep(volumes: Volumes, volume: Volume, until_s: float, between: Callable[[], None]) -> None:
     """Remove the dead rows of a volume in place, and have LevelDB merge what is left, topic by topic. Raises StoreError."""
     for table in TABLES:
         for group, extent in volumes.extents_of(volume, table):
@@ -171,7 +180,7 @@ def sweep(volumes: Volumes, volume: Volume, until_s: float) -> None:
             if not dead or extent.live > SWEEP_BELOW * extent.size:
                 continue
             for start, stop in dead:
-                _remove(volumes, volume, table, start, stop)
+                _remove(volumes, volume, table, start, stop, between)
                 with volumes.entered(volume) as database:
                     database.compact(table, start, stop)
             volumes.shrink(table, group, extent)
@@ -182,13 +191,16 @@ def sweep(volumes: Volumes, volume: Volume, until_s: float) -> None:
         log.warning("a volume's index was not written", extra={"volume": volume.path.name, "why": str(error)})
 
 
-def _remove(volumes: Volumes, volume: Volume, table: Table, start: bytes, stop: bytes) -> None:
+def _remove(
+    volumes: Volumes, volume: Volume, table: Table, start: bytes, stop: bytes, between: Callable[[], None]
+) -> None:
     byte = bytes([table])
     with volumes.entered(volume) as database:
         try:
             with database.rows(table, start, stop, values=False) as rows:
                 every = iter(rows)
                 while some := list(islice(every, _PIECE_ROWS)):
+                    between()
                     begun_s = time.monotonic()
                     with volume.changing, database.batch(sync=False) as batch:
                         for key, _ in some:
@@ -207,7 +219,7 @@ def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:
         raise StoreError(f"the metadata has the journal up to entry {metadata.durable}, and {last} would be lost")
 
 
-def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
+def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume, between: Callable[[], None]) -> None:
     database = target.open(create=True)
     for table in TABLES:
         byte = bytes([table])
@@ -215,6 +227,7 @@ def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
             with volumes.rows_of(sources, table) as rows:
                 every = iter(rows)
                 while some := list(islice(every, _PIECE_ROWS)):
+                    between()
                     begun_s = time.monotonic()
                     with database.batch(sync=False) as batch:
                         for key, value in some:
@@ -222,6 +235,7 @@ def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
                     time.sleep((time.monotonic() - begun_s) * _PAUSE_FACTOR)
         except FOREIGN as error:
             raise call_failed(error, "rewriting volumes") from error
+    between()
     database.flush_memory()
 
 

@@ -19,6 +19,8 @@ from storage.leveldb import tables as tables_module
 from storage.leveldb import volumes as volumes_module
 from storage.leveldb.database import Database, Shape
 from storage.leveldb.tables import LevelDBTables, MarkDead
+from storage.leveldb.tidying import Stopped
+from storage.leveldb.volumes import Volumes
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 
 #: A volume has a few rows.
@@ -311,3 +313,43 @@ def test_a_next_volume_that_is_perhaps_listed_is_not_made_again(tables, tmp_path
     assert again.get(MESSAGE, key(1)) is not None
     assert again.volumes.newest.number == 2
     again.close()
+
+
+# --- leaving while tidying --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doing", ["rewriting", "sweeping", "dropping"])
+async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_is_no_failure(
+    store, tmp_path, monkeypatch, doing
+):
+    await fill(store, 40)
+    tables = store._db
+    first = tables.volumes.all[0]
+    if doing == "dropping":
+        await store.drop(MESSAGE, [(PREFIX, key(30))])
+    elif doing == "rewriting":
+        await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
+    else:
+        first.large = True
+        await store.drop(MESSAGE, [(PREFIX, key(first.rows - 1))])
+    expected = await everything(store)
+    step = {"rewriting": "successor", "sweeping": "dead_parts", "dropping": "replace"}[doing]
+    real = getattr(Volumes, step)
+    begun = []
+
+    def leave(*arguments):
+        begun.append(step)
+        tables.leaving = True
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Volumes, step, leave)
+        with pytest.raises(Stopped):
+            await store.tidy()
+    assert begun == [step]
+    assert tables.upkeep.failed is None
+    if doing == "sweeping":
+        assert tables.volumes.first_in(first, MESSAGE, PREFIX, stop_after(PREFIX)) == key(0)
+    await store.aclose()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as again:
+        assert await everything(again) == expected
