@@ -287,6 +287,11 @@ class LevelDBStore:
         tables = self._db
         if self._broken or tables is None:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
+        failed = tables.upkeep.failed
+        if failed is not None:
+            # Asked here and not before each batch only: a group may have several, and of this one none was begun.
+            self._broken = True
+            raise NothingWritten(failed.detail, hint=failed.hint)
         if not group:
             return
         if group[0].expect:

@@ -350,9 +350,10 @@ class LevelDBTables:
         """
         newest: list[bytes] = []
         sealed: dict[Volume, list[tuple[Table, bytes]]] = {}
-        written = self.volumes.newest
         for key in keys:
             places = self.volumes.places(table, key)
+            # Looked at behind the places: none of them becomes the newest afterwards, though it may be sealed.
+            written = self.volumes.newest
             if not places or places[-1] is written:
                 newest.append(key)
             for place in places:

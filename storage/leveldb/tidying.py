@@ -183,7 +183,10 @@ def sweep(volumes: Volumes, volume: Volume, until_s: float, between: Callable[[]
                 _remove(volumes, volume, table, start, stop, between)
                 with volumes.entered(volume) as database:
                     database.compact(table, start, stop)
-            volumes.shrink(table, group, extent)
+            with volumes.entered(volume) as database, volume.changing:
+                # Before the dead ranges are forgotten: rows that came back behind a power cut would be alive.
+                database.sync()
+            volumes.shrink(table, group, extent, dead)
     volume.measure()
     try:
         volume.write_index()

@@ -355,17 +355,21 @@ class Volumes:
             found.append((at, extent.last + b"\x00"))
         return found
 
-    def shrink(self, table: Table, group: bytes, extent: Extent) -> None:
-        """Note that the dead rows of an extent were removed."""
+    def shrink(self, table: Table, group: bytes, extent: Extent, removed: Sequence[tuple[bytes, bytes]]) -> None:
+        """Note that the rows of some parts of an extent were removed, durably; ascending, as of ``dead_parts``."""
         with self._lock:
-            parts = list(self.dead[table].live_parts(extent.first, extent.last + b"\x00"))
+            ranges = DeadRanges([start for start, _ in removed], [stop for _, stop in removed])
+            parts = list(ranges.live_parts(extent.first, extent.last + b"\x00"))
             if not parts:
                 self._index[table].remove(extent.volume, [group])
                 del extent.volume.extents[table][group]
                 return
             part = live_part(extent, parts)
+            # What has died since is still there; without such rows it is known better what is left.
+            is_all = parts == list(self.dead[table].live_parts(extent.first, extent.last + b"\x00"))
+            extent.size = max(1, round(extent.live if is_all else extent.size * part))
+            extent.rows = max(1, round(extent.rows * part))
             extent.first, extent.last = parts[0][0], min(extent.last, parts[-1][1])
-            extent.rows, extent.size = max(1, round(extent.rows * part)), max(1, round(extent.live))
 
     def places(self, table: Table, key: bytes) -> list[Volume]:
         """The volumes that may have a row, ascending."""
@@ -618,6 +622,8 @@ class Volumes:
                     for table in TABLES:
                         self._index[table].remove(volume, volume.extents[table])
                 if target is not None:
+                    # Rows may have died while it was copied.
+                    self.touched.add(target)
                     for table in TABLES:
                         for group, extent in target.extents[table].items():
                             self._index[table].add(group, extent)

@@ -13,13 +13,14 @@ import trio
 from plainsong.protocol.effects import Put, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
-from storage.base import StoreError, StoreFull
-from storage.leveldb import LevelDBOptions, LevelDBStore, volume_list
+from storage.base import NothingWritten, StoreError, StoreFull
+from storage.leveldb import LevelDBOptions, LevelDBStore, tidying, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import volumes as volumes_module
 from storage.leveldb.database import Database, Shape
-from storage.leveldb.tables import LevelDBTables, MarkDead
+from storage.leveldb.tables import LevelDBTables, MarkDead, Seal
 from storage.leveldb.tidying import Stopped
+from storage.leveldb.volume import Volume
 from storage.leveldb.volumes import Volumes
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 
@@ -181,6 +182,20 @@ async def test_no_volume_goes_whose_journal_the_metadata_does_not_have(store, mo
     assert await store.get(METADATA, b"last") == b"39"
 
 
+async def test_a_commit_behind_a_failure_of_the_upkeep_says_that_nothing_was_written(store):
+    await fill(store, 10)
+    store._db.upkeep.failed = StoreError("the disk says no", hint="free some space")
+    with pytest.raises(NothingWritten, match="the disk says no") as caught:
+        await store.write([message(10)], claim=None)
+    assert caught.value.hint == "free some space"
+    # Of a group that has begun, a later batch does not say so.
+    with pytest.raises(StoreError) as caught:
+        store._db.write([message(10)], sync=True)
+    assert type(caught.value) is StoreError
+    await fill(store, 1, 10)
+    assert len(await everything(store)) == 11
+
+
 # --- tidying beside commits --------------------------------------------------------------------------
 
 
@@ -234,6 +249,83 @@ async def test_whatever_goes_wrong_while_tidying_is_a_failure_of_the_store(store
     assert store._db.upkeep.failed.__traceback__ is None
     await store.tidy()
     assert len(await everything(store)) == 10
+
+
+def test_a_discard_beside_a_seal_leaves_the_new_newest_volume_to_the_thread_that_commits(tables, monkeypatch):
+    tables.write([message(1)], sync=True)
+    volumes, real = tables.volumes, tables.volumes.places
+
+    def seal_before(*row):
+        monkeypatch.setattr(volumes, "places", real)
+        tables.write([Seal(volumes.newest)], sync=True)
+        tables.write([message(1), message(2)], sync=True)
+        return real(*row)
+
+    monkeypatch.setattr(volumes, "places", seal_before)
+    assert tables.discard_sealed(MESSAGE, [key(2), key(1)]) == [key(2), key(1)]
+    assert tables.get(MESSAGE, key(2)) is not None
+    assert volumes.all[0].open().get(MESSAGE, key(1)) is None
+    assert volumes.newest.open().get(MESSAGE, key(1)) is not None
+
+
+async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_goes(store, monkeypatch):
+    await fill(store, 40)
+    await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
+    real = tidying._copy
+    dropped = []
+
+    def copy_and_drop(*arguments):
+        real(*arguments)
+        if not dropped:
+            dropped.append(True)
+            trio.from_thread.run(store.drop, MESSAGE, [(PREFIX, stop_after(PREFIX))])
+
+    monkeypatch.setattr(tidying, "_copy", copy_and_drop)
+    await store.tidy()
+    await store.tidy()
+    assert dropped
+    assert await everything(store) == []
+    await trio.to_thread.run_sync(store._db.upkeep.settle)
+    assert not any("." in volume.path.name for volume in store._db.volumes.all)
+
+
+async def of_version_0_1(store: LevelDBStore) -> Volume:
+    """A store with rows in its first volume, which counts as the database of version 0.1, half of them dead."""
+    await fill(store, 40)
+    large = store._db.volumes.all[0]
+    large.large = True
+    assert large.rows > 3
+    await store.drop(MESSAGE, [(PREFIX, key(large.rows // 2))])
+    return large
+
+
+async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_later(store, monkeypatch):
+    large = await of_version_0_1(store)
+    tables, count = store._db, large.rows
+    real = tidying._remove
+
+    def remove_and_mark(*arguments):
+        real(*arguments)
+        tables.write([MarkDead(MESSAGE, [(PREFIX, key(count))])], sync=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tidying, "_remove", remove_and_mark)
+        assert not tables.tidy().operations
+    assert tables.volumes.has_rows(MESSAGE, PREFIX, key(count))
+    assert tables.volumes.first_in(large, MESSAGE, PREFIX, stop_after(PREFIX)) == key(count // 2)
+    await store.tidy()
+    assert not large.path.exists()
+    assert not list(tables.metadata.dead_ranges())
+
+
+async def test_what_was_swept_is_durable_before_it_is_forgotten(store, monkeypatch):
+    large = await of_version_0_1(store)
+    events = []
+    shrink, sync = Volumes.shrink, Database.sync
+    monkeypatch.setattr(Volumes, "shrink", lambda *given: events.append("forgotten") or shrink(*given))
+    monkeypatch.setattr(Database, "sync", lambda self: events.append(self is large.database) or sync(self))
+    await store.tidy()
+    assert events == [True, "forgotten"]
 
 
 # --- the next volume, and the list ------------------------------------------------------------------
