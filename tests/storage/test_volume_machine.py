@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -200,7 +200,9 @@ def logs_watched(machine: Machine):
             yield opened
         if sync:
             for log in database._path.glob("*.log"):
-                machine.synced[f"{database._path.name}/{log.name}"] = log.stat().st_size
+                # LevelDB may remove a log that it has replaced, in a thread of its own.
+                with suppress(FileNotFoundError):
+                    machine.synced[f"{database._path.name}/{log.name}"] = log.stat().st_size
 
     Database.batch = batch
     try:
