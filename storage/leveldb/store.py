@@ -10,6 +10,7 @@ No thread is abandoned: LevelDB must not be closed while one is inside.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ import trio
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import DataDirectory
+from storage.leveldb.database import without_folders
 from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables, MarkDead, Pin
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from storage.base import Row
     from storage.leveldb.view import PinnedView
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Rows of a discard in one group, so that cleaning never makes a publish wait for long.
 DISCARD_ROWS = 500
@@ -371,7 +374,9 @@ class LevelDBStore:
                     lambda: LevelDBTables(self._directory.path, self._options), limiter=self._upkeep
                 )
             except StoreUnusable as error:
-                raise StoreError(f"the store cannot be opened again: {error.detail}", hint=error.hint) from error
+                log.error("the store cannot be opened again", extra={"why": error.detail})
+                detail = without_folders(error.detail)
+                raise StoreError(f"the store cannot be opened again: {detail}", hint=error.hint) from error
             self._broken = False
 
     def _refuse_if_closed(self) -> None:

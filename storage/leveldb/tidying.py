@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
-from storage.leveldb.database import FOREIGN, call_failed
+from storage.leveldb.database import FOREIGN, call_failed, without_folders
 from storage.leveldb.volume import TABLES, Volume
 from storage.leveldb.volume_list import remove_volume
 
@@ -153,7 +153,8 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume], between: Callable[[], N
             if not volumes.replace(sources, target):
                 return False
     except (StoreUnusable, OSError) as error:
-        raise StoreError(f"rewriting volumes: {error}") from error
+        log.error("volumes cannot be rewritten", extra={"why": str(error)})
+        raise StoreError(f"rewriting volumes: {without_folders(str(error))}") from error
     finally:
         for volume in sources:
             volume.changed = None

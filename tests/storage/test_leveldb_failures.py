@@ -445,3 +445,13 @@ async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_
     await store.aclose()
     async with await LevelDBStore.open(tmp_path / "data", TINY) as again:
         assert await everything(again) == expected
+
+
+async def test_a_store_that_cannot_be_opened_again_is_told_without_folders(store, tmp_path):
+    await fill(store, 40)
+    store._db.upkeep.failed = StoreError("the disk says no")
+    (tmp_path / "data" / "volumes" / "00000001").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="cannot be opened again") as caught:
+        await store.claim(NAME)
+    assert "00000001" in caught.value.detail
+    assert "/" not in caught.value.detail
