@@ -10,7 +10,7 @@ import os
 import re
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import repeat, takewhile
+from itertools import chain, repeat, takewhile
 from typing import TYPE_CHECKING, Any
 
 import plyvel
@@ -91,6 +91,8 @@ class Readable:
     """The rows of a database, as they are or as they were: what ``Database`` and ``Snapshot`` share."""
 
     _tables: dict[Table, Any]
+    _database: Any
+    """That of plyvel, with all tables."""
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """A row's value, None if there is none."""
@@ -129,14 +131,22 @@ class Readable:
                 fill_cache=cache,
             )
         ) as iterator:
-            rows = iterator if values else zip(iterator, repeat(b""))
+            first = next(iterator, None)
+            if first is None:
+                byte = _TABLE_BYTE[table]
+                look_for_damage(self._database, byte + start, byte + stop, reverse=reverse)
+                yield ()
+                return
+            found = chain((first,), iterator)
+            rows = found if values else zip(found, repeat(b""))
             yield takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
 
 class Snapshot(Readable):
     """A database as it was when ``Database.snapshot`` was called, until it is closed."""
 
-    def __init__(self, tables: dict[Table, Any]) -> None:
+    def __init__(self, database: Any, tables: dict[Table, Any]) -> None:
+        self._database = database
         self._tables = {table: prefixed.snapshot() for table, prefixed in tables.items()}
 
     def close(self) -> None:
@@ -175,6 +185,7 @@ class Database(Readable):
             )
         except FOREIGN as error:
             raise opening_failed(error, path) from error
+        self._database = self._db
         self._path = path
         self._failed_write = ""
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
@@ -204,13 +215,16 @@ class Database(Readable):
 
     def snapshot(self) -> Snapshot:
         """The tables as they are now. For the thread that writes: each table is looked at in turn."""
-        return Snapshot(self._tables)
+        return Snapshot(self._db, self._tables)
 
     def own_rows(self, start: bytes, stop: bytes) -> list[Row]:
         """Rows of the store's own use, with whole keys."""
         try:
             with closing(self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False)) as rows:
-                return list(rows)
+                found = list(rows)
+            if not found:
+                look_for_damage(self._db, start, stop)
+            return found
         except FOREIGN as error:
             raise call_failed(error, "reading the store's own rows") from error
 
@@ -223,6 +237,8 @@ class Database(Readable):
             )
             with closing(iterator) as keys:
                 key: bytes | None = next(keys, None)
+            if key is None:
+                look_for_damage(self._db, start, stop, reverse=True)
         except FOREIGN as error:
             raise call_failed(error, "reading the store's own rows") from error
         return key if key is not None and key >= start else None
@@ -263,6 +279,23 @@ class Database(Readable):
     def close(self) -> None:
         """Close; waits for a merge that is under way. No other thread may be inside. Idempotent."""
         self._db.close()
+
+
+def look_for_damage(database: Any, start: bytes, stop: bytes, *, reverse: bool = False) -> None:
+    """Raise what LevelDB has against the rows at an end of a range in which none were found.
+
+    plyvel's iterators (1.5.1) end without an error where the block they begin in is damaged and the last one there is;
+    from the second row on, and in its raw iterators, each step is checked.
+    """
+    with closing(database.raw_iterator(verify_checksums=True, fill_cache=False)) as raw:
+        if not reverse:
+            raw.seek(start)
+            return
+        raw.seek(stop)
+        if raw.valid():
+            raw.prev()
+        else:
+            raw.seek_to_last()
 
 
 def size_of(path: Path) -> int:

@@ -74,7 +74,7 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions, between:
         between()
         # Rows that die from now on have it looked at again.
         volumes.touched.discard(volume)
-        if is_dead(volumes, volume):
+        if _is_readable_and_dead(volumes, volume):
             _catch_up(metadata, [volume])
             with volume.changing:
                 is_gone = volumes.replace([volume], None)
@@ -83,14 +83,18 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions, between:
                 return tidied
             tidied.removed += 1
     newest = volumes.newest
-    if not newest.is_empty and newest in volumes.touched and is_dead(volumes, newest):
+    if not newest.is_empty and newest in volumes.touched and _is_readable_and_dead(volumes, newest):
         tidied.seal = newest
     begun_s = time.monotonic()
     while time.monotonic() < begun_s + MAX_STEP_S and (sources := mostly_dead(volumes, options)):
         between()
         _catch_up(metadata, sources)
-        if not rewrite(volumes, sources, between):
-            return tidied
+        try:
+            if not rewrite(volumes, sources, between):
+                return tidied
+        except StoreError as error:
+            _leave_alone(volumes, sources, error)
+            continue
         tidied.removed += len(sources) - 1
     for volume in volumes.all[:-1]:
         if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
@@ -100,6 +104,26 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions, between:
             if not volumes.has_rows(table, start, stop):
                 tidied.forget.append((table, start, stop))
     return tidied
+
+
+def _is_readable_and_dead(volumes: Volumes, volume: Volume) -> bool:
+    try:
+        return is_dead(volumes, volume)
+    except StoreError as error:
+        _leave_alone(volumes, [volume], error)
+        return False
+
+
+def _leave_alone(volumes: Volumes, damaged: Sequence[Volume], error: StoreError) -> None:
+    """Do not tidy volumes again whose rows cannot be read: they are kept for an operator, and others are tidied.
+
+    Raises ``error`` if it is something else.
+    """
+    if "Corruption" not in error.detail:
+        raise error
+    names = [volume.path.name for volume in damaged]
+    log.error("volumes are damaged and not tidied", extra={"volumes": names, "why": error.detail})
+    volumes.damaged.update(damaged)
 
 
 def is_dead(volumes: Volumes, volume: Volume) -> bool:
@@ -123,7 +147,9 @@ def mostly_dead(volumes: Volumes, options: LevelDBOptions) -> list[Volume]:
     found: list[Volume] = []
     live = 0.0
     for volume in volumes.all[:-1]:
-        worth = not volume.large and volume.live_bytes < REWRITE_BELOW * volume.row_bytes
+        worth = (
+            not volume.large and volume not in volumes.damaged and volume.live_bytes < REWRITE_BELOW * volume.row_bytes
+        )
         if worth and (not found or live + volume.live_bytes <= options.volume_bytes):
             found.append(volume)
             live += volume.live_bytes

@@ -68,6 +68,8 @@ class Volumes:
         """A new list was perhaps not durable. The next opening removes what the list does not name; until then nobody."""
         #: Volumes of which rows have died.
         self.touched: set[Volume] = set()
+        #: Volumes of which tidying could not read the rows: it leaves them alone until the next opening.
+        self.damaged: set[Volume] = set()
         #: Views of the whole store: meanwhile no volume goes.
         self.views: list[PinnedView] = []
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+import plyvel
 import pytest
 from disks import snapshot, write_commits
 
@@ -13,6 +14,7 @@ from plainsong.protocol.effects import Table
 from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
 from storage.inspect.readonly import open_stopped
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.database import Database
 from storage.leveldb.manifest import newest_log
 from tests.storage.contract import LAST, everything
 
@@ -211,3 +213,28 @@ async def test_looking_into_nothing_or_into_a_held_directory_is_refused(tmp_path
     async with await LevelDBStore.open(tmp_path / "data"):
         with pytest.raises(StoreUnusable, match="is in use by process"), open_stopped(tmp_path / "data"):
             pass
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_that_begins_in_a_damaged_block_is_an_error_and_not_an_empty_one(tmp_path, reverse):
+    path = tmp_path / "one"
+    database = Database(path, LevelDBOptions().volume_shape, create=True)
+    with database.batch(sync=True) as batch:
+        for number in range(5):
+            batch.put(bytes([Table.MESSAGE]) + b"k%d" % number, b"stays")
+    database.flush_memory()
+    database.close()
+    (file,) = [each for each in path.glob("*.ldb") if b"stays" in each.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[data.index(b"stays")] ^= 1
+    file.write_bytes(data)
+    database = Database(path, LevelDBOptions().volume_shape, create=False)
+    try:
+        with pytest.raises(plyvel.CorruptionError), database.rows(Table.MESSAGE, b"k", b"l", reverse=reverse) as rows:
+            list(rows)
+        with pytest.raises(StoreError):
+            database.own_rows(b"\x00", b"\xff")
+        with pytest.raises(StoreError):
+            database.last_own_key(b"\x00", b"\xff")
+    finally:
+        database.close()

@@ -541,3 +541,27 @@ async def test_a_volume_that_is_listed_and_missing_is_damage(tmp_path):
     shutil.rmtree(tmp_path / "data" / "volumes" / "00000002")
     with pytest.raises(StoreUnusable, match="00000002"):
         await LevelDBStore.open(tmp_path / "data", TINY)
+
+
+async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_written(store, tmp_path, caplog):
+    await of_two_topics(store, 60)
+    copy = copy_of(store, tmp_path / "copy")
+    async with await LevelDBStore.open(copy, TINY):
+        pass  # closed in good order: logs have become tables
+    # One with a row that is alive: it has to be read.
+    file = sorted(path for path in (copy / "volumes").glob("*/*.ldb") if b"stays" in path.read_bytes())[3]
+    chosen = file.parent
+    data = bytearray(file.read_bytes())
+    data[data.index(b"stays")] ^= 1
+    file.write_bytes(data)
+    async with await LevelDBStore.open(copy, TINY) as again:
+        before = folders(again)
+        await again.drop(MESSAGE, [(PREFIX, key(60))])
+        for _ in range(3):
+            await again.tidy()
+            await fill(again, 1, first=100)
+        with pytest.raises(StoreError, match="Corruption"):
+            await everything(again)  # and nobody is told that there is less
+        assert chosen.name in folders(again)
+        assert len(folders(again)) < len(before)
+        assert [record.message for record in caplog.records].count("volumes are damaged and not tidied") == 1
