@@ -8,6 +8,7 @@ between leaves rows that are as invisible as before; the next round goes on.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,9 @@ class Janitor:
                     await self._invalid_pass.run_once()
             except PlainsongError as error:
                 log.warning("cleaning stopped, trying again later", extra={"why": str(error)})
+                with suppress(PlainsongError):
+                    # A full disk may be why nothing can be read, and only this makes room.
+                    await self._store.tidy()
 
     async def clean_all(self) -> int:
         """One round over all topics; the number of rows removed."""

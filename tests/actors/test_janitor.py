@@ -19,7 +19,7 @@ from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.keys import READER, metadata_key, system_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import ListReaders, Remove, SetProperties, SetReader, Undelete
-from storage.base import StoreStatistics
+from storage.base import StoreError, StoreStatistics
 from storage.memory import MemoryStore
 
 GRACE_S = 100
@@ -397,3 +397,22 @@ async def test_when_the_clock_goes_back_nothing_that_had_expired_comes_back(auto
         assert await harness.read() == []
         assert (await harness.publish("b")).first_id > receipt.last_id
         assert await harness.read() == await harness.read(after(receipt.last_id)) == [b"b"]
+
+
+async def test_a_round_that_fails_still_makes_room(nursery, autojump_clock, monkeypatch):
+    async with actors() as harness:
+        tidied = trio.Event()
+
+        async def fail():
+            raise StoreError("the disk is full")
+
+        async def tidy():
+            tidied.set()
+            return 0
+
+        monkeypatch.setattr(harness.janitor, "clean_all", fail)
+        monkeypatch.setattr(harness.store, "tidy", tidy, raising=False)
+        nursery.start_soon(harness.janitor.run)
+        with trio.fail_after(1000):
+            await tidied.wait()
+        nursery.cancel_scope.cancel()
