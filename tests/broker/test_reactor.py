@@ -179,7 +179,7 @@ async def test_a_client_that_sends_ahead_without_reading_is_read_no_further_than
             while True:
                 await client.send_all(ahead)
                 most = max(most, *(len(lane._connection.pending) for lane in lanes))
-        assert 0 < most < 2 * MAX_PIPELINED_BYTES + len(ahead) // 1000
+        assert most < 2 * MAX_PIPELINED_BYTES + len(ahead) // 1000
 
 
 async def test_a_body_that_stops_coming_does_not_wait_for_the_limit_of_another_request():
