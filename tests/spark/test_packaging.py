@@ -73,7 +73,7 @@ def test_the_daemon_imports_nothing_of_spark_and_no_client(tmp_path):
     assert "plyvel" in imported(daemon.errors)
     assert not imported(daemon.errors) & {*EXTRA, "pyspark_plainsong"}
     ours = {name for name in modules(daemon.errors) if name.startswith("plainsong.")}
-    assert "plainsong.protocol" in ours
+    assert any(name.startswith("plainsong.protocol") for name in ours)
     assert not [name for name in ours if not name.startswith(("plainsong.protocol", "plainsong.cli"))]
 
 
