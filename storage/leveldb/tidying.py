@@ -93,7 +93,7 @@ def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions, between:
             if not rewrite(volumes, sources, between):
                 return tidied
         except StoreError as error:
-            _leave_alone(volumes, sources, error)
+            _leave_alone(volumes, _unreadable(volumes, sources), error)
             continue
         tidied.removed += len(sources) - 1
     for volume in volumes.all[:-1]:
@@ -124,6 +124,20 @@ def _leave_alone(volumes: Volumes, damaged: Sequence[Volume], error: StoreError)
     names = [volume.path.name for volume in damaged]
     log.error("volumes are damaged and not tidied", extra={"volumes": names, "why": error.detail})
     volumes.damaged.update(damaged)
+
+
+def _unreadable(volumes: Volumes, sources: Sequence[Volume]) -> list[Volume]:
+    """Those of several volumes whose rows cannot be read; all of them, if each can now."""
+    found = []
+    for volume in sources:
+        try:
+            for table in TABLES:
+                with volumes.rows_of([volume], table) as rows:
+                    for _ in rows:
+                        pass
+        except (StoreError, *FOREIGN):
+            found.append(volume)
+    return found or list(sources)
 
 
 def is_dead(volumes: Volumes, volume: Volume) -> bool:
