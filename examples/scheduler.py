@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plainsong import JSON, Client, Message
+from plainsong.errors import ProducerFenced
 
 DATA, PROGRAMS, OUTSIDE = "data", "programs", "outside"
 TABLES = """
@@ -125,12 +126,15 @@ def carry_out(path: Path, command: list[str], program: str, run: str) -> None:
 
 def be_program(client: Client, program: str, run: str) -> None:
     """One run of a program; a second process of the same run ends the first one's right to speak for it."""
-    with client.producer(PROGRAMS, run, serializer=JSON) as producer:
-        for number, state in enumerate(["started", "completed"]):
-            message = {"program": program, "run": run, "state": state}
-            if not producer.publish(message, sequence_ids=[number]).duplicate:
-                print(f"  {program} {state}", flush=True)
-            # Between the two is the work.
+    try:
+        with client.producer(PROGRAMS, run, serializer=JSON) as producer:
+            for number, state in enumerate(["started", "completed"]):
+                message = {"program": program, "run": run, "state": state}
+                if not producer.publish(message, sequence_ids=[number]).duplicate:
+                    print(f"  {program} {state}", flush=True)
+                # Between the two is the work.
+    except ProducerFenced:
+        sys.exit(f"  {program}: another process goes on with run {run}")
 
 
 def tell(client: Client, topic: str, fields: list[str]) -> None:
