@@ -147,11 +147,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         try:
             step = self._decide(core, turn)
             if turn.operations:
-                self._commit_begins(step)
-                try:
-                    await self._store.write(turn.operations, claim=claim)
-                finally:
-                    self._commit_ends(step)
+                await self._write(claim, step, turn.operations)
                 self._committed(core, step)
             turn.answers = self._settled(core, step)
             if self._shared and turn.answers and not turn.operations:
@@ -162,6 +158,13 @@ class Actor(ABC, Generic[CoreT, StepT]):
         finally:
             self._in_turn = False
         self._settle(core, step, turn.answers)
+
+    async def _write(self, claim: Claim, step: StepT, operations: Sequence[Operation]) -> None:
+        self._commit_begins(step)
+        try:
+            await self._store.write(operations, claim=claim)
+        finally:
+            self._commit_ends(step)
 
     def _decide(self, core: CoreT, turn: _Turn[StepT]) -> StepT:
         step = turn.step = self._step(core, turn.tickets)

@@ -165,12 +165,8 @@ class TopicActor(Actor[TopicCore, Step]):
                     await self._store.check(claim)
                 settle_all(answers)
                 if step.operations:
-                    self._commit_begins(step)
-                    try:
-                        await self._store.write(step.operations, claim=claim)
-                    finally:
-                        self._commit_ends(step)
-                    pointers.drop(self.name, [each for each in step.dropped if each not in core.state.pending])
+                    await self._write(claim, step, step.operations)
+                    self._drop_pointers(core, step)
         except BaseException as error:
             self._fail([as_ticket(ticket) for ticket, _ in answers], None, (), error)
             raise
@@ -214,7 +210,7 @@ class TopicActor(Actor[TopicCore, Step]):
     def _committed(self, core: TopicCore, step: Step) -> None:
         pointers = self._environment.pointers
         if step.dropped:
-            pointers.drop(self.name, [each for each in step.dropped if each not in core.state.pending])
+            self._drop_pointers(core, step)
         self._update_cache(core.state.prefix, step)
         for pointer in {pointer for pointer, _, _ in step.rolled_back}:
             pointers.wake(pointer)
@@ -225,6 +221,11 @@ class TopicActor(Actor[TopicCore, Step]):
         if step.looks:
             # A caller that left during the commit was not parked yet, so its leaving took nothing out of the parking.
             step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
+
+    def _drop_pointers(self, core: TopicCore, step: Step) -> None:
+        """The rows about these pointers are gone."""
+        dropped = [each for each in step.dropped if each not in core.state.pending]
+        self._environment.pointers.drop(self.name, dropped)
 
     def _update_cache(self, prefix: bytes, step: Step) -> None:
         """Bring the scan cache to what is durable now."""

@@ -11,7 +11,6 @@ minutes, for seeing that it works. It exits 0 whether or not the targets are rea
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import replace
@@ -32,10 +31,9 @@ from bench.polling import measure_polling
 from bench.producers import measure_producers
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
-from bench.report import machine, results_of, verdict_line, write_report
+from bench.report import conclude, machine
 from bench.sparking import measure_spark
 from bench.streaming import measure_streaming
-from bench.targets import judge
 from bench.transactions import measure_transactions
 from bench.waking import measure_waking
 
@@ -80,15 +78,7 @@ def main() -> None:
         if section.rows:  # one has none where what it needs is not there, and has said so
             sections.append(section)
     facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
-    verdicts = judge(sections)
-    say("")
-    for verdict in verdicts:
-        say(verdict_line(verdict))
-    results = results_of(profile.name, facts, sections, verdicts)
-    files = write_report(args.report, results, sections)
-    say("\nreport: " + ", ".join(str(file) for file in files))
-    if args.json:
-        print(json.dumps(results, ensure_ascii=False))
+    conclude(profile.name, facts, sections, args.report, say, as_json=args.json)
 
 
 def _arguments() -> argparse.Namespace:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.generator import generator
 from bench.plots import draw
+from bench.targets import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from bench.rounds import Row, Section, Spread
@@ -54,6 +55,27 @@ def machine() -> dict[str, str]:
         "load generator": generator(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def conclude(
+    profile: str,
+    facts: dict[str, str],
+    sections: Sequence[Section],
+    directory: Path,
+    say: Callable[[str], None],
+    *,
+    as_json: bool,
+) -> None:
+    """Judge a run, say what became of its targets, and write its report; as JSON on standard output if asked to."""
+    verdicts = judge(sections)
+    say("")
+    for verdict in verdicts:
+        say(verdict_line(verdict))
+    results = results_of(profile, facts, sections, verdicts)
+    files = write_report(directory, results, sections)
+    say("\nreport: " + ", ".join(str(file) for file in files))
+    if as_json:
+        print(json.dumps(results, ensure_ascii=False))
 
 
 def verdict_line(verdict: Verdict) -> str:

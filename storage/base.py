@@ -142,14 +142,11 @@ class BeginsWrites(Protocol):
         """
 
 
-class StoreView(Protocol):
-    """The store as it was in one moment, for reading; ``aclose`` it, or it ends by itself."""
-
-    exact: bool
-    """Whether it is of one moment, between two commits; else later commits are seen."""
+class Reads(Protocol):
+    """What may be read of the tables: of a store as it is, or of a view of it."""
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
-        """See ``Store.get``. Raises StoreError: also when the view has ended."""
+        """A row's value, None if there is no such row. Raises StoreError."""
         ...
 
     async def scan(
@@ -163,15 +160,34 @@ class StoreView(Protocol):
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Store.scan``. Raises StoreError: also when the view has ended."""
+        """Feed the rows with ``start <= key < stop``, in key order, to ``feed`` until it says False.
+
+        ``feed`` runs off the event loop where the store has threads, so it must not touch what the loop
+        owns. It gets lists of one to a thousand rows, of a few MiB at most; one larger row comes alone. The scan
+        may or may not see rows written meanwhile. An exception of ``feed`` passes through.
+
+        Args:
+          reverse: from the last row down.
+          first_chunk: rows in the first list, for callers that want few.
+          values: False: every value is ``b""``, which is cheaper.
+        Raises:
+          StoreError: the rows fed so far were good.
+        """
         ...
+
+
+class StoreView(Reads, Protocol):
+    """The store as it was in one moment; ``aclose`` it, or it ends by itself, and reading raises StoreError."""
+
+    exact: bool
+    """Whether it is of one moment, between two commits; else later commits are seen."""
 
     async def aclose(self) -> None:
         """Let go of it. Idempotent."""
         ...
 
 
-class Store(Protocol):
+class Store(Reads, Protocol):
     """Three ordered tables. One task at a time writes a topic; any task may read."""
 
     traits: StoreTraits
@@ -242,36 +258,6 @@ class Store(Protocol):
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """Whether there may be rows in a range; never waits. False is certain."""
-        ...
-
-    async def get(self, table: Table, key: bytes) -> bytes | None:
-        """A row's value, None if there is no such row. Raises StoreError."""
-        ...
-
-    async def scan(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        feed: Callable[[list[Row]], bool],
-        *,
-        reverse: bool = False,
-        first_chunk: int = 64,
-        values: bool = True,
-    ) -> None:
-        """Feed the rows with ``start <= key < stop``, in key order, to ``feed`` until it says False.
-
-        ``feed`` runs off the event loop where the store has threads, so it must not touch what the loop
-        owns. It gets lists of one to a thousand rows, of a few MiB at most; one larger row comes alone. The scan
-        may or may not see rows written meanwhile. An exception of ``feed`` passes through.
-
-        Args:
-          reverse: from the last row down.
-          first_chunk: rows in the first list, for callers that want few.
-          values: False: every value is ``b""``, which is cheaper.
-        Raises:
-          StoreError: the rows fed so far were good.
-        """
         ...
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:

@@ -10,7 +10,6 @@ named in the report with its reason. Run it on a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -30,8 +29,7 @@ from bench.peers.nats import Nats
 from bench.peers.plainsong import Original, Plainsong
 from bench.peers.postgres import Postgres
 from bench.peers.redis import Redis
-from bench.report import machine, results_of, verdict_line, write_report
-from bench.targets import judge
+from bench.report import conclude, machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,15 +72,7 @@ def main() -> None:
     facts["load after"] = f"{os.getloadavg()[0]:.2f}"
     facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
     sections = [comparison.overview(), *(section for section in sections if section.rows)]
-    verdicts = judge(sections)
-    say("")
-    for verdict in verdicts:
-        say(verdict_line(verdict))
-    results = results_of(profile.name, facts, sections, verdicts)
-    files = write_report(args.report, results, sections)
-    say("\nreport: " + ", ".join(str(file) for file in files))
-    if args.json:
-        print(json.dumps(results, ensure_ascii=False))
+    conclude(profile.name, facts, sections, args.report, say, as_json=args.json)
 
 
 def _arguments() -> argparse.Namespace:

@@ -95,12 +95,8 @@ class Publishing:
             return None
         given = _read_publish(request)
         name, body = given.name, given.body
-        if body.write_pointer is not None:
-            if self.enlistments is not None:
-                return None
-            ask: Ask[Any] = PublishUnder(body, given.size)
-        else:
-            ask = (Publish if body.segments is None else PublishStaged)(body, given.size)
+        if body.write_pointer is not None and self.enlistments is not None:
+            return None
 
         def settled(found: PublishResponse | Receipt | Exception) -> None:
             # It is called in the actor's turn, so that a bug here must not be raised there.
@@ -115,18 +111,14 @@ class Publishing:
                 answer = answer_to(error, request.request_id)
             answered(answer)
 
-        ticket = self.directory.put(name, ask, settled)
+        ticket = self.directory.put(name, _ask_to_publish(body, given.size), settled)
         if body.producer is None:
             return NO_LIMIT
         return Limit(self.answer_timeout_s, lambda: ticket.settle(self._late(name)))
 
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
         """Where the messages of a request went that was read and checked. Raises as ``publish`` does."""
-        answer: PublishResponse | Receipt
-        if body.write_pointer is not None:
-            answer = await self._ask(name, body, PublishUnder(body, size))
-        else:
-            answer = await self._ask(name, body, (Publish if body.segments is None else PublishStaged)(body, size))
+        answer: PublishResponse | Receipt = await self._ask(name, body, _ask_to_publish(body, size))
         self.rates.published(name, len(body.messages), trio.current_time())
         return answer
 
@@ -232,6 +224,13 @@ class Publishing:
                 await self.directory.ask(name, ask)
             except NotEnlisted:
                 raise refused from None
+
+
+def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
+    """What the topic is asked; it answers a publish under a pointer with a PublishResponse, others with a Receipt."""
+    if body.write_pointer is not None:
+        return PublishUnder(body, size)
+    return Publish(body, size) if body.segments is None else PublishStaged(body, size)
 
 
 async def read_publish(request: Request) -> Given:

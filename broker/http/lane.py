@@ -188,7 +188,7 @@ class Lane:
             limit = start(request, self._answered)
         except Exception as error:  # noqa: BLE001  # a bug is answered, and logged, as one
             self._answered(answer_to(error, self._request_id))
-            return self._needs_task
+            return False
         if limit is None:
             self._started = False
             self._held.release()
@@ -197,7 +197,7 @@ class Lane:
         if self._started:
             parts.reactor.works(connection)
             parts.reactor.expire(connection, *limit)
-        return self._needs_task
+        return False  # an answer that needs the task has woken it
 
     def _gather(self, head: Head, missing_bytes: int) -> bool:
         """Waits for the rest of a body without the task; False: that is better left to it."""
@@ -220,10 +220,6 @@ class Lane:
         self._held.release()
         self._connection.wanted_bytes = RECEIVE_BYTES
         self._parts.reactor.answered(self._connection)
-
-    @property
-    def _needs_task(self) -> bool:
-        return self._unsent is not None or self._leaving
 
     def _cut_head(self, pending: bytes) -> Head | None:
         """The head that ``pending`` begins with, remembered; None: it is not whole, or not for the lane."""

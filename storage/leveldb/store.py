@@ -122,9 +122,7 @@ class LevelDBStore:
         """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
         del claim
         await trio.lowlevel.checkpoint_if_cancelled()
-        failed = await self._group_commit.written(partial(self._begin, PendingWrite(commit, expect)))
-        if failed is not None:
-            raise failed
+        await self._submit(PendingWrite(commit, expect))
 
     def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
         """See ``BeginsWrites.begin_write``."""

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from plainsong.protocol.effects import Put, put_one
-from plainsong.protocol.ids import pack_position
-from plainsong.protocol.keys import generation_prefix, stop_after
+from plainsong.protocol.effects import Put
+from plainsong.protocol.keys import stop_after
 from storage.base import NothingWritten, StoreError, StoreFull
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying, volume_list
 from storage.leveldb import tables as tables_module
@@ -23,11 +22,9 @@ from storage.leveldb.tidying import Stopped
 from storage.leveldb.volume import Volume
 from storage.leveldb.volumes import Volumes
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
 
-#: A volume has a few rows.
-TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
 SHAPE = Shape(1 << 20, 1 << 20, 1 << 20)
-PREFIX = generation_prefix(NAME, 1)
 
 
 @pytest.fixture
@@ -44,19 +41,10 @@ def tables(tmp_path):
     opened.close()
 
 
-def message(number: int) -> Put:
-    return Put(MESSAGE, PREFIX, [pack_position(number, 0)], [b"v" * 100])
-
-
-def key(number: int) -> bytes:
-    return PREFIX + pack_position(number, 0)
-
-
-async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
-    claim = await store.claim(NAME)
-    for number in range(first, first + count):
-        await store.write([message(number), put_one(METADATA, b"last", b"%d" % number)], claim=claim)
-    await trio.to_thread.run_sync(store._db.upkeep.settle)
+async def filled(store: LevelDBStore, count: int, first: int = 0) -> None:
+    """``fill``, and what is done beside commits."""
+    await fill(store, count, first)
+    await settled(store)
 
 
 @contextmanager
@@ -120,7 +108,7 @@ def test_a_checkpoint_of_the_metadata_that_failed_is_not_repeated_behind_its_tor
 async def test_what_fails_beside_commits_lets_nothing_be_written_until_the_store_is_opened_again(
     store, monkeypatch, failing
 ):
-    await fill(store, 40)
+    await filled(store, 40)
     await store.drop(MESSAGE, [(PREFIX, key(20))])
     calls = {
         "tidy": store.tidy,
@@ -138,13 +126,13 @@ async def test_what_fails_beside_commits_lets_nothing_be_written_until_the_store
             await calls[failing]()
     with pytest.raises(StoreError, match="a write failed before"):
         await store.write([message(40)], claim=None)
-    await fill(store, 1, 40)
+    await filled(store, 1, 40)
     assert len(await everything(store)) == 21
 
 
 @pytest.mark.parametrize("failing", ["a commit", "the upkeep"])
 async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(store, monkeypatch, failing):
-    await fill(store, 40)
+    await filled(store, 40)
     await store.drop(MESSAGE, [(PREFIX, key(30))])
     before = store._db
     if failing == "the upkeep":
@@ -161,14 +149,14 @@ async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(stor
 
 
 async def test_a_claim_opens_the_store_again_when_its_upkeep_failed(store):
-    await fill(store, 40)
+    await filled(store, 40)
     store._db.upkeep.failed = StoreError("the disk says no")
-    await fill(store, 1, 40)
+    await filled(store, 1, 40)
     assert len(await everything(store)) == 41
 
 
 async def test_no_volume_goes_whose_journal_the_metadata_does_not_have(store, monkeypatch):
-    await fill(store, 40)
+    await filled(store, 40)
     await store.drop(MESSAGE, [(PREFIX, key(30))])
     metadata = store._db.metadata
     listed = list(store._db.volumes.all)
@@ -183,7 +171,7 @@ async def test_no_volume_goes_whose_journal_the_metadata_does_not_have(store, mo
 
 
 async def test_a_commit_behind_a_failure_of_the_upkeep_says_that_nothing_was_written(store):
-    await fill(store, 10)
+    await filled(store, 10)
     store._db.upkeep.failed = StoreError("the disk says no", hint="free some space")
     with pytest.raises(NothingWritten, match="the disk says no") as caught:
         await store.write([message(10)], claim=None)
@@ -192,7 +180,7 @@ async def test_a_commit_behind_a_failure_of_the_upkeep_says_that_nothing_was_wri
     with pytest.raises(StoreError) as caught:
         store._db.write([message(10)], sync=True)
     assert type(caught.value) is StoreError
-    await fill(store, 1, 10)
+    await filled(store, 1, 10)
     assert len(await everything(store)) == 11
 
 
@@ -237,7 +225,7 @@ def test_dead_ranges_are_listed_between_the_changes_of_a_commit(tables):
 
 
 async def test_whatever_goes_wrong_while_tidying_is_a_failure_of_the_store(store, monkeypatch):
-    await fill(store, 10)
+    await filled(store, 10)
 
     def fail(*_):
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
@@ -269,7 +257,7 @@ def test_a_discard_beside_a_seal_leaves_the_new_newest_volume_to_the_thread_that
 
 
 async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_goes(store, monkeypatch):
-    await fill(store, 40)
+    await filled(store, 40)
     await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
     real = tidying._copy
     dropped = []
@@ -285,13 +273,13 @@ async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_goes(store, mo
     await store.tidy()
     assert dropped
     assert await everything(store) == []
-    await trio.to_thread.run_sync(store._db.upkeep.settle)
+    await settled(store)
     assert not any("." in volume.path.name for volume in store._db.volumes.all)
 
 
 async def of_version_0_1(store: LevelDBStore) -> Volume:
     """A store with rows in its first volume, which counts as the database of version 0.1, half of them dead."""
-    await fill(store, 40)
+    await filled(store, 40)
     large = store._db.volumes.all[0]
     large.large = True
     assert large.rows > 3
@@ -339,10 +327,10 @@ async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt
     with monkeypatch.context() as patched:
         patched.setattr(volumes_module, "write_list", fail)
         with pytest.raises(StoreError, match=r"No space left on device: 'LIST\.tmp'") as caught:
-            await fill(store, 20)
+            await filled(store, 20)
         # Somebody keeps the exception, and with it the frames that it went through.
         kept.append(caught.value)
-    await fill(store, 40)
+    await filled(store, 40)
     assert len(await everything(store)) == 40
     assert len(store._db.volumes.all) > 4
 
@@ -373,7 +361,7 @@ def fail_behind_the_list(monkeypatch) -> None:
 @pytest.mark.parametrize("power_cut", [False, True])
 async def test_when_the_new_list_is_perhaps_not_durable_no_volume_of_either_list_goes(tmp_path, monkeypatch, power_cut):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
-        await fill(store, 40)
+        await filled(store, 40)
         await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
         listed = tmp_path / "data" / "volumes" / "LIST"
         before = listed.read_bytes()
@@ -414,7 +402,7 @@ def test_a_next_volume_that_is_perhaps_listed_is_not_made_again(tables, tmp_path
 async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_is_no_failure(
     store, tmp_path, monkeypatch, doing
 ):
-    await fill(store, 40)
+    await filled(store, 40)
     tables = store._db
     first = tables.volumes.all[0]
     if doing == "dropping":
@@ -448,7 +436,7 @@ async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_
 
 
 async def test_a_store_that_cannot_be_opened_again_is_told_without_folders(store, tmp_path):
-    await fill(store, 40)
+    await filled(store, 40)
     store._db.upkeep.failed = StoreError("the disk says no")
     (tmp_path / "data" / "volumes" / "00000001").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="cannot be opened again") as caught:

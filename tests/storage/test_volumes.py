@@ -16,15 +16,12 @@ from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_afte
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
-from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
+from storage.leveldb import LevelDBStore, tidying
 from storage.leveldb.database import Database
 from storage.leveldb.volume import index_path
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
-
-#: A volume has a few rows.
-TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
-PREFIX = generation_prefix(NAME, 1)
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
 
 
 def fail_next_batch() -> None:
@@ -62,22 +59,6 @@ class TestTinyVolumesRollBack(RollingContract):
 async def store(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as opened:
         yield opened
-
-
-def message(number: int, value: bytes = b"v" * 100, prefix: bytes = PREFIX) -> Put:
-    """One message of the topic."""
-    return Put(MESSAGE, prefix, [pack_position(number, 0)], [value])
-
-
-def key(number: int) -> bytes:
-    return PREFIX + pack_position(number, 0)
-
-
-async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
-    """Messages, each in a commit of its own, with a row of metadata."""
-    claim = await store.claim(NAME)
-    for number in range(first, first + count):
-        await store.write([message(number), put_one(METADATA, b"last", b"%d" % number)], claim=claim)
 
 
 def volumes(store: LevelDBStore) -> list[int]:
@@ -217,11 +198,6 @@ def copy_of(store: LevelDBStore, copy: Path) -> Path:
     """The directory as a kill would leave it now."""
     store._db.upkeep.settle()
     return copied_at_once(store._directory.path, copy)
-
-
-async def settled(store: LevelDBStore) -> None:
-    """Wait until what is done beside commits is done."""
-    await trio.to_thread.run_sync(store._db.upkeep.settle)
 
 
 async def test_volumes_in_which_all_is_dead_are_gone_after_tidying(store):

@@ -39,9 +39,9 @@ def last_position(state: TopicState) -> bytes | None:
 
 
 def schedule_snapshot(state: TopicState, now: Now) -> None:
-    """Set the time at which changed producers are to be written, even if nothing else is."""
+    """Producers have changed: set the time at which they are to be written, even if nothing else is."""
     producers = state.producers
-    if producers.changed and producers.due_s is None:
+    if producers.due_s is None:
         producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
 
 

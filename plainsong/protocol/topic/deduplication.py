@@ -299,14 +299,11 @@ def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> N
 
 def follow_policy(state: TopicState, step: Step, now: Now) -> None:
     """Apply the policy that holds now; cheap while it has not changed."""
-    metadata, producers = state.metadata, state.producers
-    if metadata is None or metadata.deleted_ms is not None:
+    if state.follows(now.deduplication):
         return
+    metadata, producers = state.living(), state.producers
     own = metadata.properties.deduplication
-    policy = AppliedPolicy(metadata.generation, own, now.deduplication)
-    if policy == producers.applied and not producers.obsolete:
-        return
-    producers.applied = policy
+    producers.applied = AppliedPolicy(metadata.generation, own, now.deduplication)
     producers.policy = effective_policy(state.name, own, now.deduplication, default=state.limits.deduplication_default)
     if producers.obsolete:
         delete_producers(state, step, producers.obsolete)
