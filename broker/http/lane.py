@@ -157,7 +157,7 @@ class Lane:
         """Whether a request is being answered without the task."""
         return self._started
 
-    def came(self) -> bool:
+    def data_arrived(self) -> bool:
         """Something has come while the connection rests. Returns whether its task is to see to it.
 
         Called in the reactor's task.
@@ -738,7 +738,7 @@ class Connection:
             return
         lane = self._lane
         while not lane.started and self._read():
-            if lane.came():
+            if lane.data_arrived():
                 self.wake()
                 return
             if not (lane.gathering and self.edge):

@@ -261,7 +261,7 @@ async def test_beyond_the_budget_a_body_is_refused():
 async def test_a_connection_that_fails_is_closed_and_ends_no_other(caplog, monkeypatch):
     async with started() as server, await server.connect() as client, await server.connect() as other:
         with monkeypatch.context() as patch:
-            patch.setattr(Lane, "came", lambda _: 1 / 0)
+            patch.setattr(Lane, "data_arrived", lambda _: 1 / 0)
             await client.send_all(post("echo/publish", b"x"))
             assert await client.at_end()
         await other.send_all(post("echo/publish", b"on"))
