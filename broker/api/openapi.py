@@ -81,7 +81,22 @@ def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
             "description": "Topics of messages in one durable order. The guide is docs/http.md.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS},
+        # The empty one: authentication may be off.
+        "security": [{"token": []}, {"certificate": []}, {}],
+        "components": {
+            "schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "a token of plainsong token create, or of the OpenID provider that the daemon trusts",
+                },
+                "certificate": {
+                    "type": "mutualTLS",
+                    "description": "a client certificate, where the daemon asks for one",
+                },
+            },
+        },
     }
 
 
@@ -98,7 +113,11 @@ def _operation(route: Route[Any]) -> dict[str, Any]:
         "tags": [route.tag],
         "summary": route.doc,
         "responses": _responses(route),
+        "x-plainsong-verb": route.verb if isinstance(route.verb, str) else list(route.verbs),
+        "x-plainsong-on": route.on,
     }
+    if route.on == "nobody":
+        made["security"] = []
     if route.parameters:
         made["parameters"] = [_query(name) for name in route.parameters]
     if route.body is not None and route.body.schema is not None:

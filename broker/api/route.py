@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from broker.api.schemas import Schema
     from broker.logs import AccessLog
+    from broker.security.identity import On, Verb
     from plainsong.protocol.codec import Codec
 
 S = TypeVar("S")
@@ -75,6 +76,9 @@ class Route(Generic[S]):
     body: Body | None = None
     errors: tuple[str, ...] = ()
     """The codes it may answer."""
+    verb: Verb | tuple[Verb, ...] | None
+    """What a name needs to ask it; one of several will do. None: nothing, where ``on`` is ``name`` or ``nobody``."""
+    on: On
     tag: str
     doc: str
     """What it does, in a sentence."""
@@ -89,6 +93,14 @@ class Route(Generic[S]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads_only", self.reads_only or self.method == "GET")
+        assert (self.verb is None) == (self.on in ("name", "nobody")), self.name
+
+    @property
+    def verbs(self) -> tuple[Verb, ...]:
+        """The verbs of which one is needed; none where no verb is."""
+        if self.verb is None:
+            return ()
+        return (self.verb,) if isinstance(self.verb, str) else self.verb
 
 
 class Limit(NamedTuple):

@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
+from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (
     BadRequest,
@@ -67,6 +68,8 @@ class Request:
     """How much of the wait it asks for is over already, at an instance that could not answer."""
     room: AnswerRoom | None = None
     """What its answer holds until it has left; None: nothing is counted."""
+    who: Identity = ANONYMOUS
+    """Who asks; ``anonymous``, with every verb, while authentication is off."""
     decoded: Any = None
     """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
 

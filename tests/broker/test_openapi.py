@@ -8,9 +8,11 @@ import re
 import pytest
 
 from broker.api.openapi import description
+from broker.api.route import Route
 from broker.api.routes import ROUTES
 from broker.api.schemas import by_status, status_of_code
 from broker.http.messages import STATUS_OF
+from broker.security.identity import VERBS
 from plainsong.protocol.errors import BY_CODE
 
 DOCUMENT = description(ROUTES, "1.2.3")
@@ -111,3 +113,41 @@ async def test_answers_have_the_fields_that_are_described(daemon, name):
     fields = DOCUMENT["components"]["schemas"][reference]["properties"]
     record = answer[0] if isinstance(answer, list) else answer
     assert set(record) == set(fields) - {"detail"}
+
+
+def test_every_operation_names_the_verb_that_it_needs_and_what_it_needs_it_on():
+    for route in ROUTES:
+        operation = DOCUMENT["paths"][route.path][route.method.lower()]
+        named = operation["x-plainsong-verb"]
+        assert ((named,) if isinstance(named, str) else tuple(named)) == route.verbs
+        assert operation["x-plainsong-on"] == route.on
+        assert set(route.verbs) <= set(VERBS)
+        assert bool(route.verbs) is (route.on not in ("name", "nobody"))
+        places = set(re.findall(r"{(\w+)}", route.path))
+        assert {"topic": {"namespace", "topic"}, "topics": {"namespace"}}.get(route.on, set()) <= places
+
+
+#: The whole of it, so that a change here is a decision: who asks for nothing can be asked by everybody.
+NO_NAME = {"ping", "livez", "readyz"}
+ANY_NAME = {"list_namespaces", "openapi"}
+
+
+def test_only_the_health_of_the_daemon_is_for_those_without_a_name():
+    assert {route.name for route in ROUTES if route.on == "nobody"} == NO_NAME
+    assert {route.name for route in ROUTES if route.on == "name"} == ANY_NAME
+    for route in ROUTES:
+        operation = DOCUMENT["paths"][route.path][route.method.lower()]
+        assert (operation.get("security") == []) is (route.name in NO_NAME)
+
+
+def test_what_changes_a_topic_asks_for_a_verb_that_reading_does_not_give():
+    for route in ROUTES:
+        if not route.reads_only and route.on != "nobody":
+            assert "inspect" not in route.verbs
+
+
+def test_no_route_can_be_declared_without_its_verb():
+    with pytest.raises(TypeError, match="verb"):
+        Route("x", "GET", "/x", object, None, tag="x", doc="X.")
+    with pytest.raises(AssertionError):
+        Route("x", "GET", "/x", object, None, verb=None, on="service", tag="x", doc="X.")
