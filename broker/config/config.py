@@ -17,6 +17,7 @@ from broker.config.sections import (
     PollConfig,
     ReadersConfig,
     RetentionConfig,
+    SecurityConfig,
     ShutdownConfig,
     StorageConfig,
     TopicConfig,
@@ -35,6 +36,7 @@ class Config:
     """The daemon's settings. ``Config()`` is all defaults."""
 
     http: HttpConfig = field(default_factory=HttpConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     topic: TopicConfig = field(default_factory=TopicConfig)
     commit: CommitConfig = field(default_factory=CommitConfig)

@@ -352,6 +352,33 @@ class HttpConfig:
     )
 
 
+# --- security --------------------------------------------------------------------------------------
+
+
+_NAME = r"[\w-]+(?:\.[\w-]+)*\.?"
+_ORIGIN = r"https?://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d{1,5})?"
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """Who may reach the daemon, and from which pages."""
+
+    allowed_hosts: str = text(
+        "",
+        "Names by which clients may address this daemon, separated by commas; *.example.org stands for every name "
+        "below it. IP addresses, localhost, and the hosts of http.bind and cluster.advertise are always allowed.",
+        pattern=rf"(?:(?:\*\.)?{_NAME}(?:\s*,\s*(?:\*\.)?{_NAME})*)?",
+        expected='text like "queue.example.org,*.internal.example.org"',
+    )
+    allowed_origins: str = text(
+        "",
+        "Origins whose pages may use this daemon from a browser, separated by commas, each exact; "
+        "pages of the daemon itself always may, pages of all others never.",
+        pattern=rf"(?:{_ORIGIN}(?:\s*,\s*{_ORIGIN})*)?",
+        expected='text like "https://tools.example.org,http://localhost:3000"; * is not allowed',
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """The daemon's log, on its standard output."""

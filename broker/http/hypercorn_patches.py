@@ -17,7 +17,7 @@ from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
-from broker.http.messages import answer_for, new_request_id, sane_request_id
+from broker.http.messages import NO_PEER, answer_for, new_request_id, sane_request_id
 from broker.http.websocket import StreamSocket
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import AppWrapper, ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
     from broker.http.budgets import AnswerRoom, HttpSettings
-    from broker.http.messages import Conversations
+    from broker.http.messages import Conversations, Peer
 
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
@@ -36,6 +36,8 @@ LINGER_S = 2.0
 PASSAGE = "plainsong.passage"
 #: The key for a function that ends the request's connection.
 CUT = "plainsong.cut"
+#: The key for the connection's ``Peer``.
+PEER = "plainsong.peer"
 #: Answers are given to the server in pieces of this size.
 PIECE_BYTES = 64 << 10
 
@@ -61,7 +63,9 @@ class Passage:
         self.started = trio.current_time()
         self.refusal: PlainsongError | None = None
         self.answering = False
-        scope.setdefault("extensions", {})[PASSAGE] = self
+        extensions = scope.setdefault("extensions", {})
+        self.peer: Peer = extensions.get(PEER, NO_PEER)
+        extensions[PASSAGE] = self
 
 
 class Gate:

@@ -25,7 +25,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from broker.http.hypercorn_patches import CUT, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
+from broker.http.hypercorn_patches import CUT, PEER, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
 from broker.http.lane import BRIEF_LINGER_S
 from broker.http.messages import Conversations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework, LifespanState
 
     from broker.http.budgets import BodyBudget, HttpSettings
-    from broker.http.messages import Begin
+    from broker.http.messages import Begin, Peer
 
 #: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
 SEND_BYTES = 64 << 10
@@ -46,11 +46,12 @@ KEEP_ALIVE_MAX_REQUESTS = 1 << 62
 class HypercornConnection(TCPServer):
     """One connection served by hypercorn."""
 
-    def __init__(self, hypercorn: HypercornServer, stream: Any) -> None:
+    def __init__(self, hypercorn: HypercornServer, stream: Any, peer: Peer) -> None:
         super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
         self._send_timeout_s = hypercorn.settings.send_timeout_s
         self._header_timeout_s = hypercorn.settings.header_timeout_s
         self._conversations = hypercorn.conversations
+        self._peer = peer
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
@@ -91,6 +92,7 @@ class HypercornConnection(TCPServer):
         server = parse_socket_addr(socket.family, socket.getsockname())
         state = ConnectionState(self.state)
         self.app = with_extension(self.app, CUT, self.cut)
+        self.app = with_extension(self.app, PEER, self._peer)
         async with TaskGroup() as tasks:
             self._task_group = tasks
             ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)
@@ -216,10 +218,12 @@ class HypercornServer:
             await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
 
-    async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
+    async def serve(
+        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes, peer: Peer
+    ) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
         whole = ResumedStream(stream, already_read) if isinstance(stream, trio.SocketStream) else stream
-        connection = HypercornConnection(self, whole)
+        connection = HypercornConnection(self, whole, peer)
         self._connections.add(connection)
         try:
             await connection.run()

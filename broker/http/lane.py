@@ -29,6 +29,7 @@ from broker.http.budgets import (
     too_slow,
 )
 from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
+from broker.http.sockets import peer_of
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
 from plainsong.protocol.errors import Overloaded, PlainsongError
 from plainsong.protocol.link import PREFACE
@@ -180,7 +181,9 @@ class Lane:
         if self._gathering:
             self._end_gathering()
         self._request_id = head.request_id or new_request_id()
-        request = Request(head.path, head.query, head.headers, pending[begin:end], self._request_id)
+        request = Request(
+            head.path, head.query, head.headers, pending[begin:end], self._request_id, peer=connection.peer
+        )
         connection.pending = pending[end:]
         self._started = True
         try:
@@ -350,7 +353,8 @@ class Lane:
             body = await self._read_body(head, held)
         except PlainsongError as error:
             return answer_for(error)
-        request = Request(head.path, head.query, head.headers, body, request_id, room=self._room)
+        peer = self._connection.peer
+        request = Request(head.path, head.query, head.headers, body, request_id, room=self._room, peer=peer)
         answer = await self._answer(head.endpoint, request)
         if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
@@ -694,6 +698,7 @@ class Connection:
         "_watching",
         "edge",
         "ended",
+        "peer",
         "pending",
         "resting",
         "scope",
@@ -716,6 +721,7 @@ class Connection:
         self.resting = False
         #: Around everything; its end is the connection's.
         self.scope = trio.CancelScope()
+        self.peer = peer_of(sock)
         #: Received, and not yet part of a request.
         self.pending = b""
         #: How much is read at once while the connection rests.

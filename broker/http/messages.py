@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 from broker.security.identity import ANONYMOUS, Identity
@@ -51,6 +51,36 @@ class BodyStream(Protocol):
         """Ends it, and frees what it holds; a second call does nothing."""
 
 
+class UnixPeer(NamedTuple):
+    """The process at the other end of a Unix socket when it connected, as the kernel knows it (SO_PEERCRED)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whoever is at the other end of a connection, as the connection itself shows it; the same for all its requests."""
+
+    address: str = ""
+    """``host:port``; ``unix`` on a Unix socket; empty: unknown."""
+    tls: bool = False
+    certificate: bytes | None = None
+    """The certificate (DER) that the client proved to hold, verified against ``tls.client_ca``."""
+    unix: UnixPeer | None = None
+    """None: this is not a Unix socket."""
+
+    @property
+    def scheme(self) -> str:
+        """Of the URLs by which this connection is reached."""
+        return "https" if self.tls else "http"
+
+
+#: Of a request that came by no connection of this process.
+NO_PEER = Peer()
+
+
 @dataclass(slots=True)
 class Request:
     """One request, its body read, decompressed and within bounds."""
@@ -72,6 +102,8 @@ class Request:
     """Who asks; ``anonymous``, with every verb, while authentication is off."""
     decoded: Any = None
     """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
+    peer: Peer = NO_PEER
+    """Who is at the other end of the connection it came by."""
 
     @property
     def namespace(self) -> str:

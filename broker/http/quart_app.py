@@ -75,7 +75,9 @@ def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable
         try:
             body = await _read_small(max_bytes) if max_bytes else b""
             query = request.query_string.decode("latin-1")
-            asked = Request(path, query, through.headers, body, through.request_id, room=through.room)
+            asked = Request(
+                path, query, through.headers, body, through.request_id, room=through.room, peer=through.peer
+            )
             answer = await handler(asked)
             answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
@@ -148,7 +150,7 @@ def hot_view(endpoint: Endpoint, settings: HttpSettings) -> Callable[..., Awaita
         through = passage()
         body = await read_body(settings)
         query = request.query_string.decode("latin-1")
-        asked = Request(path, query, through.headers, body, through.request_id, room=through.room)
+        asked = Request(path, query, through.headers, body, through.request_id, room=through.room, peer=through.peer)
         answer = await respond(handler, asked, settings.gzip_min_bytes)
         return as_response(await admitted(answer, through.room, only_looks=route.reads_only))
 

@@ -14,7 +14,7 @@ from broker.http import wire
 from broker.http.lane import HotRoutes, Lane, LaneParts, Watch
 from broker.http.messages import answer_for, new_request_id
 from broker.http.reactor import Reactor
-from broker.http.sockets import address_of, listen_on
+from broker.http.sockets import address_of, listen_on, peer_of
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.link import PREFACE
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.api.route import Accounting, Endpoint
     from broker.http.budgets import BodyBudget, HttpSettings
     from broker.http.hypercorn_server import HypercornServer
-    from broker.http.messages import Begin
+    from broker.http.messages import Begin, Peer
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
@@ -202,15 +202,16 @@ class _Server:
             is_link = self._peers is not None and not lane.served and (already_read or b"").startswith(PREFACE)
         if already_read is None:
             return
+        peer = peer_of(sock)
         # From here on the descriptor is the stream's.
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach())))
         if is_link and self._peers is not None:
             await self._peers(stream, already_read, self._stop)
         elif self._tls is None:
-            await self._hypercorn.serve(stream, already_read)
+            await self._hypercorn.serve(stream, already_read, peer)
         else:
             await self._hypercorn.serve(
-                trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True), already_read
+                trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True), already_read, peer
             )
 
     async def _refuse(self, sock: socket.socket) -> None:
@@ -273,7 +274,9 @@ class _Hypercorn:
         self._ended.set()
         self._wanted.set()
 
-    async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes) -> None:
+    async def serve(
+        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes, peer: Peer
+    ) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
         self._wanted.set()
         try:
@@ -282,7 +285,7 @@ class _Hypercorn:
             await trio.aclose_forcefully(stream)
             raise
         assert self._server is not None
-        await self._server.serve(stream, already_read)
+        await self._server.serve(stream, already_read, peer)
 
     async def stop(self) -> None:
         """Closes idle connections, and the others after their current answer."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from broker.http.messages import Begin
+    from broker.http.messages import Begin, Peer
 
 SETTINGS = HttpSettings(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=5, header_timeout_s=5, body_timeout_s=5
@@ -40,6 +40,8 @@ class Toys:
     closed: trio.Event = field(default_factory=trio.Event)
     built: int = 0
     """How often the application behind hypercorn was made."""
+    peers: list[Peer] = field(default_factory=list)
+    """Who sent each request to ``store``."""
 
     async def publish(self, request: Request) -> Answer:
         if request.path["topic"] == "missing":
@@ -54,6 +56,7 @@ class Toys:
 
     async def store(self, request: Request) -> Answer:
         """Echoes what arrived."""
+        self.peers.append(request.peer)
         seen = {
             "namespace": request.path["namespace"],
             "topic": request.path["topic"],

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trio
 
+from broker.http.messages import Peer
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
 from tests.broker.listeners import Reader, ask, post, running
@@ -37,6 +38,15 @@ async def test_answers_are_compressed_for_those_who_take_gzip(lane: bool) -> Non
         assert "content-encoding" not in short.headers
         streamed = await ask(listener, post("t/rollback", b"", "Accept-Encoding: gzip"))
         assert gzip.decompress(streamed.body) == b"0;1;2;"
+
+
+@BOTH_LISTENERS
+async def test_a_request_knows_the_address_of_its_connections_other_end(lane: bool) -> None:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
+        await stream.send_all(post("t/store", b"x"))
+        assert (await Reader(stream).reply()).status == 200
+        host, port = stream.socket.getsockname()
+        assert listener.toys.peers == [Peer(f"{host}:{port}")]
 
 
 async def test_the_framework_is_loaded_by_the_first_requests_that_need_it_and_once_for_all_of_them() -> None:
@@ -77,12 +87,12 @@ def test_weights_decide_whether_gzip_is_taken(header: str, taken: bool) -> None:
 @BOTH_LISTENERS
 async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(lane: bool) -> None:
     async with running(lane=lane) as listener:
-        reply = await ask(listener, b"GET /v1/nothing HTTP/1.1\r\nHost: h\r\nAccept: text/html\r\n\r\n")
+        reply = await ask(listener, b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n")
         assert (reply.status, reply.code) == (404, "not_found")
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.headers["x-request-id"]
         for method in (b"GET", b"OPTIONS", b"DELETE"):
-            reply = await ask(listener, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: h\r\n\r\n")
+            reply = await ask(listener, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (reply.status, reply.code, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 

@@ -83,7 +83,7 @@ class RingProducer:
             if self.rng.random() < 0.5:
                 await trio.sleep(self.rng.random() * 0.005)
         else:
-            head = f"{method} {path} HTTP/1.1\r\nHost: ring\r\nContent-Length: {len(body)}\r\n"
+            head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             await talk.send_raw((head + "\r\n").encode() + body[: len(body) // 2])
         raise HungUp

@@ -170,7 +170,7 @@ class Talk:
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         """Send a request, and leave its answer for later."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: ring", *(f"{k}: {v}" for k, v in (headers or {}).items())]
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *(f"{k}: {v}" for k, v in (headers or {}).items())]
         await self.send_raw("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
 
     async def send_raw(self, data: bytes) -> None:

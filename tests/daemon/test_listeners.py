@@ -89,7 +89,7 @@ def hot_requests(draw: st.DrawFn, ids: list[bytes]) -> bytes:
     body = body[: draw(st.sampled_from([*[None] * 10, -1, 3]))]
     lines = [
         f"POST /v1/namespaces/ring/topics/{path}{draw(QUERIES)} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         f"Content-Type: {content_type}",
         *draw(HEADERS),
         f"Content-Length: {len(body)}",
@@ -134,7 +134,7 @@ def test_both_doors_took_the_same_publishes(listeners, content_type):
     body = codec.encode_publish(PublishRequest([b"from both", b""]))
     lines = [
         "POST /v1/namespaces/ring/topics/scratch/publish HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         f"Content-Type: {content_type}",
         f"Content-Length: {len(body)}",
     ]

@@ -121,7 +121,7 @@ def test_clients_that_send_slowly_or_never_read_are_cut_while_others_are_served(
     for _ in range(20):
         publish(running.address, "large", bytes(MIB))
     sockets = settled_sockets(running)
-    head = b"POST /v1/namespaces/ring/topics/%s HTTP/1.1\r\nHost: x\r\nContent-Type: avro/binary\r\n"
+    head = b"POST /v1/namespaces/ring/topics/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: avro/binary\r\n"
     slow = {
         "half a head": head[:30],
         "half a body": head % b"t/publish" + b"Content-Length: 100\r\n\r\nabc",
@@ -198,7 +198,7 @@ async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon
     running = daemon(f"http.lane={lane}")
     create(running.address, "t")
     peak_bytes = memory_peak_bytes(running)
-    head = b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with trio.fail_after(20):
         for _ in range(5):
             async with await Talk.to(running.address) as talk:

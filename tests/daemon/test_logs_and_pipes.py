@@ -100,7 +100,7 @@ def test_a_pipe_closed_while_it_runs_costs_no_message(tmp_path):
 def test_scrapers_that_never_read_hurt_nobody_and_do_not_hold_the_exit(daemon):
     running = daemon("shutdown.drain_s=1")
     create(running.address, "t")
-    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as scrapers:
         for _ in range(20):
             scraper = scrapers.enter_context(socket.socket())

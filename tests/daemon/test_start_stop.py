@@ -58,7 +58,7 @@ def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(da
     running = daemon(f"http.lane={lane}")
     create(running.address, "busy")
     path, body = topic_path("busy", "/publish").encode(), b'{"messages": ["x"]}'
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with socket.create_connection(running.address, timeout=PATIENCE_S) as sock:
         for asked in range(1_000_000):
             if asked == 50 + attempt:
@@ -111,7 +111,7 @@ def test_a_second_signal_ends_it_at_once(daemon):
     running = daemon("shutdown.drain_s=60", "http.body_timeout_s=60")
     create(running.address, "t")
     with socket.create_connection(running.address) as half:
-        half.sendall(b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        half.sendall(b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         eventually("the body is awaited", lambda: metric(running.address, "plainsong_inflight_body_bytes") > 0)
         running.signal(signal.SIGTERM)
         running.wait_for_line('"event":"leaving"')

@@ -82,7 +82,7 @@ async def test_links_and_http_share_one_port(lane):
         assert (await link.call("echo", 1, b"x" * 1_000_000)).body == b"x" * 1_000_000
         stream = await server.connect()
         await stream.send_all(
-            b"POST /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+            b"POST /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
         )
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
         assert await to.to(server.address) is link
@@ -100,7 +100,7 @@ async def test_a_preface_in_pieces_is_one(lane):
 async def test_a_connection_that_spoke_http_never_becomes_a_link():
     async with serving() as server:
         stream = await server.connect()
-        request = b"POST /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+        request = b"POST /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
         await stream.send_all(request + PREFACE)
         said = b""
         async for some in stream:

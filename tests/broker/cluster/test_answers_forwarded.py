@@ -61,7 +61,7 @@ async def test_a_reader_that_stops_is_held_by_the_owner_and_by_a_window_on_the_w
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     await sock.connect(split_bind(nodes["a"].address))
     async with trio.SocketStream(sock) as reader:
-        await reader.send_all(f"POST {POLL} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n".encode())
+        await reader.send_all(f"POST {POLL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n".encode())
         await reader.send_all(b"Content-Type: application/json\r\n\r\n{}")
         await until(lambda: 0 < held(nodes["a"]) <= PASSED_BYTES and 12 * MIB <= held(nodes["b"]) < 13 * MIB)
     await nothing_is_held(nodes)
