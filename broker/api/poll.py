@@ -11,9 +11,16 @@ import trio
 
 from actors.reading import read_page
 from broker.api.route import off_loop
+from broker.authority import SwitchedOff
 from broker.http.messages import Answer, one_of, parse_query, whole_number
 from plainsong.protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
-from plainsong.protocol.errors import InvalidParameter, PlainsongError, RequestTooLarge, TopicNotFound
+from plainsong.protocol.errors import (
+    InvalidParameter,
+    PlainsongError,
+    RequestTooLarge,
+    TopicNotFound,
+    TransactionsUnavailable,
+)
 from plainsong.protocol.ids import after
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import check_poll
@@ -164,11 +171,12 @@ class Polling:
 
     async def _look(self, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
         """A page with messages, or one without when the time to wait is over or waiting is of no use."""
-        await fresh_for(self.transactions, body.isolation, body.transaction)
-        # What is refused is refused before anything is waited for; a large snapshot is many numbers.
-        ask_view = partial(view_for, self.transactions, body.isolation, body.transaction)
-        view = await off_loop(len(body.transaction or b""), JSON, ask_view)
-        brought = view if body.transaction is not None else None
+        brought = None
+        if body.transaction is not None:
+            # What is refused is refused before anything is waited for; a large snapshot is many numbers.
+            ask_view = partial(view_for, self.transactions, body.isolation, body.transaction)
+            brought = await off_loop(len(body.transaction), JSON, ask_view)
+        reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
         since = body.since
         deadline_s = None
         if body.wait_ms:
@@ -177,8 +185,13 @@ class Polling:
         was_held = False
         while True:
             # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
-            look = Look(since, body.end_before, deadline_s if body.isolation != "committed" else None)
-            found, mark = await self._read(name, look, brought, body.isolation, reading)
+            look = Look(since, body.end_before, deadline_s if reader is None else None)
+            mark = self.pointers.mark
+            if reader is None:
+                span = await self.directory.ask(name, look)
+                found = _Found(span, brought, await self._page_of(name, span, brought, reading))
+            else:
+                found = await self._read_committed(name, look, reader, reading)
             span, page = found.span, found.page
             if page.held is not None and not was_held:
                 self.blocked()
@@ -204,19 +217,22 @@ class Polling:
         span = await self.directory.ask(name, look)
         return span.since < span.until
 
-    async def _read(
-        self, name: TopicName, look: Look, brought: View | None, isolation: Isolation | None, reading: _Reading
-    ) -> tuple[_Found, int]:
+    async def _read_committed(self, name: TopicName, look: Look, reader: CommittedReader, reading: _Reading) -> _Found:
         """View, span and page, in this order: of what the view shows nothing stands behind the span.
 
         The other way round, a transaction whose last rows came between the two, and that was committed there, would be
-        shown in part. What began after the view holds the page at worst, and the next one knows better. The mark stands
-        before all three, so that a wait misses nothing of what becomes of a pointer meanwhile.
+        shown in part. What began after the view holds the page at worst, and the next one knows better. The caller's
+        mark stands before all three, so that a wait misses nothing of what becomes of a pointer meanwhile. A topic with
+        nothing undecided needs no view of the service's: its own, of the same moment as the span, shows the same.
         """
-        mark = self.pointers.mark
-        view = view_for(self.transactions, isolation, None) if brought is None else brought
-        span = await self.directory.ask(name, look)
-        return _Found(span, view, await self._page_of(name, span, view, reading)), mark
+        span = await self.directory.ask(name, replace(look, undecided=1))
+        view = await reader.view() if span.undecided else None
+        if view is not None:
+            span = await self.directory.ask(name, look)
+        elif span.undecided:
+            span = await self.directory.ask(name, replace(look, undecided=EVERY_POINTER))
+        view = view or View.without_service(span.undecided)
+        return _Found(span, view, reader.admit(await self._page_of(name, span, view, reading)))
 
     async def _page_of(self, name: TopicName, span: Span, view: View | None, reading: _Reading) -> Page:
         def read(max_bytes: int) -> Awaitable[Page]:
@@ -309,6 +325,54 @@ def _behind(found: _Found) -> bytes:
 
 #: A snapshot of two million pointers: what a Tephra could send its own clients.
 MAX_SNAPSHOT_BYTES = 16 << 20
+
+
+#: As ``Look.undecided``: all of them.
+EVERY_POINTER = 1 << 62
+
+
+class CommittedReader:
+    """A request that reads what is committed; it needs the transaction service only where something is undecided.
+
+    While the service is away, a topic serves what it knows to be committed by itself, up to the first undecided message.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Raises TransactionsUnavailable: the daemon has no transaction service, and never will."""
+        if isinstance(transactions, SwitchedOff):
+            transactions.view()
+        self._transactions = transactions
+        self._is_fresh = False
+        self._away: TransactionsUnavailable | None = None
+
+    async def view(self) -> View | None:
+        """What the service shows, commits included that were acknowledged before the request; None: it is away."""
+        try:
+            if not self._is_fresh:
+                await self._transactions.fresh()
+                self._is_fresh = True
+            self._away = None
+            return self._transactions.view()
+        except TransactionsUnavailable as error:
+            self._away = error
+            return None
+
+    def admit(self, page: Page) -> Page:
+        """The page, if it is true without the service too; it then ends before the first undecided message.
+
+        Raises:
+          TransactionsUnavailable: nothing stands before that message, and nobody can say what became of it.
+        """
+        if self._away is None or page.held is None:
+            return page
+        if not page.count:
+            self.refuse_if_away()
+        return replace(page, end="more", held=None)
+
+    def refuse_if_away(self) -> None:
+        """Raises TransactionsUnavailable while the service is away."""
+        if self._away is not None:
+            raise self._away
 
 
 async def fresh_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None = None) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import trio
 
 from broker.api.poll import (
+    EVERY_POINTER,
+    CommittedReader,
     apply_query,
     bytes_within,
-    fresh_for,
     hold_gathered,
-    view_for,
     wait_for_decision,
 )
 from broker.api.route import off_loop
@@ -28,6 +28,7 @@ from plainsong.protocol.names import TopicName, topic_name
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import PollRequest, check_poll
 from plainsong.protocol.topic.asks import Look
+from plainsong.protocol.transactions.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from broker.metrics import Rates
     from plainsong.protocol.page import Held
     from plainsong.protocol.topic.asks import Span
-    from plainsong.protocol.transactions.view import View
 
 #: Topics of one request. Source: the HTTP contract, section 6.
 MAX_TOPICS = 1_000
@@ -91,6 +91,26 @@ class _Wanted:
         return Page(last_id=before(self.since), end="more")
 
 
+class _Isolated(NamedTuple):
+    """What all topics of a request are read with."""
+
+    reader: CommittedReader | None
+    """None: everything is shown."""
+    view: View | None
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether each topic shows what it knows to be committed, since the transaction service is away."""
+        return self.reader is not None and self.view is None
+
+    def view_of(self, span: Span) -> View | None:
+        return View.without_service(span.undecided) if self.by_itself else self.view
+
+    def admit(self, page: Page) -> Page:
+        """See ``CommittedReader.admit``."""
+        return page if self.reader is None else self.reader.admit(page)
+
+
 @dataclass(frozen=True, slots=True)
 class PollingMany:
     """The route of a poll of many topics."""
@@ -133,14 +153,15 @@ class PollingMany:
         if body.wait_ms:
             wait_ms = min(body.wait_ms, self.bounds.max_wait_ms) - request.waited_ms
             deadline_s = trio.current_time() + wait_ms / 1000
-        await fresh_for(self.transactions, body.isolation)
+        reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
         while True:
             # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
             mark = self.pointers.mark
-            view = view_for(self.transactions, body.isolation, None)
-            await _look(access, wanted)
+            view = None if reader is None else await reader.view()
+            isolated = _Isolated(reader, view)
+            await _look(access, wanted, EVERY_POINTER if isolated.by_itself else 0)
             if any(one.span is not None and one.span.start < one.span.until for one in wanted):
-                await self._read_in_turn(access, wanted, body, view, request.room)
+                await self._read_in_turn(access, wanted, body, isolated, request.room)
             waiting = [one for one in wanted if one.error is None]
             nothing_yet = not any(one.page.count for one in wanted) and not self.stopping.is_set()
             if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
@@ -188,7 +209,7 @@ class PollingMany:
         access: TopicsAccess,
         wanted: list[_Wanted],
         body: PollRequest,
-        view: View | None,
+        isolated: _Isolated,
         held: AnswerRoom | None,
     ) -> None:
         """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
@@ -196,11 +217,11 @@ class PollingMany:
         room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
         bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
         bytes_room = await bytes_within(held, bytes_room)
-        await self._share_out(access, wanted, view, room, bytes_room)
+        await self._share_out(access, wanted, isolated, room, bytes_room)
         hold_gathered(held, sum(one.page.payload_bytes for one in wanted))
 
     async def _share_out(
-        self, access: TopicsAccess, wanted: list[_Wanted], view: View | None, room: int, bytes_room: int
+        self, access: TopicsAccess, wanted: list[_Wanted], isolated: _Isolated, room: int, bytes_room: int
     ) -> None:
         taken = 0
         turn = next(_turns) % len(wanted)
@@ -212,7 +233,7 @@ class PollingMany:
                 if room <= 0 or bytes_room <= 0:
                     return
                 limit = min(share, room) if one.room is None else min(share, room, one.room)
-                page = await _read(access, one, limit, min(bytes_share, bytes_room), view)
+                page = await _read(access, one, limit, min(bytes_share, bytes_room), isolated)
                 if taken and page.payload_bytes > bytes_room:
                     continue  # a page always has one message; this one has to wait for the next answer
                 self._add(one, page)
@@ -263,9 +284,10 @@ def _refuse_strangers(wanted: list[_Wanted]) -> None:
             raise one.error
 
 
-async def _look(access: TopicsAccess, wanted: list[_Wanted]) -> None:
+async def _look(access: TopicsAccess, wanted: list[_Wanted], undecided: int) -> None:
     asked = [one for one in wanted if one.error is None]
-    for one, found in zip(asked, await access.look([Since(one.name, one.since) for one in asked]), strict=True):
+    since = [Since(one.name, one.since, undecided) for one in asked]
+    for one, found in zip(asked, await access.look(since), strict=True):
         if isinstance(found, PlainsongError):
             one.error = found
         else:
@@ -273,11 +295,11 @@ async def _look(access: TopicsAccess, wanted: list[_Wanted]) -> None:
             one.page = one.unread
 
 
-async def _read(access: TopicsAccess, one: _Wanted, limit: int, max_bytes: int, view: View | None) -> Page:
+async def _read(access: TopicsAccess, one: _Wanted, limit: int, max_bytes: int, isolated: _Isolated) -> Page:
     """The topic's next messages; none when they cannot be read."""
     assert one.span is not None  # those without have an error, and are not active
     try:
-        return await access.page(one.name, one.span, limit, max_bytes, view)
+        return isolated.admit(await access.page(one.name, one.span, limit, max_bytes, isolated.view_of(one.span)))
     except PlainsongError as error:
         if not one.page.count:
             one.error = error
@@ -321,6 +343,8 @@ class Since(NamedTuple):
 
     name: TopicName
     since: bytes
+    undecided: int = 0
+    """As ``Look.undecided``."""
 
 
 class TopicsAccess(Protocol):
@@ -351,7 +375,7 @@ class LocalTopics:
         found: dict[int, Span | PlainsongError] = {}
 
         async def look(index: int, one: Since) -> None:
-            found[index] = await self._ask(one.name, Look(one.since))
+            found[index] = await self._ask(one.name, Look(one.since, undecided=one.undecided))
 
         async with trio.open_nursery() as nursery:
             for index, one in enumerate(wanted):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.reading import walk_rows
-from broker.api.poll import fresh_for, view_for, wait_for_decision
+from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for, wait_for_decision
 from broker.api.producers import bound
 from broker.api.route import json_answer
 from broker.api.transactions import longs
@@ -21,7 +21,7 @@ from plainsong.protocol.page import items_in
 from plainsong.protocol.requests import PollRequest, check_poll
 from plainsong.protocol.topic.asks import Describe, ListPointers, ListProducers, Look, PlanCleaning, Slice, Stats
 from plainsong.protocol.topic.reading import Extent, Newest, Tally
-from plainsong.protocol.transactions.view import Verdict
+from plainsong.protocol.transactions.view import Verdict, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from broker.metrics import Rates
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import PointerView, Span, TopicStats
-    from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
 #: Parts a range can be cut into at once.
@@ -177,15 +176,19 @@ class Counting:
             deadline_s = trio.current_time() + wait_ms / 1000
         expired = False
         parks = read.isolation != "committed"
-        await fresh_for(self.transactions, read.isolation, read.transaction)
+        reader = None if parks else CommittedReader(self.transactions)
         while True:
             # In this order, as for a poll: of what the view shows nothing stands behind the span.
             mark = self.pointers.mark
-            view = view_for(self.transactions, read.isolation, read.transaction)
-            span = await self.directory.ask(name, Look(since, read.end_before, deadline_s if parks else None))
+            view = view_for(self.transactions, None, read.transaction) if reader is None else await reader.view()
+            alone = reader is not None and view is None
+            look = Look(since, read.end_before, deadline_s if parks else None, EVERY_POINTER if alone else 0)
+            span = await self.directory.ask(name, look)
             expired |= span.expired
-            extent = Extent(span, read.limit, read.max_bytes, view)
+            extent = Extent(span, read.limit, read.max_bytes, View.without_service(span.undecided) if alone else view)
             await walk_rows(self.store, extent)
+            if reader is not None and not extent.count and extent.held is not None:
+                reader.refuse_if_away()
             if extent.count or deadline_s is None or self.stopping.is_set() or trio.current_time() >= deadline_s:
                 return span, extent, expired
             if extent.held is not None:

@@ -197,7 +197,7 @@ class _RoutedTopics:
     ) -> Sequence[Span | PlainsongError | None]:
         if owner is None:
             return await (self._local.look(some) if deadline_s is None else self._local.wait(some, deadline_s))
-        given = [[*one.name, one.since] for one in some]
+        given = [[*one.name, one.since, *([one.undecided] if one.undecided else [])] for one in some]
         left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
 
         def call(link: Link) -> Awaitable[Reply]:

@@ -183,7 +183,7 @@ class Dispatcher:
 
     async def _look_many(self, call: Call) -> Reply:
         given, left_s = call.value
-        wanted = [Since(TopicName(namespace, topic), since) for namespace, topic, since in given]
+        wanted = [Since(TopicName(namespace, topic), *rest) for namespace, topic, *rest in given]
         here = self._local.topics
         found: Any
         if left_s is None:

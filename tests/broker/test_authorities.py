@@ -93,7 +93,10 @@ async def test_with_a_tephra_its_clients_are_sent_there(autojump_clock):
         refused = {"status": 503, "code": "transactions_unavailable"}
         answer = await daemon.call("POST", "/v1/transactions", **refused)
         assert "127.0.0.1:1" in answer.json()["hint"]
-        await daemon.call("POST", f"{TOPICS}/t/poll", json={"isolation": "committed"}, **refused)
+        answer = await daemon.call("POST", f"{TOPICS}/t/poll", json={"isolation": "committed"})
+        assert [each["payload"] for each in answer.json()] == ["plain"]
+        behind = {"isolation": "committed", "startFrom": answer.headers["plainsong-last-id"], "inclusive": False}
+        await daemon.call("POST", f"{TOPICS}/t/poll", json=behind, **refused)
         assert len(await daemon.poll()) == 2
         said = (await daemon.call("GET", "/readyz")).json()
         assert (said["ready"], said["transactions"]["available"]) == (True, False)

@@ -8,6 +8,8 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
+from plainsong.protocol.errors import TransactionsUnavailable
+from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Look
 
 TX = "/v1/transactions"
@@ -301,7 +303,7 @@ async def test_a_transaction_that_grows_and_commits_while_a_poll_looks_is_shown_
 
     async def ask_and_commit(name, question):
         answer = await ask(name, question)
-        if isinstance(question, Look) and not met:
+        if isinstance(question, Look) and not question.undecided and not met:
             met.append(question)
             await under(daemon, begun, "second")
             await decide(daemon, begun, "commit")
@@ -312,3 +314,108 @@ async def test_a_transaction_that_grows_and_commits_while_a_poll_looks_is_shown_
     answer = await daemon.http.post(PATH, json=body)
     assert met
     assert [message["payload"] for message in answer.json()] == (["first", "second"] if wait_ms else [])
+
+
+async def test_a_transaction_that_commits_between_the_first_look_and_the_view_is_shown_whole(daemon, monkeypatch):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "first")
+    ask = daemon.service.directory.ask
+    met = []
+
+    async def ask_and_commit(name, question):
+        answer = await ask(name, question)
+        if isinstance(question, Look) and question.undecided and not met:
+            met.append(answer.undecided)
+            await under(daemon, begun, "second")
+            await decide(daemon, begun, "commit")
+        return answer
+
+    monkeypatch.setattr(daemon.service.directory, "ask", ask_and_commit)
+    answer = await daemon.http.post(PATH, json={"isolation": "committed"})
+    assert met == [{begun["id"]}]
+    assert [message["payload"] for message in answer.json()] == ["first", "second"]
+
+
+# --- while the transaction service is away -----------------------------------------------------------
+
+
+REFUSED = {"status": 503, "code": "transactions_unavailable"}
+
+
+def take_away(daemon, monkeypatch):
+    """The service says nothing any more, to readers of any kind."""
+
+    async def fresh():
+        raise TransactionsUnavailable("it is away")
+
+    def view():
+        raise TransactionsUnavailable("it is away")
+
+    monkeypatch.setattr(daemon.service.authority.transactions, "fresh", fresh)
+    monkeypatch.setattr(daemon.service.authority.transactions, "view", view)
+
+
+async def test_a_topic_with_nothing_undecided_is_read_without_the_service(daemon, monkeypatch):
+    await daemon.create()
+    await daemon.publish("plain")
+    for payload, verb in (("committed", "commit"), ("rolled back", "abort")):
+        begun = await begin(daemon)
+        await under(daemon, begun, payload)
+        await under(daemon, begun, payload + " and stored", verb="store")
+        await under(daemon, begun)
+        await decide(daemon, begun, verb)
+    await daemon.publish("behind")
+    seen = await daemon.poll(isolation="committed")
+    take_away(daemon, monkeypatch)
+    assert await daemon.poll(isolation="committed") == seen
+    assert [each["payload"] for each in seen] == ["plain", "committed", "committed and stored", "behind"]
+    many = {"topics": {"t": {}}, "isolation": "committed"}
+    assert (await daemon.call("POST", "/v1/namespaces/ns/poll", json=many)).json()["topics"]["t"]["messages"] == seen
+    measured = (await daemon.call("POST", f"{TOPICS}/t/offsets", json={"isolation": "committed"})).json()
+    assert measured["count"] == 4
+
+
+async def test_without_the_service_reading_goes_up_to_the_first_undecided_message(daemon, monkeypatch):
+    await daemon.create()
+    await daemon.create("other")
+    await daemon.publish("plain")
+    await daemon.publish("plain", topic="other")
+    begun = await begin(daemon)
+    await under(daemon, begun, "undecided")
+    await daemon.publish("behind")
+    take_away(daemon, monkeypatch)
+    answer = await daemon.call("POST", PATH, json={"isolation": "committed"})
+    assert [each["payload"] for each in answer.json()] == ["plain"]
+    assert answer.headers["plainsong-end"] == "more"
+    assert "plainsong-held-by" not in answer.headers
+    last = {"startFrom": answer.headers["plainsong-last-id"], "inclusive": False}
+    await daemon.call("POST", PATH, json={"isolation": "committed", **last}, **REFUSED)
+    await daemon.call("POST", PATH, json={"isolation": "committed", "waitMs": 60_000, **last}, **REFUSED)
+    start = last["startFrom"][:-1] + "1"
+    await daemon.call("POST", f"{TOPICS}/t/offsets", json={"isolation": "committed", "start": start}, **REFUSED)
+    many = {"topics": {"t": last, "other": {}}, "isolation": "committed"}
+    found = (await daemon.call("POST", "/v1/namespaces/ns/poll", json=many)).json()["topics"]
+    assert found["t"]["error"]["code"] == "transactions_unavailable"
+    assert [each["payload"] for each in found["other"]["messages"]] == ["plain"]
+
+
+async def test_a_committed_poll_that_waits_without_the_service_gets_what_is_published(daemon, monkeypatch):
+    await daemon.create()
+    take_away(daemon, monkeypatch)
+    poll = Waiting(daemon, PATH, {"isolation": "committed", "waitMs": 60_000})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poll.run)
+        core = None
+        while core is None or not len(core.parking):
+            await trio.lowlevel.checkpoint()
+            core = daemon.service.directory.entry(TopicName("ns", "t")).actor.core
+        await daemon.publish("plain")
+        assert await poll.messages() == ["plain"]
+
+
+async def test_a_daemon_that_has_no_service_refuses_every_committed_poll():
+    async with in_process(transactions__service="off") as daemon:
+        await daemon.create()
+        await daemon.publish("plain")
+        await daemon.call("POST", PATH, json={"isolation": "committed"}, **REFUSED)

@@ -60,6 +60,8 @@ class Span:
     """The highest id the last completed commit can have; None before the first."""
     expired: bool = False
     """Whether messages from ``since`` on have, or may have, expired by the topic's ttl: see ``Usage.expired_from``."""
+    undecided: frozenset[int] = frozenset()
+    """Write pointers that the topic does not know to be decided; empty unless ``Look.undecided`` asks for them."""
 
     @property
     def start(self) -> bytes:
@@ -81,6 +83,8 @@ class Look(Ask[Span]):
     """Read no further than this id, exclusive."""
     deadline_s: float | None = None
     """When to answer with an empty span at the latest, on the actor's monotonic clock; None: at once."""
+    undecided: int = 0
+    """How many of the topic's undecided write pointers the span lists at most."""
 
 
 # --- under a write pointer -------------------------------------------------------------------------

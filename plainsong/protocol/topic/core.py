@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.errors import Overloaded, PlainsongError, TopicNotFound
@@ -214,7 +215,14 @@ def span_of(state: TopicState, look: Look) -> Span:
         oldest_ms=state.oldest_ms,
         watermark=state.watermark,
         expired=state.usage.expired_from(look.since, state.oldest_ms),
+        undecided=_undecided(state, look.undecided) if look.undecided else frozenset(),
     )
+
+
+def _undecided(state: TopicState, most: int) -> frozenset[int]:
+    """Pointers of transactions that have, or may have, messages here and are not known to be decided."""
+    known = (each.pointer for each in state.pending.values() if each.pointer > 0 and not each.decided)
+    return frozenset(islice(known, most))
 
 
 def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.transactions.transaction import Transaction
 
+#: The highest pointer there can be.
+MAX_POINTER = (1 << 63) - 1
 #: Up to so many hidden pointers are compared one by one, before the pointers of many rows are extracted.
 _FEW = 64
 #: The least cost of extracting the pointers of rows, in comparisons with a hidden pointer.
@@ -69,6 +71,14 @@ class View:
             frozenset(transaction.invalids),
             frozenset(own),
         )
+
+    @classmethod
+    def without_service(cls, undecided: AbstractSet[int]) -> View:
+        """What a topic knows by itself: messages are committed unless their pointer is rolled back or ``undecided``.
+
+        A topic forgets a pointer only once it is committed, or all its rows are rolled back.
+        """
+        return cls(MAX_POINTER, undecided, frozenset())
 
     @property
     def parts(self) -> tuple[int, frozenset[int], frozenset[int], frozenset[int]]:
