@@ -9,7 +9,6 @@ from broker.api.route import json_answer, off_loop
 from broker.http.messages import Answer, flag
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import TopicNotFound
 from plainsong.protocol.keys import DamagedRow, namespace_range, topic_of
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import parse_properties
@@ -44,21 +43,9 @@ class Topics:
         """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
         name = request.name
         if_not_exists = flag(request.parameters("ifNotExists"), "ifNotExists")
-        given = request.json()
-        generation = None
-        if isinstance(given, dict) and "generation" in given:
-            generation = await self._last_generation(name)
-        properties = parse_properties(given, generation=generation, default_ttl_s=self.default_ttl_s)
+        properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
         await self.directory.ask(name, Create(properties, if_not_exists))
         return Answer(200)
-
-    async def _last_generation(self, name: TopicName) -> int | None:
-        """What a client that looked at the topic earlier may send back with its properties."""
-        try:
-            return (await self.directory.ask(name, Describe())).metadata.generation
-        except TopicNotFound:
-            state = self.directory.peek(name)
-            return None if state is None or state.metadata is None else state.metadata.generation
 
     async def set_properties(self, request: Request) -> Answer:
         """All properties replaced; an absent one has its default again. Raises TopicNotFound, InvalidProperty."""

@@ -15,6 +15,7 @@ import trio
 
 from broker.command.options import leaves, load_settings, setting_options
 from broker.front import FrontEndFailed
+from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
 from plainsong.cli.command import CommandFailed, Exit
@@ -128,12 +129,12 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(str(leaf), hint="what it said stands above; http.processes = 1 does without")
         if isinstance(leaf, socket.gaierror):
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
-        if isinstance(leaf, OSError) and leaf.filename is None and leaf.errno in _BIND_ERRORS:
-            what, hint = _BIND_ERRORS[leaf.errno]
-            thrift = config.transactions.thrift
-            if thrift and thrift in str(leaf.strerror):
-                return CommandFailed(f"transactions.thrift {thrift} {what}", hint=hint.replace("with --bind", "for it"))
-            return CommandFailed(f"http.bind {config.http.bind} {what}", hint=hint)
+        if isinstance(leaf, BindFailed):
+            what, hint = _BIND_ERRORS.get(leaf.errno or 0, (f"cannot be used: {leaf.strerror}", "choose another"))
+            if leaf.bind == config.transactions.thrift:
+                hint = hint.replace("with --bind", "for it")
+                return CommandFailed(f"transactions.thrift {leaf.bind} {what}", hint=hint)
+            return CommandFailed(f"http.bind {leaf.bind} {what}", hint=hint)
     return None
 
 

@@ -261,6 +261,15 @@ class RefusingH11(H11Protocol):
         )
         await socket.handle(begun)
 
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Finds HTTP/2 whose client knew of it; an upgrade to h2c is ignored, which HTTP allows.
+
+        Hypercorn takes one of a request whose body it takes for absent, and is then cut off in the middle of it. It is
+        obsolete (RFC 9113, section 3.1), and clients that offer it go on in HTTP/1.1.
+        """
+        if event.method == b"PRI":
+            await super()._check_protocol(event)
+
     async def _maybe_recycle(self) -> None:
         """Gets ready for the next request after an answer, also when the server stops.
 

@@ -517,20 +517,22 @@ def parse_head(data: bytes, routes: HotRoutes) -> Head | None:
 
     The lane takes what every reader of HTTP understands alike. Anything that two readers could take differently
     (two lengths, a length beside chunks, folded lines, no host or two) is left to hypercorn, whose answer is then
-    the only one.
+    the only one. No hot route can be upgraded, so that an ``Upgrade`` header is ignored (RFC 9110, section 7.8).
     """
     parts = _HeadParts()
     parser = httptools.HttpRequestParser(parts)
     try:
         parser.feed_data(data)
-    except httptools.HttpParserError:  # also an upgrade
+    except httptools.HttpParserUpgrade:
+        pass  # raised behind the head
+    except httptools.HttpParserError:
         return None
     route = _route(parts.url, routes)
     if route is None or not parts.complete or b"\r\n " in data or b"\r\n\t" in data:
         return None
     version = parser.get_http_version()
     headers = _joined(parts.headers)
-    if headers is None or "upgrade" in headers or version not in ("1.0", "1.1"):
+    if headers is None or version not in ("1.0", "1.1"):
         return None
     length = _framing(headers, version)
     if length is None:

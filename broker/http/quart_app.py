@@ -6,12 +6,14 @@ import logging
 from collections import defaultdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 import trio
 from quart import Response, request
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio as Application
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter
 
 from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
@@ -21,6 +23,7 @@ from plainsong.protocol.errors import (
     BadRequest,
     BodyTooLarge,
     Internal,
+    InvalidName,
     MethodNotAllowed,
     NotFound,
     PlainsongError,
@@ -59,9 +62,28 @@ def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acc
     return app
 
 
+class _AnyText(BaseConverter):
+    """The rest of a path, whatever it is: slashes and line ends included."""
+
+    part_isolating = False
+    regex = r"[\s\S]+"
+
+
 def rule_of(path: str) -> str:
-    """A path as the framework writes it. Names of producers are any text, slashes included."""
-    return path.replace("{producer}", "<path:producer>").replace("{", "<").replace("}", ">")
+    """A path as the framework writes it. Names of producers are any text."""
+    return path.replace("{producer}", "<anytext:producer>").replace("{", "<").replace("}", ">")
+
+
+def _places(route: Route[Any], path: dict[str, str]) -> dict[str, str]:
+    """``path`` with a producer's name as it was sent: the framework has replaced what is no UTF-8. Raises InvalidName."""
+    if "producer" not in path:
+        return path
+    # The name is the last of the path, and may have slashes of its own.
+    sent = request.scope["raw_path"].split(b"/", route.path.count("/"))[-1]
+    try:
+        return {**path, "producer": unquote_to_bytes(sent).decode()}
+    except UnicodeDecodeError:
+        raise InvalidName("the producer's name is not UTF-8", hint="percent-encode its UTF-8 bytes") from None
 
 
 def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable[Response]]:
@@ -75,8 +97,9 @@ def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable
         try:
             body = await _read_small(max_bytes) if max_bytes else b""
             query = request.query_string.decode("latin-1")
+            places = _places(route, path)
             asked = Request(
-                path, query, through.headers, body, through.request_id, room=through.room, peer=through.peer
+                places, query, through.headers, body, through.request_id, room=through.room, peer=through.peer
             )
             answer = await handler(asked)
             answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
@@ -193,6 +216,7 @@ def install_errors(app: Quart, settings: HttpSettings) -> None:
         MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None, PROVIDE_AUTOMATIC_OPTIONS=False
     )
     app.url_map.merge_slashes = False
+    app.url_map.converters["anytext"] = _AnyText
     app.url_map.strict_slashes = False
 
     async def on_error(error: Exception) -> Response:

@@ -19,6 +19,14 @@ BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")
 
 
+class BindFailed(OSError):
+    """An address of ``bind`` cannot be listened on; the message has the address and the reason."""
+
+    def __init__(self, number: int, message: str, bind: str) -> None:
+        super().__init__(number, message)
+        self.bind = bind
+
+
 def split_bind(bind: str) -> tuple[str, int]:
     """``(host, port)`` of ``host:port`` or ``[v6 address]:port``.
 
@@ -36,7 +44,7 @@ def listen_on(bind: str) -> list[socket.socket]:
 
     Raises:
       ValueError: ``bind`` is not host:port.
-      OSError: no address could be bound; the message has the address and the reason.
+      BindFailed: no address could be bound.
     """
     host, port = split_bind(bind)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -82,7 +90,7 @@ def bind_shared(bind: str, count: int) -> list[list[socket.socket]]:
     take it.
 
     Raises:
-      ValueError, OSError: as ``listen_on``; also when another process would have to share the address.
+      ValueError, BindFailed: as ``listen_on``; also when another process would have to share the address.
     """
     found = listen_on(bind)  # fails if the address is taken
     addresses = [(sock.family, sock.getsockname()) for sock in found]
@@ -147,10 +155,11 @@ def _bound(family: int, address: tuple[Any, ...], *, shared: bool = False) -> so
     return sock
 
 
-def _explained(error: OSError, bind: str) -> OSError:
-    if error.errno == errno.EADDRINUSE:
-        return OSError(error.errno, f"{bind} is in use by another process; stop it, or choose another address")
-    return OSError(error.errno, f"cannot listen on {bind}: {error.strerror}")
+def _explained(error: OSError, bind: str) -> BindFailed:
+    number = error.errno or 0
+    if number == errno.EADDRINUSE:
+        return BindFailed(number, f"{bind} is in use by another process; stop it, or choose another address", bind)
+    return BindFailed(number, f"cannot listen on {bind}: {error.strerror}", bind)
 
 
 # --- connections handed to another process ---------------------------------------------------------

@@ -119,7 +119,7 @@ class StreamSocket:
         if headers.get(b"sec-websocket-version") != _VERSION or not key:
             raise BadRequest("this is no WebSocket handshake that we can read", hint="Sec-WebSocket-Version: 13")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") != host:
+        if origin is not None and _host_of(origin.decode("latin-1")).encode("latin-1") != host:
             # Browsers let any page open a WebSocket to any host; their content types protect our other routes.
             raise Forbidden("pages of other origins open no streams here")
         return key
@@ -260,6 +260,14 @@ class StreamSocket:
         else:
             self._pinged, self._heard_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))
+
+
+def _host_of(origin: str) -> str:
+    """The host of an origin, with its port; empty for what is no origin."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 async def _open_or_close(conversation: Conversation) -> None:

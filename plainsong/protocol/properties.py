@@ -62,14 +62,12 @@ class TopicProperties:
         return kept
 
 
-def parse_properties(
-    given: object, *, generation: int | None = None, default_ttl_s: int = DEFAULT_TTL_S
-) -> TopicProperties:
+def parse_properties(given: object, *, default_ttl_s: int = DEFAULT_TTL_S) -> TopicProperties:
     """The properties from a client's body; absent ones get their default.
 
     Args:
-      given: a decoded JSON object, or None for none.
-      generation: the topic's generation; a client may send it back but never change it.
+      given: a decoded JSON object, or None for none. Its ``generation`` is ignored: ``GET`` shows one, and clients of
+        the original service send one with each creation.
       default_ttl_s: the time to live when ``given`` names none.
     Raises:
       InvalidProperty: an unknown key (the nearest known one is named) or a value that is not allowed.
@@ -79,8 +77,7 @@ def parse_properties(
     if not isinstance(given, Mapping):
         raise InvalidProperty("properties are a JSON object", hint='for example {"ttl": 3600}')
     values = dict(given)
-    if "generation" in values:
-        _check_generation(values.pop("generation"), generation)
+    values.pop("generation", None)
     for key in values:
         if key not in KNOWN:
             raise InvalidProperty(f"unknown property {str(key)[:80]!r}", hint=nearest(str(key), KNOWN))
@@ -90,11 +87,6 @@ def parse_properties(
         deduplication=cast("Deduplication", _choice(values, "deduplication")),
         max_bytes=_number(values, "max_bytes", None, 1, (1 << 63) - 1),
     )
-
-
-def _check_generation(value: object, generation: int | None) -> None:
-    if generation is None or str(value) != str(generation):
-        raise InvalidProperty(f"generation {str(value)[:40]!r} cannot be set", hint="leave it out")
 
 
 def _number(values: Mapping[str, object], key: str, default: T, low: int, high: int) -> int | T:

@@ -20,6 +20,7 @@ import trio
 from broker.command.serve import allow_open_files, failure_of, serve
 from broker.config import Config
 from broker.config.sections import TransactionsConfig
+from broker.http.sockets import BindFailed, listen_on
 from broker.main import Running, banner
 from plainsong.cli.command import Exit
 from plainsong.cli.main import run
@@ -108,7 +109,7 @@ def test_an_address_in_use_is_one_line_and_exit_code_1(serving):
 
         async def daemon(config, *, announce):
             async with trio.open_nursery():
-                await trio.open_tcp_listeners(port, host="127.0.0.1")
+                listen_on(config.http.bind)
 
         code, _, error = serving(daemon, "--bind", f"127.0.0.1:{port}")
     assert code == Exit.FAILED
@@ -137,8 +138,8 @@ def test_an_interrupt_is_no_failure(serving):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (OSError(errno.EADDRNOTAVAIL, "x"), "is no address of this machine"),
-        (OSError(errno.EACCES, "x"), "may not be listened on"),
+        (BindFailed(errno.EADDRNOTAVAIL, "x", "127.0.0.1:7420"), "is no address of this machine"),
+        (BindFailed(errno.EACCES, "x", "127.0.0.1:7420"), "may not be listened on"),
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
     ],
 )
@@ -151,11 +152,16 @@ def test_other_addresses_that_cannot_be_used_say_why(error, says):
 
 def test_an_address_for_tephras_clients_that_is_in_use_is_named():
     config = Config(transactions=TransactionsConfig(thrift="127.0.0.1:15165"))
-    error = OSError(errno.EADDRINUSE, "127.0.0.1:15165 is in use by another process")
+    error = BindFailed(errno.EADDRINUSE, "127.0.0.1:15165 is in use by another process", "127.0.0.1:15165")
     failure = failure_of(ExceptionGroup("nursery", [error]), config)
     assert failure is not None
     assert failure.message == "transactions.thrift 127.0.0.1:15165 is in use"
     assert "choose a port for it" in failure.hint
+
+
+@pytest.mark.parametrize("number", [errno.EADDRINUSE, errno.EADDRNOTAVAIL])
+def test_an_error_of_another_socket_is_not_blamed_on_the_address(number):
+    assert failure_of(OSError(number, "no port is left to connect from"), Config()) is None
 
 
 def test_an_error_about_a_file_is_not_blamed_on_the_address():

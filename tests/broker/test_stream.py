@@ -176,6 +176,8 @@ async def test_pings_are_answered(daemon):
         ({"topic": "a%20b"}, 400, "invalid_name"),
         ({"target": "/v1/namespaces/ns/topics/t/poll"}, 404, "not_found"),
         ({"extra_headers": [(b"Origin", b"http://elsewhere.example")]}, 403, "forbidden"),
+        ({"extra_headers": [(b"Origin", b"http://[")]}, 403, "forbidden"),
+        ({"extra_headers": [(b"Origin", b"null")]}, 403, "forbidden"),
     ],
 )
 async def test_a_refused_handshake_is_answered_with_a_problem(daemon, more, status, code):

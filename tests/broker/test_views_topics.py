@@ -51,7 +51,7 @@ async def test_a_second_creation_is_refused_unless_it_is_equal_and_wanted(daemon
     await daemon.call("PUT", f"{TOPICS}/t?ifNotExist=true", status=400, code="invalid_parameter")
 
 
-async def test_a_generation_that_came_from_a_get_is_ignored_and_any_other_refused(daemon):
+async def test_a_generation_among_the_properties_is_taken_and_not_obeyed(daemon):
     await daemon.create()
     given = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
     await daemon.call("PUT", f"{TOPICS}/t/properties", json=given)
@@ -59,8 +59,13 @@ async def test_a_generation_that_came_from_a_get_is_ignored_and_any_other_refuse
     await daemon.call("DELETE", f"{TOPICS}/t")
     await daemon.call("PUT", f"{TOPICS}/t", json=given)
     assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["generation"] == "2"
-    await daemon.call("PUT", f"{TOPICS}/t/properties", status=400, code="invalid_property", json={"generation": 1})
-    await daemon.call("PUT", f"{TOPICS}/new", status=400, code="invalid_property", json={"generation": 5})
+    for other in (1, 7, "9", -1, None, "x", [3]):
+        await daemon.call("PUT", f"{TOPICS}/t/properties", json={"generation": other, "ttl": 60})
+        await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json={"generation": other, "ttl": 60})
+    shown = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
+    assert (shown["generation"], shown["ttl"]) == ("2", "60")
+    await daemon.call("PUT", f"{TOPICS}/new", json={"generation": 5})
+    assert (await daemon.call("GET", f"{TOPICS}/new")).json()["properties"]["generation"] == "1"
 
 
 async def test_a_deleted_topic_is_gone_and_can_be_brought_back_with_its_messages(daemon):

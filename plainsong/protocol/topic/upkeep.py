@@ -67,7 +67,7 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
       TopicNotFound, InvalidProperty: nothing happened.
     """
     old = state.living()
-    properties = parse_properties(ask.given, generation=old.generation, default_ttl_s=ask.default_ttl_s)
+    properties = parse_properties(ask.given, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
     description = _write(state, step, changed, renewed=False)
     follow_policy(state, step, now)

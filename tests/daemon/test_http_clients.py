@@ -1,0 +1,63 @@
+"""The clients that users have, at their defaults, against the real daemon: each creates, publishes and polls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.harness import Daemon
+
+PROGRAMS = Path(__file__).with_name("clients")
+#: A Go or Java compiler on a busy machine takes its time.
+TIMEOUT_S = 240.0
+CURL = """
+set -e
+for call in 'PUT|' 'POST|/publish|{"messages": ["one"]}' 'POST|/publish|{"messages": ["two"]}' 'POST|/poll|{}'; do
+  method=${call%%|*}; rest=${call#*|}; path=${rest%%|*}; body=${rest#*|}; [ "$body" = "$rest" ] && body=
+  curl -sS --http2 -X "$method" -H 'Content-Type: application/json' --data-binary "$body" -w '%{http_code} ' -o "$2/body" "$1$path"
+  cat "$2/body"; echo
+done
+"""
+
+
+@pytest.fixture(scope="module", params=["http.lane=true", "http.lane=false"], ids=["lane", "server"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running daemon."""
+    with Daemon(tmp_path_factory.mktemp("clients") / "data", request.param) as running:
+        yield f"http://{running.address[0]}:{running.address[1]}"
+        assert running.stop() == 0
+        assert not [line for line in running.lines if '"traceback"' in line or '"error"' in line], running.lines
+
+
+@pytest.mark.parametrize("client", ["java", "curl", "go", "node", "python"])
+def test_a_client_at_its_defaults_creates_a_topic_publishes_and_polls(
+    client: str, address: str, tmp_path: Path
+) -> None:
+    program = sys.executable if client == "python" else shutil.which(client)
+    if program is None:
+        pytest.skip(f"NOT TESTED: the default HTTP client of {client}, which is not installed")
+    command = {
+        "java": [program, str(PROGRAMS / "Course.java")],
+        "curl": ["sh", "-c", CURL, "sh"],
+        "go": [program, "run", str(PROGRAMS / "course.go")],
+        "node": [program, str(PROGRAMS / "course.mjs")],
+        "python": [program, str(PROGRAMS / "course.py")],
+    }[client]
+    environ = {**os.environ, "GOCACHE": str(tmp_path / "go"), "GOTOOLCHAIN": "local", "GO111MODULE": "off"}
+    topic = f"{address}/v1/namespaces/clients/topics/{client}"
+    ran = subprocess.run(
+        [*command, topic, str(tmp_path)], env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    *before, polled = ran.stdout.strip().splitlines()
+    assert [line.strip() for line in before] == ["200", "200", "200"], ran.stdout
+    status, _, body = polled.partition(" ")
+    assert status == "200"
+    assert [message["payload"] for message in json.loads(body)] == ["one", "two"]
