@@ -92,7 +92,9 @@ async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(lane:
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.headers["x-request-id"]
         for method in (b"GET", b"OPTIONS", b"DELETE"):
-            reply = await ask(listener, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            reply = await ask(
+                listener, method + b" /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            )
             assert (reply.status, reply.code, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 

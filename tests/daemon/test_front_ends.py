@@ -220,9 +220,7 @@ def test_a_client_that_keeps_asking_while_the_daemon_leaves_is_answered_to_the_l
     running = daemon(FRONT_ENDS)
     create(running.address, "t")
     body = b'{"messages": ["x"]}'
-    head = (
-        f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
+    head = f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(running.address, timeout=PATIENCE_S) as sock:
         for asked in range(1_000_000):
             if asked == 50:

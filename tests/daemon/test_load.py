@@ -198,7 +198,9 @@ async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon
     running = daemon(f"http.lane={lane}")
     create(running.address, "t")
     peak_bytes = memory_peak_bytes(running)
-    head = b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = (
+        b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    )
     with trio.fail_after(20):
         for _ in range(5):
             async with await Talk.to(running.address) as talk:

@@ -111,7 +111,9 @@ def test_a_second_signal_ends_it_at_once(daemon):
     running = daemon("shutdown.drain_s=60", "http.body_timeout_s=60")
     create(running.address, "t")
     with socket.create_connection(running.address) as half:
-        half.sendall(b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        half.sendall(
+            b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        )
         eventually("the body is awaited", lambda: metric(running.address, "plainsong_inflight_body_bytes") > 0)
         running.signal(signal.SIGTERM)
         running.wait_for_line('"event":"leaving"')
