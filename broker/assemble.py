@@ -40,6 +40,7 @@ from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, Transac
 from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import Decisions, Rates
@@ -386,6 +387,7 @@ async def serve(
             budget=budget,
             stop=stop,
             grace_s=config.shutdown.drain_s,
+            check=origin_check(config),
             begin=daemon.begin,
             peers=peers,
             turns=daemon.directory.environment.turns,

@@ -20,6 +20,7 @@ from broker.config.config import config_of
 from broker.front.forward import FrontForwarding
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
@@ -89,6 +90,7 @@ class FrontEnd:
             budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
             stop=self._stop,
             grace_s=config.shutdown.drain_s,
+            check=origin_check(config),
             begin=forwarding.begin,
             peers=self._hand_peer_over if has_peers else None,
         )

@@ -62,7 +62,7 @@ AFTER_LINK_S = 5.0
 LAST_S = 1.0
 #: The least budget of answers of a front end; they stream through it.
 MIN_ANSWER_BYTES = 4 << 20
-_SECTIONS = ("http", "log", "shutdown")
+_SECTIONS = ("http", "security", "cluster", "log", "shutdown")
 
 
 async def serve_front_ends(

@@ -17,18 +17,21 @@ from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
-from broker.http.messages import NO_PEER, answer_for, new_request_id, sane_request_id
+from broker.http.messages import answer_for, new_request_id, sane_request_id
+from broker.http.peer import NO_PEER
 from broker.http.websocket import StreamSocket
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hypercorn.config import Config
     from hypercorn.typing import AppWrapper, ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
     from broker.http.budgets import AnswerRoom, HttpSettings
-    from broker.http.messages import Conversations, Peer
+    from broker.http.messages import Conversations
+    from broker.http.origin_check import OriginCheck
+    from broker.http.peer import Peer
 
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
@@ -72,11 +75,17 @@ class Gate:
     """An ASGI application around ``app``. ``is_stopping``: whether kept-alive connections should end."""
 
     def __init__(
-        self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget, is_stopping: Callable[[], bool]
+        self,
+        app: ASGIFramework,
+        settings: HttpSettings,
+        budget: BodyBudget,
+        is_stopping: Callable[[], bool],
+        check: OriginCheck,
     ) -> None:
         self._app = app
         self._settings = settings
         self._budget = budget
+        self._check = check
         self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -110,7 +119,12 @@ class Gate:
 
         async def marked_send(message: Any) -> None:
             if message["type"] == "http.response.start":
+                passage.refusal = passage.refusal or self._stream_refusal(message, passage, scope)
+                if passage.refusal is not None:
+                    attempt.cancel()
+                    await trio.sleep_forever()
                 passage.answering = True
+                message = self._preflight(message, passage)
                 message = {**message, "headers": self._marked(message["headers"], passage, scope)}
             elif message["type"] == "http.response.body" and not (
                 message.get("more_body") or passage.body_ended.is_set()
@@ -121,7 +135,9 @@ class Gate:
             await self._send(message, scope, send)
 
         with trio.CancelScope() as attempt:
-            passage.refusal = self._refusal(passage)
+            passage.refusal = self._check.refusal(scope["method"], passage.headers, passage.peer) or self._refusal(
+                passage
+            )
             if passage.refusal is None:
                 await self._app(scope, counted_receive, marked_send)
         if passage.refusal is not None and not passage.answering:
@@ -164,6 +180,19 @@ class Gate:
             return error
         return None
 
+    def _stream_refusal(self, message: Any, passage: Passage, scope: Any) -> PlainsongError | None:
+        """Why an answer that is a stream of events is refused to a page, which could read one where it reads no other."""
+        kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+        if scope["method"] != "GET" or not any(kind.startswith(b"text/event-stream") for kind in kinds):
+            return None
+        return self._check.refusal("GET", passage.headers, passage.peer, streams=True)
+
+    def _preflight(self, message: Any, passage: Passage) -> Any:
+        """The answer to OPTIONS, which names the path's methods, as a browser wants it before it sends a request."""
+        allow = dict(message["headers"]).get(b"allow", b"").decode("latin-1")
+        added = self._check.preflight_headers(passage.headers, allow) if message["status"] == 200 and allow else []
+        return {**message, "status": 204, "headers": [*message["headers"], *_encoded(added)]} if added else message
+
     def _count(self, passage: Passage, message: Any) -> None:
         passage.received_bytes += len(message.get("body", b""))
         if not message.get("more_body", False):
@@ -182,6 +211,7 @@ class Gate:
 
     def _marked(self, headers: Any, passage: Passage, scope: Any) -> list[tuple[bytes, bytes]]:
         marked = [*headers, (b"x-request-id", passage.request_id.encode("ascii"))]
+        marked += _encoded(self._check.cors_headers(passage.headers, (name.decode("latin-1") for name, _ in headers)))
         if scope["http_version"] < "2" and (self._is_stopping() or passage.refusal is not None):
             marked.append((b"connection", b"close"))
         return marked
@@ -210,6 +240,10 @@ class Gate:
                     passage.body_ended.set()
 
 
+def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
 # --- HTTP/1.1 --------------------------------------------------------------------------------------
 
 
@@ -236,10 +270,16 @@ class RefusingH11(H11Protocol):
     """Hypercorn's HTTP/1.1, with problem+json refusals, and with our WebSockets."""
 
     def __init__(
-        self, app: AppWrapper, config: Config, *others: Any, conversations: Conversations | None = None
+        self,
+        app: AppWrapper,
+        config: Config,
+        *others: Any,
+        conversations: Conversations | None = None,
+        peer: Peer = NO_PEER,
     ) -> None:
         super().__init__(app, config, *others)
         self._conversations = conversations
+        self._peer = peer
         self.connection = _LastAnswerFirst(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -248,7 +288,9 @@ class RefusingH11(H11Protocol):
             await super()._create_stream(request)
             return
         assert isinstance(self.connection, h11.Connection)
-        socket = StreamSocket(self._conversations, self.context, self.task_group, self.stream_send, STREAM_ID)
+        socket = StreamSocket(
+            self._conversations, self.context, self.task_group, self.stream_send, STREAM_ID, self._peer
+        )
         self.stream = socket  # type: ignore[assignment]  # only what it implements is used
         self.connection = H11WSConnection(self.connection)
         begun = Request(

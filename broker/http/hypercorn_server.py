@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework, LifespanState
 
     from broker.http.budgets import BodyBudget, HttpSettings
-    from broker.http.messages import Begin, Peer
+    from broker.http.messages import Begin
+    from broker.http.origin_check import OriginCheck
+    from broker.http.peer import Peer
 
 #: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
 SEND_BYTES = 64 << 10
@@ -98,7 +100,7 @@ class HypercornConnection(TCPServer):
             ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)
             self.protocol = ProtocolWrapper(*ends, alpn_protocol)
             if isinstance(self.protocol.protocol, H11Protocol):
-                self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations)
+                self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations, peer=self._peer)
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read_data()
@@ -192,10 +194,15 @@ class HypercornServer:
     """Hypercorn and the application behind it, for as long as the server lives."""
 
     def __init__(
-        self, app: ASGIFramework, settings: HttpSettings, budget: BodyBudget, begin: Begin | None = None
+        self,
+        app: ASGIFramework,
+        settings: HttpSettings,
+        budget: BodyBudget,
+        check: OriginCheck,
+        begin: Begin | None = None,
     ) -> None:
         self.settings = settings
-        self.conversations = None if begin is None else Conversations(begin, settings, budget)
+        self.conversations = None if begin is None else Conversations(begin, settings, budget, check)
         self.config = Config()
         self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")
         self.config.accesslog = None
@@ -203,7 +210,7 @@ class HypercornServer:
         self.config.keep_alive_timeout = settings.keep_alive_s
         self.config.keep_alive_max_requests = KEEP_ALIVE_MAX_REQUESTS
         self.context = WorkerContext(None)
-        self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set))
+        self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set, check))
         self.state: LifespanState = {}
         self._connections: set[HypercornConnection] = set()
 

@@ -29,7 +29,7 @@ from broker.http.budgets import (
     too_slow,
 )
 from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
-from broker.http.sockets import peer_of
+from broker.http.peer import peer_of
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
 from plainsong.protocol.errors import Overloaded, PlainsongError
 from plainsong.protocol.link import PREFACE
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from broker.api.route import Endpoint
     from broker.http.budgets import HttpSettings
     from broker.http.messages import Answer, BodyStream
+    from broker.http.origin_check import OriginCheck
     from broker.http.reactor import Reactor
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
@@ -61,6 +62,7 @@ class LaneParts:
     budget: BodyBudget
     watch: Watch
     reactor: Reactor
+    check: OriginCheck
 
 
 class Lane:
@@ -232,7 +234,10 @@ class Lane:
         raw = pending[:end]
         if raw != self._head_bytes:
             routes = self._parts.routes
-            self._head = parse_head(raw, routes) if raw.startswith(routes.prefixes) else None
+            head = parse_head(raw, routes) if raw.startswith(routes.prefixes) else None
+            if head is not None and not self._parts.check.is_clear(head.headers, self._connection.peer):
+                head = None  # a browser's, or refused: hypercorn's to answer
+            self._head = head
             self._head_bytes = raw
         return self._head
 

@@ -8,9 +8,10 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
+from broker.http.peer import NO_PEER, Peer
 from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from broker.http.budgets import AnswerRoom, BodyBudget, HttpSettings, Reservation
+    from broker.http.origin_check import OriginCheck
     from plainsong.protocol.codec.json_values import Kind
 
 #: Says on an answer that was forwarded where the owner is.
@@ -49,36 +51,6 @@ class BodyStream(Protocol):
 
     async def aclose(self) -> None:
         """Ends it, and frees what it holds; a second call does nothing."""
-
-
-class UnixPeer(NamedTuple):
-    """The process at the other end of a Unix socket when it connected, as the kernel knows it (SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Whoever is at the other end of a connection, as the connection itself shows it; the same for all its requests."""
-
-    address: str = ""
-    """``host:port``; ``unix`` on a Unix socket; empty: unknown."""
-    tls: bool = False
-    certificate: bytes | None = None
-    """The certificate (DER) that the client proved to hold, verified against ``tls.client_ca``."""
-    unix: UnixPeer | None = None
-    """None: this is not a Unix socket."""
-
-    @property
-    def scheme(self) -> str:
-        """Of the URLs by which this connection is reached."""
-        return "https" if self.tls else "http"
-
-
-#: Of a request that came by no connection of this process.
-NO_PEER = Peer()
 
 
 @dataclass(slots=True)
@@ -327,6 +299,7 @@ class Conversations:
     begin: Begin
     settings: HttpSettings
     budget: BodyBudget
+    check: OriginCheck
 
 
 # --- request ids -----------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from trio.lowlevel import wait_readable
 from broker.http import wire
 from broker.http.lane import HotRoutes, Lane, LaneParts, Watch
 from broker.http.messages import answer_for, new_request_id
+from broker.http.origin_check import OriginCheck
+from broker.http.peer import peer_of
 from broker.http.reactor import Reactor
-from broker.http.sockets import address_of, listen_on, peer_of
+from broker.http.sockets import address_of, listen_on
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.link import PREFACE
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from broker.api.route import Accounting, Endpoint
     from broker.http.budgets import BodyBudget, HttpSettings
     from broker.http.hypercorn_server import HypercornServer
-    from broker.http.messages import Begin, Peer
+    from broker.http.messages import Begin
+    from broker.http.peer import Peer
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
@@ -54,6 +57,7 @@ async def serve_http(
     stop: trio.Event,
     grace_s: float,
     tls: ssl.SSLContext | None = None,
+    check: OriginCheck | None = None,
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
     turns: Turns | None = None,
@@ -65,6 +69,7 @@ async def serve_http(
       build: makes the application behind hypercorn, in a thread, when the first connection needs it.
       binds: addresses to listen on, or sockets that listen already.
       tls: with it, hypercorn serves all connections.
+      check: of Host and Origin; None: addresses, ``localhost`` and the daemon's own pages alone.
       begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
         like any other that is not HTTP.
@@ -82,10 +87,11 @@ async def serve_http(
     try:
         for bind in binds:
             listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
-        hypercorn = _Hypercorn(build, settings, budget, begin)
+        check = check or OriginCheck()
+        hypercorn = _Hypercorn(build, settings, budget, check, begin)
         # Without routes a lane only finds out how a connection begins.
         routes = HotRoutes(endpoints if settings.lane else ())
-        parts = LaneParts(settings, routes, budget, Watch(), reactor)
+        parts = LaneParts(settings, routes, budget, Watch(), reactor, check)
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hypercorn.run)
@@ -247,10 +253,15 @@ class _Hypercorn:
     """
 
     def __init__(
-        self, build: Callable[[], ASGIFramework], settings: HttpSettings, budget: BodyBudget, begin: Begin | None
+        self,
+        build: Callable[[], ASGIFramework],
+        settings: HttpSettings,
+        budget: BodyBudget,
+        check: OriginCheck,
+        begin: Begin | None,
     ) -> None:
         self._build = build
-        self._settings, self._budget, self._begin = settings, budget, begin
+        self._settings, self._budget, self._check, self._begin = settings, budget, check, begin
         self._server: HypercornServer | None = None
         self._wanted = trio.Event()
         self._ready = trio.Event()
@@ -301,4 +312,4 @@ class _Hypercorn:
     def _load(self) -> HypercornServer:
         from broker.http.hypercorn_server import HypercornServer
 
-        return HypercornServer(self._build(), self._settings, self._budget, self._begin)
+        return HypercornServer(self._build(), self._settings, self._budget, self._check, self._begin)

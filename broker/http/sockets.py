@@ -5,18 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 from contextlib import suppress
 from typing import Any
 
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
-from broker.http.messages import NO_PEER, Peer, UnixPeer
-
 BACKLOG = 1024
-#: Linux's ``struct ucred``.
-_CREDENTIALS = struct.Struct("3i")
 
 
 class BindFailed(OSError):
@@ -69,18 +64,6 @@ def address_of(listener: socket.socket) -> str:
     """The address of a listening socket, as ``host:port``."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    """Who is at the other end of a connected socket, before any TLS."""
-    if connection.family == socket.AF_UNIX:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Peer("unix", unix=UnixPeer(*_CREDENTIALS.unpack(credentials)))
-    try:
-        host, port = connection.getpeername()[:2]
-    except OSError:  # it has gone already
-        return NO_PEER
-    return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 def bind_shared(bind: str, count: int) -> list[list[socket.socket]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import trio
 from hypercorn.protocol.events import Body, Data, EndBody, Event, Request, Response, StreamClosed
@@ -21,7 +21,7 @@ from wsproto.utilities import generate_accept_token
 
 from broker.http.budgets import body_deadline
 from broker.http.messages import answer_for, new_request_id, sane_request_id
-from plainsong.protocol.errors import BadRequest, Forbidden, MalformedBody, NotFound, PlainsongError, ShuttingDown
+from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import TaskGroup, WorkerContext
 
     from broker.http.messages import Conversation, Conversations
+    from broker.http.peer import Peer
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
 _VERSION = b"13"
@@ -44,8 +45,10 @@ class StreamSocket:
         tasks: TaskGroup,
         send: Callable[[Event], Awaitable[None]],
         stream_id: int,
+        peer: Peer,
     ) -> None:
         self._shared = shared
+        self._peer = peer
         self._context = context
         self._tasks = tasks
         self._send = send
@@ -113,15 +116,15 @@ class StreamSocket:
 
     def _checked(self, headers: dict[bytes, bytes]) -> bytes:
         """The key of an acceptable handshake. Raises PlainsongError."""
+        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+        refusal = self._shared.check.refusal("GET", said, self._peer, streams=True)
+        if refusal is not None:
+            raise refusal
         if self._context.terminated.is_set():
             raise ShuttingDown("the daemon is shutting down")
         key = headers.get(b"sec-websocket-key", b"")
         if headers.get(b"sec-websocket-version") != _VERSION or not key:
             raise BadRequest("this is no WebSocket handshake that we can read", hint="Sec-WebSocket-Version: 13")
-        origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-        if origin is not None and _host_of(origin.decode("latin-1")).encode("latin-1") != host:
-            # Browsers let any page open a WebSocket to any host; their content types protect our other routes.
-            raise Forbidden("pages of other origins open no streams here")
         return key
 
     async def _refuse(self, error: PlainsongError, request_id: str) -> None:
@@ -260,14 +263,6 @@ class StreamSocket:
         else:
             self._pinged, self._heard_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))
-
-
-def _host_of(origin: str) -> str:
-    """The host of an origin, with its port; empty for what is no origin."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
 
 
 async def _open_or_close(conversation: Conversation) -> None:

@@ -15,6 +15,7 @@ from broker.config.config import config_of
 from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget, http_settings
 from broker.http.hypercorn_patches import Gate
+from broker.http.origin_check import origin_check
 from broker.http.quart_app import build_application
 from broker.http.server import serve_http
 from broker.metrics import Metrics
@@ -96,14 +97,16 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
         settings = http_settings(config)
         app = build_application(service.endpoints, settings, service.accounting)
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
-        asgi = Gate(app, settings, budget, service.stopping.is_set)
-        serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://daemon"}
+        check = origin_check(config)
+        asgi = Gate(app, settings, budget, service.stopping.is_set, check)
+        serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://localhost"}
         if listener is not None:
             served = partial(
                 serve_http,
                 replace(settings, lane=listener == "lane"),
                 service.endpoints,
                 lambda: app,
+                check=check,
                 begin=service.begin,
                 turns=service.directory.environment.turns,
             )

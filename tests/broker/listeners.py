@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
+from quart import Response
 from quart_trio import QuartTrio
 
 from broker.api.route import Endpoint
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from broker.http.messages import Begin, Peer
+    from broker.http.messages import Begin
+    from broker.http.origin_check import OriginCheck
+    from broker.http.peer import Peer
 
 SETTINGS = HttpSettings(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=5, header_timeout_s=5, body_timeout_s=5
@@ -139,6 +142,10 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
 
         return request.scope["extensions"].get("tls", {})
 
+    @app.get("/events")
+    async def events() -> Response:
+        return Response("data: secret\n\n", content_type="text/event-stream")
+
     return app
 
 
@@ -150,6 +157,7 @@ async def running(
     grace_s: float = 5,
     tls: ssl.SSLContext | None = None,
     begin: Begin | None = None,
+    check: OriginCheck | None = None,
     **changes: Any,
 ) -> AsyncIterator[Listener]:
     """A server with toy handlers, stopped at the end."""
@@ -173,6 +181,7 @@ async def running(
             grace_s=grace_s,
             tls=tls,
             begin=begin,
+            check=check,
             task_status=task_status,
         )
         ended.set()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from broker.http.messages import Peer
+from broker.http.peer import Peer
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
 from tests.broker.listeners import Reader, ask, post, running

@@ -1,0 +1,190 @@
+"""The Host and Origin checks: what a web page that a user of this machine visits may ask of the daemon.
+
+A browser sends requests of any page to any address. Host names tell pages that reached this address by a name of their
+own (DNS rebinding); ``Origin`` and ``Sec-Fetch-Site`` tell pages of other sites that reached it by its right name.
+Requests that are no browser's have neither of the latter, and pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from broker.config.values import parse_address
+from plainsong.protocol.errors import BadRequest, Forbidden
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from broker.config import Config
+    from broker.http.peer import Peer
+    from plainsong.protocol.errors import PlainsongError
+
+#: A host and maybe a port, as in ``Host``.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[\w.%-]*)?\]|([\w.-]{1,255}))(?::(\d{0,5}))?", re.ASCII)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+#: Methods by which a page of another origin changes nothing, and whose answers its browser does not show it.
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+#: What a page that may use the daemon may read of an answer besides the headers of our own, and send with a request.
+_EXPOSED = ("Retry-After", "X-Request-Id", "RateLimit", "RateLimit-Policy")
+_SENT = "authorization, content-type, accept, last-event-id, traceparent, prefer"
+PREFLIGHT_S = 600
+
+
+class OriginCheck:
+    """Decides by the head of a request whether it may be served at all, before anything else is looked at.
+
+    Args:
+      hosts: names by which clients may address this daemon; ``*.example.org`` is every name below it. IP addresses,
+        ``localhost`` and names below it are always allowed: rebinding needs a name.
+      origins: of pages that may use it besides its own, each exact.
+    """
+
+    def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+        names = [_plain_name(host) for host in hosts]
+        self._names = frozenset(name for name in names if not name.startswith("*."))
+        self._suffixes = (".localhost", *(name[1:] for name in names if name.startswith("*.")))
+        self.origins = frozenset(_origin(origin) for origin in origins)
+        #: DNS names of the certificate that is served now; a ``*`` there stands for one label.
+        self.certificate_names: frozenset[str] = frozenset()
+        #: Called with what was refused (``host`` or ``origin``), by whom it was sent, and the refusal.
+        self.on_refused: Callable[[str, Peer, PlainsongError], None] = lambda what, peer, error: None
+
+    def is_clear(self, headers: Mapping[str, str], peer: Peer) -> bool:
+        """Whether a head is allowed by its host alone: no browser sent it. Anything else needs ``refusal``."""
+        return "origin" not in headers and "sec-fetch-site" not in headers and self._host_problem(headers, peer) is None
+
+    def refusal(
+        self, method: str, headers: Mapping[str, str], peer: Peer, *, streams: bool = False
+    ) -> PlainsongError | None:
+        """Why a request is refused; None: it is not.
+
+        Args:
+          headers: by lower-case names, repeated ones joined.
+          streams: a GET that becomes a stream, whose data browsers show to any page.
+        """
+        problem = self._host_problem(headers, peer)
+        if problem is not None:
+            self.on_refused("host", peer, problem)
+            return problem
+        if (method in _SAFE_METHODS and not streams) or self._origin_allowed(headers, peer):
+            return None
+        problem = _foreign(headers.get("origin"))
+        self.on_refused("origin", peer, problem)
+        return problem
+
+    # --- Host -------------------------------------------------------------------------------------
+
+    def _host_problem(self, headers: Mapping[str, str], peer: Peer) -> PlainsongError | None:
+        host = headers.get("host")
+        if host is None:
+            return None  # HTTP/1.0; the parsers refuse others without it
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return BadRequest("the header Host names no host", hint="send Host: as HTTP/1.1 says (RFC 9112, 3.2)")
+        if found[1] or peer.unix is not None:  # a page cannot open a Unix socket
+            return None
+        name = found[2].lower().removesuffix(".")
+        if self.allows_name(name):
+            return None
+        return Forbidden(
+            f"this daemon is not to be addressed as {name!r}", hint=f"add {name} to security.allowed_hosts"
+        )
+
+    def allows_name(self, name: str) -> bool:
+        """Whether a lower-case name without its last dot, or an IPv4 address, may stand in ``Host``."""
+        if name == "localhost" or name in self._names or name in self.certificate_names or _is_ipv4(name):
+            return True
+        if name.endswith(self._suffixes) and not name.startswith("."):
+            return True
+        first, dot, rest = name.partition(".")
+        return bool(first and dot) and f"*.{rest}" in self.certificate_names
+
+    # --- Origin -----------------------------------------------------------------------------------
+
+    def _origin_allowed(self, headers: Mapping[str, str], peer: Peer) -> bool:
+        origin = headers.get("origin")
+        if origin is None:
+            return headers.get("sec-fetch-site", "none").lower() not in ("cross-site", "same-site")
+        sent = _origin(origin)
+        if sent in self.origins:
+            return True
+        host = headers.get("host")
+        # Behind a Unix socket stands a proxy, which may have ended TLS.
+        schemes = (peer.scheme,) if peer.unix is None else ("http", "https")
+        return host is not None and sent is not None and sent in {_origin(f"{each}://{host}") for each in schemes}
+
+    # --- CORS -------------------------------------------------------------------------------------
+
+    def cors_headers(self, headers: Mapping[str, str], answered: Iterable[str]) -> list[tuple[str, str]]:
+        """What every answer has besides, where pages of other origins are allowed; else nothing.
+
+        Args:
+          headers: of the request.
+          answered: the names of the answer's own headers.
+        """
+        if not self.origins:
+            return []
+        added = [("Vary", "Origin")]  # an answer that is stored must not be shown to another origin
+        origin = headers.get("origin")
+        if origin is not None and _origin(origin) in self.origins:
+            own = sorted({name.title() for name in answered if name.lower().startswith("plainsong-")})
+            added.append(("Access-Control-Allow-Origin", origin))
+            added.append(("Access-Control-Expose-Headers", ", ".join((*own, *_EXPOSED))))
+        return added
+
+    def preflight_headers(self, headers: Mapping[str, str], allow: str) -> list[tuple[str, str]]:
+        """What a preflight is answered with besides, at a path with the methods ``allow``; ``[]``: this is none."""
+        origin = headers.get("origin")
+        if "access-control-request-method" not in headers or origin is None or _origin(origin) not in self.origins:
+            return []
+        return [
+            ("Access-Control-Allow-Methods", allow),
+            ("Access-Control-Allow-Headers", _SENT),
+            ("Access-Control-Max-Age", str(PREFLIGHT_S)),
+        ]
+
+
+def origin_check(config: Config) -> OriginCheck:
+    """The checks as the settings want them."""
+    hosts = _listed(config.security.allowed_hosts)
+    for bind in filter(None, (config.http.bind, config.cluster.advertise)):
+        hosts.append(parse_address(bind).host)
+    return OriginCheck(hosts, _listed(config.security.allowed_origins))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _is_ipv4(name: str) -> bool:
+    """Whether a name is an address in the only form that browsers write into Host."""
+    try:
+        ipaddress.IPv4Address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _origin(text: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an origin; None: it has none, such as ``null``, or is malformed."""
+    scheme, mark, rest = text.strip().partition("://")
+    found = _HOST.fullmatch(rest)
+    if not mark or found is None or scheme.lower() not in _DEFAULT_PORTS:
+        return None
+    scheme = scheme.lower()
+    host = str(found[1] or found[2]).lower().removesuffix(".")
+    return scheme, host, int(found[3] or _DEFAULT_PORTS[scheme])
+
+
+def _foreign(origin: str | None) -> PlainsongError:
+    if origin is None:
+        return Forbidden("pages of other sites may not use this daemon", hint="their origin was not sent")
+    if _origin(origin) is None:
+        return Forbidden("pages without an origin of their own may not use this daemon")
+    return Forbidden(f"pages of {origin} may not use this daemon", hint=f"add {origin} to security.allowed_origins")
