@@ -167,22 +167,40 @@ def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, i
     return Call(Request("PUT", path, _JSON, as_json(properties)), nothing, "harmless" if if_not_exists else "twice")
 
 
-def set_properties(namespace: str, topic: str, properties: Mapping[str, Any]) -> Call[None]:
+def set_properties(
+    namespace: str, topic: str, properties: Mapping[str, Any], if_match: str | None = None
+) -> Call[None]:
     """``PUT /{t}/properties``."""
-    return Call(
-        Request("PUT", topic_path(namespace, topic, "/properties"), _JSON, as_json(properties)), nothing, "harmless"
-    )
+    headers = _JSON if if_match is None else (*_JSON, ("If-Match", if_match))
+    path = topic_path(namespace, topic, "/properties")
+    return Call(Request("PUT", path, headers, as_json(properties)), nothing, "harmless")
+
+
+def is_changed(current: Mapping[str, str], given: Mapping[str, Any]) -> bool:
+    """Whether setting ``given`` would change anything."""
+    kept = {name: value for name, value in current.items() if name in _PROPERTIES.values()}
+    return kept != {name: str(value) for name, value in given.items()}
 
 
 def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
-    """``GET /{t}``. Accepts both forms in which daemons answer properties."""
+    """``GET /{t}``."""
+    return Call(Request("GET", topic_path(namespace, topic)), _properties)
 
-    def read(answer: Answer) -> dict[str, str]:
-        found = json_of(answer)
-        properties = found["properties"] if isinstance(found.get("properties"), dict) else found
-        return {str(key): str(value) for key, value in properties.items()}
+
+def describe_topic_state(namespace: str, topic: str) -> Call[tuple[dict[str, str], str | None]]:
+    """``GET /{t}``, with its etag; None: the daemon is of version 0.1."""
+
+    def read(answer: Answer) -> tuple[dict[str, str], str | None]:
+        return _properties(answer), answer.headers.get("etag")
 
     return Call(Request("GET", topic_path(namespace, topic)), read)
+
+
+def _properties(answer: Answer) -> dict[str, str]:
+    """Accepts both forms in which daemons answer properties."""
+    found = json_of(answer)
+    properties = found["properties"] if isinstance(found.get("properties"), dict) else found
+    return {str(key): str(value) for key, value in properties.items()}
 
 
 def list_topics(namespace: str) -> Call[list[str]]:

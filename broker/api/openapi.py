@@ -50,7 +50,11 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "topic": ("whose owner to name, as namespace:topic", STRING),
     "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
+_REQUEST_HEADERS = {
+    "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",
+}
 _HEADERS = {
+    "ETag": "names this state of the topic, for If-Match",
     "Plainsong-Last-Id": "the position to resume from, exclusively",
     "Plainsong-End": "end, more or held: why there is no more",
     "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",
@@ -118,8 +122,8 @@ def _operation(route: Route[Any]) -> dict[str, Any]:
     }
     if route.on == "nobody":
         made["security"] = []
-    if route.parameters:
-        made["parameters"] = [_query(name) for name in route.parameters]
+    if route.parameters or route.headers:
+        made["parameters"] = [*map(_query, route.parameters), *map(_request_header, route.headers)]
     if route.body is not None and route.body.schema is not None:
         made["requestBody"] = {"content": {kind: _content(route.body, kind) for kind in route.body.types}}
     return made
@@ -128,6 +132,10 @@ def _operation(route: Route[Any]) -> dict[str, Any]:
 def _query(name: str) -> dict[str, Any]:
     text, schema = _QUERY[name]
     return {"name": name, "in": "query", "description": text, "schema": schema}
+
+
+def _request_header(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": _REQUEST_HEADERS[name], "schema": STRING}
 
 
 def _content(body: Body, kind: str) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class Route(Generic[S]):
     """What it does, in a sentence."""
     parameters: tuple[str, ...] = ()
     """Of the query; ``openapi`` describes each."""
+    headers: tuple[str, ...] = ()
+    """Of the request, beside those that every request may have; ``openapi`` describes each."""
     answered: str = "done"
     """What status 200 says."""
     answer: Schema | None = None

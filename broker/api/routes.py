@@ -132,6 +132,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="A topic's properties.",
         answer=ref("Topic"),
+        answer_headers=("ETag",),
         errors=READS,
     ),
     Route(
@@ -145,7 +146,8 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="topics",
         doc="Delete a topic with its messages.",
-        errors=WRITES,
+        headers=("If-Match",),
+        errors=(*WRITES, "precondition_failed"),
     ),
     Route(
         "set_properties",
@@ -158,8 +160,9 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="topics",
         doc="Replace all properties; what is left out has its default again.",
+        headers=("If-Match",),
         body=Body(ref("Properties"), example={"ttl": 86400, "max_bytes": 1073741824}),
-        errors=(*WRITES, *BODY, "invalid_property"),
+        errors=(*WRITES, *BODY, "invalid_property", "precondition_failed"),
     ),
     Route(
         "undelete_topic",
@@ -173,6 +176,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="Bring a deleted topic back while all of its rows are there.",
         answer=ref("Topic"),
+        answer_headers=("ETag",),
         errors=(*WRITES, "topic_exists", "partly_cleaned"),
     ),
     Route(

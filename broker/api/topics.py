@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from broker.api.route import json_answer, off_loop
 from broker.http.messages import Answer, flag
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.keys import DamagedRow, namespace_range, topic_of
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import parse_properties
@@ -48,9 +50,13 @@ class Topics:
         return Answer(200)
 
     async def set_properties(self, request: Request) -> Answer:
-        """All properties replaced; an absent one has its default again. Raises TopicNotFound, InvalidProperty."""
+        """All properties replaced; an absent one has its default again.
+
+        Raises:
+          TopicNotFound, PreconditionFailed, InvalidProperty: nothing happened.
+        """
         request.parameters()
-        ask = SetProperties(request.json(), self.default_ttl_s)
+        ask = SetProperties(request.json(), self.default_ttl_s, if_match_of(request))
         await self.directory.ask(request.name, ask)
         return Answer(200)
 
@@ -61,9 +67,9 @@ class Topics:
         return self._shown(name, await self.directory.ask(name, Describe()))
 
     async def remove(self, request: Request) -> Answer:
-        """The topic and its messages are gone for every reader. Raises TopicNotFound."""
+        """The topic and its messages are gone for every reader. Raises TopicNotFound, PreconditionFailed."""
         request.parameters()
-        await self.directory.ask(request.name, Remove())
+        await self.directory.ask(request.name, Remove(if_match_of(request)))
         return Answer(200)
 
     async def undelete(self, request: Request) -> Answer:
@@ -75,10 +81,12 @@ class Topics:
     def _shown(self, name: TopicName, described: Description) -> Answer:
         metadata = described.metadata
         properties = metadata.properties.shown(metadata.generation)
+        headers = [("ETag", metadata.etag)]
         if self.flat_properties:
-            return json_answer(properties)
+            return json_answer(properties, headers=headers)
         effective = self.policies.shown(name, metadata.properties.deduplication)
-        return json_answer({"name": name.topic, "properties": properties, "deduplication": effective})
+        shown = {"name": name.topic, "properties": properties, "deduplication": effective}
+        return json_answer(shown, headers=headers)
 
     async def list_names(self, request: Request) -> Answer:
         """The names of the namespace's topics, sorted, read from the store without opening any of them."""
@@ -93,6 +101,26 @@ class Topics:
         await self.store.scan(Table.METADATA, start, stop, take, first_chunk=1000)
         # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
         return await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
+
+
+#: One entity tag; what a proxy made weak matches nothing.
+_ETAG = re.compile(r'\s*(?:W/)?("[\x21\x23-\x7e]*")\s*(?:,|$)')
+
+
+def if_match_of(request: Request) -> frozenset[str] | None:
+    """The etags of ``If-Match``; None: any state will do. Raises InvalidParameter."""
+    given = request.headers.get("if-match")
+    if given is None or given.strip() == "*":
+        return None
+    found, at = [], 0
+    while at < len(given):
+        tag = _ETAG.match(given, at)
+        if tag is None:
+            raise InvalidParameter(f"If-Match is {given[:80]!r}", hint="send the ETag of GET as it was, in its quotes")
+        if not tag.group().lstrip().startswith("W/"):
+            found.append(tag.group(1))
+        at = tag.end()
+    return frozenset(found)
 
 
 def _lives(row: Row) -> bool:

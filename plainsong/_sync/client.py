@@ -19,7 +19,7 @@ from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import DEFAULT_PAGE_MESSAGES, OLDEST, checked_isolation, is_inclusive, read_plan
 from plainsong.producer_queue import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
-from plainsong.protocol.errors import InvalidParameter, NoMessages, TransactionConflict
+from plainsong.protocol.errors import InvalidParameter, NoMessages, PreconditionFailed, TransactionConflict
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest
 from plainsong.serializers import serializer_for
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import TransactionKind, Under
 
+#: How often a change of some properties is tried while others change them too.
+CHANGE_TRIES = 50
 T = TypeVar("T")
 V = TypeVar("V")
 
@@ -787,14 +789,23 @@ class Client:
     def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
         """Changes the properties that are named, as for ``create_topic``; None returns one to its default.
 
-        It reads the others first: of two changes at the same moment one may be lost.
+        Of two changes at the same moment none is lost: each keeps what the other has set.
 
         Raises:
-          TopicNotFound, InvalidProperty.
+          TopicNotFound, InvalidProperty. PreconditionFailed: others changed it again and again meanwhile.
         """
         changes = calls.checked_properties(properties)
-        given = calls.changed_properties(self.properties(topic), changes)
-        self._channel.call(calls.set_properties(self.namespace, topic, given))
+        for tries in range(CHANGE_TRIES):
+            current, etag = self._channel.call(calls.describe_topic_state(self.namespace, topic))
+            given = calls.changed_properties(current, changes)
+            if tries and not calls.is_changed(current, given):
+                return  # its answer was lost, and the second attempt met what the first had done
+            try:
+                self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
+                return
+            except PreconditionFailed:
+                if tries == CHANGE_TRIES - 1:
+                    raise
 
     def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
         """Replaces all properties; those not given return to their defaults. Raises TopicNotFound, InvalidProperty."""

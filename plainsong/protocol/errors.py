@@ -5,7 +5,8 @@
     ├── Unauthenticated, Forbidden                                   ├── UnsupportedMediaType
     ├── NotFound, MethodNotAllowed                                   ├── QuotaExceeded
     ├── Conflict              with the present state                 ├── Unavailable    try again later
-    ├── Gone                  it was here once                       └── Internal       a bug in Plainsong
+    ├── PreconditionFailed    it has changed since it was read        └── Internal       a bug in Plainsong
+    └── Gone                  it was here once
 
 An error has a ``code`` (machine-readable, listed in docs/http.md, never changed) and an ``outcome``. It knows
 nothing of HTTP: one table in ``broker/http/messages.py`` maps classes to statuses.
@@ -283,6 +284,13 @@ class DeduplicationDisabled(Conflict):
 
     code = "deduplication_disabled"
     title = "Deduplication is off for this topic"
+
+
+class PreconditionFailed(PlainsongError):
+    """The topic is not in the state that the request's ``If-Match`` names."""
+
+    code = "precondition_failed"
+    title = "It has changed since it was read"
 
 
 class Gone(PlainsongError):

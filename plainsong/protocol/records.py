@@ -16,6 +16,7 @@ All times are milliseconds since 1970. Every ``decode`` raises DamagedRow for a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -47,6 +48,12 @@ class Metadata:
     """Rows of this deleted generation may already be gone: it cannot be brought back."""
     floor_ms: int = 0
     """Messages published before this had expired under earlier properties, and stay expired."""
+
+    @property
+    def etag(self) -> str:
+        """Names this state of the topic: another generation, and every change of properties, has another one."""
+        told = f"{self.updated_ms} {sorted(self.properties.stored().items())}"
+        return f'"{self.generation}-{blake2b(told.encode(), digest_size=8).hexdigest()}"'
 
     def encode(self) -> bytes:
         record: dict[str, object] = {

@@ -183,3 +183,54 @@ async def test_a_store_that_fails_while_creating_says_that_nobody_knows(daemon):
     assert answer.json()["outcome"] == "unknown"
     assert answer.headers["retry-after"] == "1"
     await daemon.create()
+
+
+# --- etags -----------------------------------------------------------------------------------------
+
+
+async def etag_of(daemon):
+    return (await daemon.call("GET", f"{TOPICS}/t")).headers["etag"]
+
+
+async def test_the_etag_stays_while_nothing_changes_and_is_another_one_after_each_change(daemon):
+    await daemon.create(ttl=60)
+    seen = [await etag_of(daemon)]
+    await daemon.publish("a")
+    assert await etag_of(daemon) == seen[0]
+    for ms, properties in enumerate([{"ttl": 61}, {"ttl": 60}, {"ttl": 60}], 1):
+        daemon.clock.ms += ms
+        await daemon.call("PUT", f"{TOPICS}/t/properties", json=properties)
+        seen.append(await etag_of(daemon))
+    await daemon.call("DELETE", f"{TOPICS}/t")
+    await daemon.create(ttl=60)
+    seen.append(await etag_of(daemon))
+    assert len(set(seen)) == len(seen)
+
+
+async def test_a_change_of_what_was_read_is_refused_once_it_has_changed(daemon):
+    await daemon.create(ttl=60)
+    old = {"If-Match": await etag_of(daemon)}
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 61}, headers=old)
+    refused = {"status": 412, "code": "precondition_failed"}
+    answer = await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1}, headers=old, **refused)
+    assert answer.json()["outcome"] == "not-applied"
+    await daemon.call("DELETE", f"{TOPICS}/t", headers=old, **refused)
+    assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["ttl"] == "61"
+    either = {"If-Match": f'{old["If-Match"]} , "other", {await etag_of(daemon)}'}
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 62}, headers=either)
+    weak = {"If-Match": "W/" + await etag_of(daemon)}
+    await daemon.call("DELETE", f"{TOPICS}/t", headers=weak, **refused)
+    await daemon.call("DELETE", f"{TOPICS}/t", headers={"If-Match": "*"})
+
+
+@pytest.mark.parametrize("given", ["unquoted", '"open', '"a" "b"', '"a",, x'])
+async def test_an_if_match_that_is_no_etag_is_refused(daemon, given):
+    await daemon.create()
+    for method, path in (("PUT", "/properties"), ("DELETE", "")):
+        refused = {"status": 400, "code": "invalid_parameter"}
+        await daemon.call(method, f"{TOPICS}/t{path}", headers={"If-Match": given}, **refused)
+
+
+async def test_a_topic_that_is_not_there_is_not_found_whatever_the_etag(daemon):
+    refused = {"status": 404, "code": "topic_not_found"}
+    await daemon.call("DELETE", f"{TOPICS}/t", headers={"If-Match": '"1-0"'}, **refused)

@@ -46,6 +46,23 @@ def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: C
     assert [message.payload for message in orders.poll()] == [b"kept"]
 
 
+def test_of_many_changes_at_the_same_moment_none_is_lost(client: Client, topic: str):
+    """Each changes another property while the others do, over and over."""
+
+    def change(name, values):
+        for value in values:
+            client.set_properties(topic, **{name: value})
+
+    changes = {"ttl_s": range(1000, 1010), "max_bytes": range(10**6, 10**6 + 10), "transactional": ["required"] * 10}
+    threads = [threading.Thread(target=change, args=each) for each in changes.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = client.properties(topic)
+    assert (kept["ttl"], kept["max_bytes"], kept["transactional"]) == ("1009", str(10**6 + 9), "required")
+
+
 def test_creating_a_topic_that_is_there_is_an_error_unless_told_otherwise(client: Client, topic: str):
     with pytest.raises(TopicExists) as caught:
         client.create_topic(topic)

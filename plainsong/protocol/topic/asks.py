@@ -321,11 +321,16 @@ class SetProperties(Ask[Description]):
     given: object
     default_ttl_s: int = DEFAULT_TTL_S
     """The time to live when ``given`` names none, in seconds."""
+    if_match: frozenset[str] | None = None
+    """Do it only while the topic has one of these etags; None: in any state."""
 
 
 @dataclass(slots=True)
 class Remove(Ask[None]):
     """Delete the topic; for every reader its messages are gone at once."""
+
+    if_match: frozenset[str] | None = None
+    """As ``SetProperties.if_match``."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Table, put_one
-from plainsong.protocol.errors import PartlyCleaned, TopicExists, TopicNotFound
+from plainsong.protocol.errors import PartlyCleaned, PreconditionFailed, TopicExists, TopicNotFound
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
 from plainsong.protocol.properties import parse_properties
@@ -64,9 +64,10 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     """Replace all properties; messages that expired under the old ones stay expired.
 
     Raises:
-      TopicNotFound, InvalidProperty: nothing happened.
+      TopicNotFound, PreconditionFailed, InvalidProperty: nothing happened.
     """
     old = state.living()
+    check_etag(old, ask.if_match)
     properties = parse_properties(ask.given, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
     description = _write(state, step, changed, renewed=False)
@@ -74,10 +75,24 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     return description
 
 
+def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
+    """Raises PreconditionFailed unless the topic's etag is among those given."""
+    if if_match is not None and metadata.etag not in if_match:
+        raise PreconditionFailed(
+            f"the topic's etag is {metadata.etag} now", hint="read it again, and decide by what it is now"
+        )
+
+
 def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:
-    """Delete the topic by negating its generation, which no reader reads any more. Raises TopicNotFound."""
-    del ask, now
-    _write(state, step, replace(state.living(), deleted_ms=state.time_ms, floor_ms=state.oldest_ms))
+    """Delete the topic by negating its generation, which no reader reads any more.
+
+    Raises:
+      TopicNotFound, PreconditionFailed: nothing happened.
+    """
+    del now
+    old = state.living()
+    check_etag(old, ask.if_match)
+    _write(state, step, replace(old, deleted_ms=state.time_ms, floor_ms=state.oldest_ms))
 
 
 def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Description:

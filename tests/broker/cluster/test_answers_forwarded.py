@@ -65,3 +65,11 @@ async def test_a_reader_that_stops_is_held_by_the_owner_and_by_a_window_on_the_w
         await reader.send_all(b"Content-Type: application/json\r\n\r\n{}")
         await until(lambda: 0 < held(nodes["a"]) <= PASSED_BYTES and 12 * MIB <= held(nodes["b"]) < 13 * MIB)
     await nothing_is_held(nodes)
+
+
+async def test_an_if_match_is_the_owners_to_check(nodes):
+    etag = (await nodes["a"].call("GET", f"{TOPICS}/t")).headers["etag"]
+    path = f"{TOPICS}/t/properties"
+    await nodes["a"].call("PUT", path, json={"ttl": 61}, headers={"If-Match": etag})
+    refused = {"status": 412, "code": "precondition_failed"}
+    await nodes["a"].call("PUT", path, json={"ttl": 62}, headers={"If-Match": etag}, **refused)
