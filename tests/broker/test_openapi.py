@@ -22,7 +22,7 @@ METHODS = {"get", "put", "post", "delete"}
 def served(app):
     """``(method, path, name)`` of every rule, as the description writes them."""
     return {
-        (method, re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), rule.endpoint)
+        (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), rule.endpoint)
         for rule in app.url_map.iter_rules()
         for method in rule.methods - {"HEAD", "OPTIONS"}
     }
