@@ -56,6 +56,7 @@ RINGS = (
     Ring("storage", 75, 40),
     Ring("kept", 8, 5),
     Ring("peering", 25, 8),
+    Ring("security", 20, 15),
     Ring("broker", 330, 197),
     Ring("client", 150, 90),
     Ring("cli", 70, 48),

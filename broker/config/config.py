@@ -169,7 +169,22 @@ _AT_LEAST = (
 
 def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """The problems of settings that are valid alone and cannot work together."""
-    return _too_small(config, origins) + _service_mismatches(config, origins) + _cluster_problems(config, origins)
+    return [
+        *_too_small(config, origins),
+        *_service_mismatches(config, origins),
+        *_cluster_problems(config, origins),
+        *_provider_problems(config, origins),
+    ]
+
+
+def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A provider is known by its issuer, the audience, and its keys: all three, or none."""
+    names = [f"security.oidc.{key}" for key in ("issuer", "audience", "jwks")]
+    given = [name for name in names if config.value(name)]
+    if len(given) in (0, len(names)):
+        return []
+    missing = " and ".join(name for name in names if name not in given)
+    return [Problem(origins[given[0]], f"{_shown(config, given[0])} without {missing}", "set all three, or none")]
 
 
 def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
@@ -272,6 +287,12 @@ def _idle(config: Config) -> Iterator[str]:
             continue
         if name.startswith("storage.hbase.") and config.storage.kind != "hbase":
             yield f"{_shown(config, name)} has no effect while {_shown(config, 'storage.kind')}"
+        if (
+            name.startswith("security.")
+            and name not in ("security.allowed_hosts", "security.allowed_origins", "security.allow_insecure")
+            and config.security.authentication == "off"
+        ):
+            yield f"{_shown(config, name)} has no effect while {_shown(config, 'security.authentication')}"
         if name.startswith("cluster.") and not config.cluster.zookeeper:
             yield f"{_shown(config, name)} has no effect without cluster.zookeeper"
 

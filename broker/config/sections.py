@@ -359,9 +359,101 @@ _NAME = r"[\w-]+(?:\.[\w-]+)*\.?"
 _ORIGIN = r"https?://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d{1,5})?"
 
 
+_ALGORITHMS = "(?:RS|PS|ES)(?:256|384|512)|EdDSA"
+
+
+@dataclass(frozen=True, slots=True)
+class OidcConfig:
+    """The OpenID provider whose tokens are accepted; issuer, audience and jwks, or none of the three."""
+
+    issuer: str = text("", "The issuer, as its tokens name it in iss; empty: there is no provider.")
+    audience: str = text("", "What aud of a token must name: this service, as the provider knows it.")
+    jwks: str = text(
+        "",
+        "Where the provider's keys are: an https URL (http to this machine only), or a file.",
+        pattern=r"(?:https://\S+|http://(?:127(?:\.\d{1,3}){3}|\[::1\]|localhost)(?:[:/]\S*)?|(?!https?:)\S.*)?",
+        expected="an https URL, an http URL of this machine, or a path",
+    )
+    algorithms: str = text(
+        "RS256,ES256,EdDSA",
+        "The signatures that are accepted, separated by commas; HS256 and none never are.",
+        pattern=rf"(?:{_ALGORITHMS})(?:\s*,\s*(?:{_ALGORITHMS}))*",
+        expected="a list of RS, PS or ES with 256, 384 or 512, and EdDSA",
+    )
+    name_claim: str = text("sub", "The claim that names the caller.", pattern=r"\S{1,100}", expected="a claim")
+    groups_claim: str = text(
+        "groups", "The claim that lists the caller's groups.", pattern=r"\S{1,100}", expected="a claim"
+    )
+    name_prefix: str = text(
+        "oidc:",
+        "What stands before that claim in the caller's name, so that no provider can give names of others.",
+        pattern=r"[A-Za-z0-9_.@/+=-]{0,64}:",
+        expected="up to 64 letters, digits and _.@/+=-, and a colon",
+    )
+    skew_s: int = whole_seconds(
+        60,
+        "How far the provider's clock may be from this one.",
+        small="tokens are refused whenever the clocks differ",
+        large="tokens are accepted as much longer than they say",
+        low=0,
+        high=3_600,
+    )
+    refresh_s: int = whole_seconds(
+        300,
+        "How often the keys are fetched.",
+        small="the provider is asked often",
+        large="keys that it withdrew are accepted as much longer",
+        low=5,
+        high=86_400,
+    )
+    max_stale_s: int = whole_seconds(
+        86_400,
+        "How long the last keys hold while the provider cannot be reached; then its tokens are answered 503.",
+        small="an outage of the provider is soon one of its callers",
+        large="keys that it withdrew meanwhile are accepted as much longer",
+        low=0,
+        high=30 * 86_400,
+    )
+    require_typ: bool = switch(False, "Accept only tokens whose header says typ at+jwt (RFC 9068).")
+
+
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
-    """Who may reach the daemon, and from which pages."""
+    """Who may reach the daemon, from which pages, and who they are."""
+
+    authentication: str = choice(
+        "off",
+        "off: everybody may everything, as anonymous. required: every request needs a name, but for /ping, /livez, "
+        "/readyz and the console's files.",
+        "off",
+        "required",
+    )
+    tokens_file: str = text("", "The file with our own tokens, which plainsong token makes; empty: there are none.")
+    grants_file: str = text("", "The file that says what names may; empty: nothing, once names are required.")
+    reload_s: int = whole_seconds(
+        1,
+        "How often the files of this section are looked at; SIGHUP looks at once. 0: only SIGHUP does.",
+        small="the files are looked at often, which costs next to nothing",
+        large="a revoked token is accepted as much longer",
+        low=0,
+        high=3_600,
+    )
+    certificate_name: str = choice(
+        "san-dns",
+        "Which name of a client certificate is the caller's, behind cert: the first of that kind.",
+        "san-dns",
+        "san-uri",
+        "subject-cn",
+        "subject-dn",
+    )
+    unix_names: bool = switch(False, "The peer of a Unix socket is unix: and its user's name, as the kernel says.")
+    audit: str = choice(
+        "best-effort",
+        "Whether a change needs its record in the topic system:audit. required: a change is refused when there can be "
+        "none. best-effort: it happens, and what is missing is counted.",
+        "best-effort",
+        "required",
+    )
 
     allowed_hosts: str = text(
         "",
@@ -377,6 +469,7 @@ class SecurityConfig:
         pattern=rf"(?:{_ORIGIN}(?:\s*,\s*{_ORIGIN})*)?",
         expected='text like "https://tools.example.org,http://localhost:3000"; * is not allowed',
     )
+    oidc: OidcConfig = field(default_factory=OidcConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     "The daemon": {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
+        "token": Listed("broker.command.token:token", "Make, list and revoke the tokens that clients show."),
+        "grants": Listed("broker.command.grants:grants", "Show and check what names may do."),
         "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
         "maintain": Listed(

@@ -1,0 +1,54 @@
+"""Which tokens or grants file a command works on: the one of ``--file``, else the one that the settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from broker.command.options import load_settings
+from plainsong.cli.command import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def file_options(what: str) -> Callable[[F], F]:
+    """Adds ``--file``, ``--config`` and ``--set``; they arrive as ``chosen_file`` takes them."""
+    options = (
+        click.option("--file", type=click.Path(path_type=Path), help=f"The {what} file."),
+        click.option(
+            "--config", type=click.Path(path_type=Path), help=f"The settings that name it, security.{what}_file."
+        ),
+        click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set a setting. Repeatable."),
+    )
+
+    def added(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return added
+
+
+def chosen_file(what: str, file: Path | None, config: Path | None, sets: tuple[str, ...]) -> Path:
+    """The file to work on. Raises CommandFailed: nothing names one."""
+    found = named_file(what, file, config, sets)
+    if found is None:
+        raise CommandFailed(
+            f"which {what} file?",
+            hint=f"give --file, or --config with the settings that name security.{what}_file",
+            code=Exit.USAGE,
+        )
+    return found
+
+
+def named_file(what: str, file: Path | None, config: Path | None, sets: tuple[str, ...]) -> Path | None:
+    """The file to work on; None: neither an option nor a setting names one."""
+    if file is not None:
+        return file
+    named: str = load_settings(config, None, None, sets).config.value(f"security.{what}_file")
+    return Path(named) if named else None

@@ -1,0 +1,98 @@
+"""The files of security on disk: read only where nobody else can write them, written whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class UnsafeFile(OSError):
+    """A file that somebody else could write; it was not read."""
+
+
+class Stamp(NamedTuple):
+    """What tells a file from the one that was there before."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """The stamp of a file; None: there is none that can be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def read_guarded(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
+    """A file's content and its stamp.
+
+    Raises:
+      UnsafeFile: its owner is neither this process's user nor root, or its group or others may write it.
+      OSError: it cannot be read, or has more than ``max_bytes``.
+    """
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeFile(f"{path} is no file")
+        if found.st_uid not in (0, os.geteuid()):
+            raise UnsafeFile(f"{path} belongs to another user than the daemon's and root")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UnsafeFile(f"{path} can be written by its group or by others (mode {found.st_mode & 0o777:04o})")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UnsafeFile(f"{path} is larger than {max_bytes} bytes")
+    return data, Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock beside ``path`` that all who change it take; waits for it."""
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replaces ``path`` by a file of ``data``, durably: a reader sees the old one or the new one. Raises OSError."""
+    path = path.resolve()
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Makes a file of ``text`` that only its owner can read. Raises FileExistsError: it is never replaced."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,129 @@
+"""What one name may: its grants, ready to be asked about any topic. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.security.identity import VERBS, Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from broker.security.grants import Grant, Pattern
+
+#: A set of verbs is a number with a bit for each.
+BIT: dict[str, int] = {verb: 1 << at for at, verb in enumerate(VERBS)}
+ALL_BITS = (1 << len(VERBS)) - 1
+#: Answers about topics that one name's rights remember; beyond, they are worked out again.
+MAX_REMEMBERED = 10_000
+
+
+def bits_of(verbs: Iterable[Verb]) -> int:
+    """The verbs as a number."""
+    bits = 0
+    for verb in verbs:
+        bits |= BIT[verb]
+    return bits
+
+
+class Rights:
+    """What a name may. There is one of it for a name and its groups, until the grants file changes."""
+
+    __slots__ = ("_exact", "_patterns", "_remembered", "_service", "grants")
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self.grants = tuple(grants)
+        self._service = 0
+        self._exact: dict[tuple[str, str], int] = {}
+        self._patterns: list[tuple[Pattern, int]] = []
+        for grant in self.grants:
+            bits = bits_of(grant.verbs)
+            for pattern in grant.on:
+                if pattern.is_service:
+                    self._service |= bits
+                elif "*" in pattern.namespace or "*" in pattern.topic:
+                    self._patterns.append((pattern, bits))
+                else:
+                    key = pattern.namespace, pattern.topic
+                    self._exact[key] = self._exact.get(key, 0) | bits
+        self._remembered: dict[tuple[str, str], int] = {}
+
+    @property
+    def remembered(self) -> int:
+        """How many answers it remembers."""
+        return len(self._remembered)
+
+    def topic_bits(self, namespace: str, topic: str) -> int:
+        """The verbs on a topic, whether it is there or not."""
+        key = namespace, topic
+        found = self._remembered.get(key)
+        if found is None:
+            found = self._exact.get(key, 0)
+            for pattern, bits in self._patterns:
+                if pattern.matches(namespace, topic):
+                    found |= bits
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = found
+        return found
+
+    def on_topic(self, verb: Verb, namespace: str, topic: str) -> bool:
+        """Whether it has the verb on a topic."""
+        return bool(self.topic_bits(namespace, topic) & BIT[verb])
+
+    def any_on_topic(self, namespace: str, topic: str) -> bool:
+        """Whether it has any verb on a topic."""
+        return bool(self.topic_bits(namespace, topic))
+
+    def namespace_bits(self, namespace: str) -> int:
+        """The verbs on a whole namespace: of patterns whose topic part is ``*``."""
+        return self._bits_where(lambda pattern: pattern.topic == "*" and pattern.matches_namespace(namespace))
+
+    def on_namespace(self, verb: Verb, namespace: str) -> bool:
+        """Whether it has the verb on all topics of a namespace."""
+        return bool(self.namespace_bits(namespace) & BIT[verb])
+
+    def within(self, namespace: str) -> bool:
+        """Whether it has any verb on something in a namespace."""
+        if any(each == namespace for each, _ in self._exact):
+            return True
+        return bool(self._bits_where(lambda pattern: pattern.matches_namespace(namespace)))
+
+    def on_service(self, verb: Verb) -> bool:
+        """Whether it has the verb on the service."""
+        return bool(self._service & BIT[verb])
+
+    @property
+    def service_bits(self) -> int:
+        """The verbs on the service."""
+        return self._service
+
+    def _bits_where(self, chosen: Callable[[Pattern], bool]) -> int:
+        found = 0
+        for pattern, bits in self._patterns:
+            if chosen(pattern):
+                found |= bits
+        return found
+
+
+class _Everything(Rights):
+    """Of everybody while authentication is off."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._service = ALL_BITS
+
+    def topic_bits(self, namespace: str, topic: str) -> int:
+        return ALL_BITS
+
+    def namespace_bits(self, namespace: str) -> int:
+        return ALL_BITS
+
+    def within(self, namespace: str) -> bool:
+        return True
+
+
+EVERYTHING: Rights = _Everything()
+NOTHING = Rights(())

@@ -1,0 +1,93 @@
+"""The files of security on disk: read only where nobody else can write, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from broker.security.files import UnsafeFile, locked, read_guarded, stamp_of, write_secret, write_whole
+
+
+def test_what_others_can_write_is_not_read(tmp_path):
+    path = tmp_path / "tokens.json"
+    write_whole(path, b"{}")
+    for mode, is_read in ((0o600, True), (0o644, True), (0o620, False), (0o602, False), (0o666, False)):
+        path.chmod(mode)
+        if is_read:
+            assert read_guarded(path, 10)[0] == b"{}"
+        else:
+            with pytest.raises(UnsafeFile, match="can be written by"):
+                read_guarded(path, 10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_belongs_to_another_user_is_not_read(tmp_path):
+    path = tmp_path / "tokens.json"
+    write_whole(path, b"{}")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(UnsafeFile, match="another user"):
+        read_guarded(path, 10)
+
+
+def test_what_is_larger_than_allowed_or_no_file_is_not_read(tmp_path):
+    path = tmp_path / "tokens.json"
+    path.write_bytes(b"12345")
+    assert read_guarded(path, 5)[0] == b"12345"
+    with pytest.raises(UnsafeFile, match="larger"):
+        read_guarded(path, 4)
+    with pytest.raises(OSError, match="directory"):
+        read_guarded(tmp_path, 4)
+
+
+def test_a_new_file_is_for_its_owner_alone_and_a_replaced_one_keeps_its_mode(tmp_path):
+    path = tmp_path / "tokens.json"
+    write_whole(path, b"1")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    before = stamp_of(path)
+    write_whole(path, b"2")
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.read_bytes() == b"2"
+    assert stamp_of(path) != before
+    assert [each.name for each in tmp_path.iterdir()] == ["tokens.json"]
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path):
+    path, link = tmp_path / "tokens.json", tmp_path / "link"
+    write_whole(path, b"1")
+    link.symlink_to(path)
+    write_whole(link, b"2")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"2"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.json"
+    write_whole(path, b"1")
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="no space"):
+        write_whole(path, b"2")
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("tokens.json", b"1")]
+
+
+def test_a_secret_is_never_written_over(tmp_path):
+    path = tmp_path / "token"
+    write_secret(path, "psg_1")
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        write_secret(path, "psg_2")
+    assert path.read_text() == "psg_1\n"
+
+
+def test_the_lock_is_beside_the_file(tmp_path):
+    with locked(tmp_path / "tokens.json"):
+        assert [each.name for each in tmp_path.iterdir()] == ["tokens.json.lock"]
+
+
+def test_a_file_that_is_not_there_has_no_stamp(tmp_path):
+    assert stamp_of(tmp_path / "nothing") is None
