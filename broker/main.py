@@ -36,6 +36,7 @@ from broker.cluster.join import (
     start_rebalance,
     verify_advertised_address,
 )
+from broker.config.values import UNIX
 from broker.gauges import add_cluster_gauges, add_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
@@ -94,7 +95,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             addresses = await servers.start(partial(serve, daemon, budget, stop))
             thrift = await start_thrift(daemon, stop, servers)
             if membership is not None:
-                address = config.cluster.advertise or addresses[0]
+                address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)
                 servers.start_soon(verify_advertised_address, membership.me.name, address)
             announce(_running(daemon, membership, addresses, thrift, testing))
@@ -120,7 +121,7 @@ def _running(
     config, traits = daemon.config, daemon.store.traits
     return Running(
         version=daemon.version,
-        addresses=[f"http://{address}" for address in addresses],
+        addresses=[address if address.startswith(UNIX) else f"http://{address}" for address in addresses],
         data_dir=config.storage.data_dir if traits.kind == "leveldb" else None,
         place=place_of(config),
         store_kind=traits.kind,
@@ -161,7 +162,7 @@ class Running:
 
     version: str
     addresses: list[str]
-    """URLs without a path, as ``http://127.0.0.1:7420``, with the port really bound; at least one."""
+    """URLs without a path, as ``http://127.0.0.1:7420`` with the port really bound, or ``unix:/path``; at least one."""
     data_dir: Path | None
     """Where the messages are; None where the store keeps no files of its own."""
     store_kind: str
@@ -183,6 +184,7 @@ class Running:
 def banner(running: Running) -> str:
     """What a person sees at the start: a few lines, the last of which can be pasted into a shell."""
     first, *others = running.addresses
+    to = f"--unix-socket {first.removeprefix(UNIX)} http://localhost" if first.startswith(UNIX) else first
     where = running.place if running.data_dir is None else str(running.data_dir.absolute())
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
     testing = [f"  UNDER TEST  whoever can write to {running.testing} makes it fail"] if running.testing else []
@@ -195,6 +197,6 @@ def banner(running: Running) -> str:
             f"  data        {where} ({running.store_kind})",
             f"  durability  {running.durability}",
             f"  decides     {running.decides}{thrift}",
-            "  try         curl -X PUT " + first + "/v1/namespaces/demo/topics/greetings",
+            f"  try         curl -X PUT {to}/v1/namespaces/demo/topics/greetings",
         ]
     )

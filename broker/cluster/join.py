@@ -12,8 +12,8 @@ import trio
 
 from actors.observe import SystemClock
 from broker.cluster.handover import Rebalance
+from broker.config.config import advertised
 from broker.config.sections import parse_ensemble
-from broker.config.values import parse_address
 from broker.link.client import Link, connect
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.errors import PlainsongError
@@ -55,7 +55,9 @@ def instance_of(config: Config) -> str:
     """This instance's name: ``cluster.instance``, or one made of its host and its port."""
     if config.cluster.instance:
         return config.cluster.instance
-    port = parse_address(config.cluster.advertise or config.http.bind).port
+    address = advertised(config)
+    assert address is not None  # an instance of a cluster has one
+    port = address.port
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:80] or "instance"
     return f"{host}-{port or os.getpid()}"  # a free port differs after a restart
 

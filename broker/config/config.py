@@ -25,10 +25,12 @@ from broker.config.sections import (
     is_wildcard,
     parse_ensemble,
 )
-from broker.config.values import MEANING, Meaning, parse_address, show_value
+from broker.config.values import MEANING, Meaning, is_loopback, parse_address, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from broker.config.values import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +251,16 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
         )
     found += _too_soon(config, origins)
     name = "cluster.advertise" if cluster.advertise else "http.bind"
-    address = parse_address(config.value(name))
-    if is_wildcard(address) or (cluster.advertise and address.port == 0):
+    address = advertised(config)
+    if address is None or is_wildcard(address) or (cluster.advertise and address.port == 0):
         what = f"{_shown(config, name)} is no address that other instances and clients could go to"
         found.append(Problem(_both(origin, origins[name]), what, "say in cluster.advertise where this one is"))
     return found
+
+
+def advertised(config: Config) -> Address | None:
+    """Where clients and other instances are told to find this one; port 0: the one that is taken."""
+    return parse_address(config.cluster.advertise) if config.cluster.advertise else config.http.address
 
 
 def _is_less(config: Config, larger: str, times: int, smaller: str) -> str:
@@ -270,9 +277,6 @@ def _shown(config: Config, name: str) -> str:
 
 
 # --- notes -----------------------------------------------------------------------------------------
-
-
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 def notes(config: Config) -> list[str]:
@@ -307,8 +311,9 @@ def _alone(config: Config) -> Iterator[str]:
 
 def _clustered(config: Config) -> Iterator[str]:
     name = "cluster.advertise" if config.cluster.advertise else "http.bind"
-    address = parse_address(config.value(name))
-    if address.host.startswith(_LOOPBACK):
+    address = advertised(config)
+    assert address is not None  # it was checked
+    if is_loopback(address):
         yield f"{_shown(config, name)}: only instances on this machine can reach this one; cluster.advertise says where"
     if not config.cluster.instance and address.port == 0:
         yield "cluster.instance is empty and the port any free one: this instance has another name after each start"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.config.config import Config, ConfigError, Problem, check_across, config_of, every_setting, sections
-from broker.config.values import parse_address, read_value
+from broker.config.values import Address, parse_binds, read_value
 from plainsong.protocol.errors import nearest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     Args:
       file: the TOML file; None reads none.
       environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a section within another adds a ``__``), ``PORT`` sets the
-        port of ``http.bind``; other names, also with ``PLAINSONG_``, are ignored.
+        first port of ``http.bind``; other names, also with ``PLAINSONG_``, are ignored.
       flags: values by ``section.key``, as text or as values.
     Raises:
       ConfigError: with all problems, not only the first.
@@ -107,8 +107,14 @@ class _Loading:
 
     def _take_port(self, port: str) -> None:
         """Platforms that start processes give the port, and only that, in ``PORT``."""
-        bound = self.values.get("http.bind", every_setting()["http.bind"].default)
-        self.take("http.bind", str(parse_address(bound)).rpartition(":")[0] + ":" + port, "environment PORT", text=True)
+        origin = "environment PORT"
+        places = parse_binds(self.values.get("http.bind", every_setting()["http.bind"].default))
+        first = next((place for place in places if isinstance(place, Address)), None)
+        if first is None:
+            self.problems.append(Problem(origin, "http.bind has no port, only Unix sockets"))
+            return
+        texts = [str(place).rpartition(":")[0] + ":" + port if place is first else str(place) for place in places]
+        self.take("http.bind", ",".join(texts), origin, text=True)
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -11,13 +11,15 @@ from broker.config.values import (
     KIB,
     MIB,
     TIB,
-    address,
+    Address,
     addresses,
+    binds,
     choice,
     count,
     milliseconds,
     optional_address,
     parse_address,
+    parse_binds,
     path,
     seconds,
     size,
@@ -27,7 +29,7 @@ from broker.config.values import (
 )
 
 if TYPE_CHECKING:
-    from broker.config.values import Address
+    from broker.config.values import Bind
 
 _CENTURY_S = 100 * 365 * 86_400
 
@@ -260,8 +262,16 @@ class PollConfig:
 class HttpConfig:
     """The HTTP listener: its address, and the bounds of requests and answers."""
 
-    bind: str = address(
-        "127.0.0.1:7420", "The address and port to listen on; port 0 takes a free one, which the banner shows."
+    bind: str = binds(
+        "127.0.0.1:7420",
+        "Where to listen: addresses with their ports (0 takes a free one, which the banner shows), and Unix sockets "
+        "as unix:/run/plainsong.sock, separated by commas.",
+    )
+    unix_mode: str = text(
+        "0660",
+        "The permissions of Unix sockets of http.bind: whoever may write to one may connect.",
+        pattern=r"0?[0-7]{3}",
+        expected='text like "0660"',
     )
     lane: bool = switch(
         True, "Serve publish, store, rollback and poll by the fast lane; false sends every request through the server."
@@ -350,6 +360,16 @@ class HttpConfig:
         low=0,
         high=1 * GIB,
     )
+
+    @property
+    def binds(self) -> list[Bind]:
+        """``bind``, taken apart."""
+        return parse_binds(self.bind)
+
+    @property
+    def address(self) -> Address | None:
+        """The first address of ``bind``, by which other machines may reach this one; None: there are only Unix sockets."""
+        return next((bind for bind in self.binds if isinstance(bind, Address)), None)
 
 
 # --- security --------------------------------------------------------------------------------------

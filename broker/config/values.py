@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -33,6 +34,7 @@ class Kind(StrEnum):
     MILLISECONDS = "a whole number of milliseconds"
     CHOICE = "one of a few words"
     ADDRESS = 'text like "127.0.0.1:7420" or "[::1]:7420"'
+    BINDS = 'text like "127.0.0.1:7420" or "unix:/run/plainsong.sock", or several such, separated by commas'
     ADDRESSES = 'text like "127.0.0.1:9090", or several such, separated by commas'
     PATH = "a path, as text"
     TEXT = "text"
@@ -110,6 +112,11 @@ def addresses(default: str, says: str) -> str:
     return _declare(default, Meaning(Kind.ADDRESSES, says))
 
 
+def binds(default: str, says: str) -> str:
+    """A field that is one or more places to listen on: a host and a port, or the path of a Unix socket."""
+    return _declare(default, Meaning(Kind.BINDS, says))
+
+
 def text(default: str, says: str, *, pattern: str = "", expected: str = "") -> str:
     """A field that is text, empty only where ``pattern`` takes that."""
     return _declare(default, Meaning(Kind.TEXT, says, pattern=pattern, expected=expected))
@@ -165,6 +172,53 @@ def parse_address(text: str) -> Address:
 def parse_addresses(text: str) -> list[Address]:
     """The addresses written as ``host:port,host:port``, in their order. Raises ValueError."""
     return [parse_address(part.strip()) for part in text.split(",")]
+
+
+class UnixPath(NamedTuple):
+    """The path of a Unix socket to listen on."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{UNIX}{self.path}"
+
+
+#: A place to listen on.
+Bind: TypeAlias = Address | UnixPath
+#: What the path of a Unix socket begins with where an address may stand.
+UNIX = "unix:"
+#: The longest path of a Unix socket on Linux.
+MAX_UNIX_PATH_BYTES = 107
+
+
+def parse_bind(text: str) -> Bind:
+    """The place written as ``host:port``, ``[host]:port`` or ``unix:/path``. Raises ValueError."""
+    if not text.startswith(UNIX):
+        return parse_address(text)
+    path = text.removeprefix(UNIX)
+    if not path.startswith("/") or path.endswith("/"):
+        raise ValueError(f"{text!r} is no absolute path of a socket; write it like {UNIX}/run/plainsong.sock")
+    if len(path.encode()) > MAX_UNIX_PATH_BYTES:
+        raise ValueError(f"the path of a socket may have {MAX_UNIX_PATH_BYTES} bytes, and {text!r} has more")
+    return UnixPath(path)
+
+
+def parse_binds(text: str) -> list[Bind]:
+    """The places written one after the other, separated by commas, each of them once. Raises ValueError."""
+    found = [parse_bind(part.strip()) for part in text.split(",")]
+    if len(set(found)) < len(found):
+        raise ValueError(f"{text!r} names a place twice")
+    return found
+
+
+def is_loopback(bind: Bind) -> bool:
+    """Whether nobody but this machine can connect there."""
+    if isinstance(bind, UnixPath):
+        return True
+    try:
+        return ip_address(bind.host).is_loopback
+    except ValueError:
+        return bind.host.lower().rstrip(".") == "localhost"
 
 
 def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
@@ -232,6 +286,8 @@ def _typed(meaning: Meaning, raw: object) -> Any:
             return raw
         case Kind.ADDRESS if isinstance(raw, str):
             return "" if meaning.optional and not raw.strip() else str(parse_address(raw))
+        case Kind.BINDS if isinstance(raw, str):
+            return ",".join(map(str, parse_binds(raw)))
         case Kind.ADDRESSES if isinstance(raw, str):
             return ",".join(map(str, parse_addresses(raw)))
         case Kind.TEXT if isinstance(raw, str) and not re.search(r"[\x00-\x1f\x7f]", raw):

@@ -22,7 +22,7 @@ from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
 from broker.http.messages import only_plain, status_of
-from broker.http.sockets import address_of, bind_shared, start_listening
+from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_request, encode_admitted
 from broker.link.server import serve_link
@@ -81,7 +81,8 @@ async def serve_front_ends(
       OSError: the address cannot be listened on.
       FrontEndFailed: a front end did not start.
     """
-    rows = await trio.to_thread.run_sync(bind_shared, config.http.bind, config.http.processes)
+    rows = await trio.to_thread.run_sync(_bind_all, config)
+    files = SocketFiles(rows[0])
     try:
         async with trio.open_nursery() as nursery:
             shared = _Shared(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
@@ -101,6 +102,23 @@ async def serve_front_ends(
     finally:
         for listener in (each for row in rows for each in row):
             listener.close()
+        files.remove()
+
+
+def _bind_all(config: Config) -> list[list[socket.socket]]:
+    """For each front end, its sockets on all places of ``http.bind``. Raises ValueError, BindFailed."""
+    rows: list[list[socket.socket]] = [[] for _ in range(config.http.processes)]
+    try:
+        for bind in map(str, config.http.binds):
+            shared = bind_shared(bind, config.http.processes, config.http.unix_mode)
+            for row, more in zip(rows, shared, strict=True):
+                row += more
+    except BaseException:
+        SocketFiles(rows[0]).remove()
+        for sock in (each for row in rows for each in row):
+            sock.close()
+        raise
+    return rows
 
 
 def share_of(config: Config) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from broker.config.values import parse_address
+from broker.config.values import Address, parse_address
 from plainsong.protocol.errors import BadRequest, Forbidden
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class OriginCheck:
 def origin_check(config: Config) -> OriginCheck:
     """The checks as the settings want them."""
     hosts = _listed(config.security.allowed_hosts)
-    for bind in filter(None, (config.http.bind, config.cluster.advertise)):
-        hosts.append(parse_address(bind).host)
+    places = [*config.http.binds, *([parse_address(config.cluster.advertise)] if config.cluster.advertise else [])]
+    hosts += [place.host for place in places if isinstance(place, Address)]
     return OriginCheck(hosts, _listed(config.security.allowed_origins))
 
 

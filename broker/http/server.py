@@ -16,7 +16,7 @@ from broker.http.messages import answer_for, new_request_id
 from broker.http.origin_check import OriginCheck
 from broker.http.peer import peer_of
 from broker.http.reactor import Reactor
-from broker.http.sockets import address_of, listen_on
+from broker.http.sockets import SocketFiles, address_of, listen_on
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.link import PREFACE
 
@@ -53,6 +53,7 @@ async def serve_http(
     build: Callable[[], ASGIFramework],
     *,
     binds: Sequence[str | socket.socket],
+    unix_mode: str = "0660",
     budget: BodyBudget,
     stop: trio.Event,
     grace_s: float,
@@ -67,26 +68,33 @@ async def serve_http(
 
     Args:
       build: makes the application behind hypercorn, in a thread, when the first connection needs it.
-      binds: addresses to listen on, or sockets that listen already.
+      binds: addresses and Unix sockets to listen on, or sockets that listen already.
+      unix_mode: the permissions of Unix sockets.
       tls: with it, hypercorn serves all connections.
       check: of Host and Origin; None: addresses, ``localhost`` and the daemon's own pages alone.
       begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
         like any other that is not HTTP.
       turns: those of the actors that requests are started at without a task; None: there are no such routes.
-      task_status: gets the addresses as ``host:port``.
+      task_status: gets the addresses as ``host:port`` or ``unix:/path``.
 
     Raises:
       OSError: the server cannot listen on an address of ``binds``; nothing is left open.
     """
     listeners: list[socket.socket] = []
+    files: list[SocketFiles] = []
     reactor = Reactor(settings.keep_alive_s)
     if turns is not None:
         turns.attach(reactor.take_in)
         reactor.took_in = turns.run_due
     try:
         for bind in binds:
-            listeners += [bind] if isinstance(bind, socket.socket) else await trio.to_thread.run_sync(listen_on, bind)
+            if isinstance(bind, socket.socket):
+                listeners.append(bind)
+            else:
+                opened = await trio.to_thread.run_sync(listen_on, bind, unix_mode)
+                listeners += opened
+                files.append(SocketFiles(opened))
         check = check or OriginCheck()
         hypercorn = _Hypercorn(build, settings, budget, check, begin)
         # Without routes a lane only finds out how a connection begins.
@@ -100,6 +108,8 @@ async def serve_http(
     finally:
         for listener in listeners:
             listener.close()
+        for each in files:
+            each.remove()
         if turns is not None:
             turns.attach(None)
         reactor.close()
@@ -175,7 +185,8 @@ class _Server:
                 await trio.sleep(ACCEPT_PAUSE_S)
                 continue
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._open < self._settings.max_connections:
                 self._open += 1
                 connections.start_soon(self._serve, sock)

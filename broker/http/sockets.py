@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from trio.lowlevel import wait_readable, wait_writable
+
+from broker.config.values import UNIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BACKLOG = 1024
 
@@ -34,13 +40,19 @@ def split_bind(bind: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def listen_on(bind: str) -> list[socket.socket]:
+def listen_on(bind: str, unix_mode: str = "0660") -> list[socket.socket]:
     """Sockets that listen on every address of ``bind``; port 0 takes a free port, the same on all of them.
 
+    Args:
+      unix_mode: the permissions of the file of ``unix:/path``; see ``SocketFiles`` for its end.
     Raises:
-      ValueError: ``bind`` is not host:port.
+      ValueError: ``bind`` is neither host:port nor unix:/path.
       BindFailed: no address could be bound.
     """
+    if bind.startswith(UNIX):
+        sock = _unix_socket(bind, unix_mode)
+        sock.listen(BACKLOG)
+        return [sock]
     host, port = split_bind(bind)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
@@ -61,12 +73,14 @@ def listen_on(bind: str) -> list[socket.socket]:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The address of a listening socket, as ``host:port``."""
+    """The address of a listening socket, as ``host:port`` or ``unix:/path``."""
+    if listener.family == socket.AF_UNIX:
+        return UNIX + str(listener.getsockname())
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def bind_shared(bind: str, count: int) -> list[list[socket.socket]]:
+def bind_shared(bind: str, count: int, unix_mode: str = "0660") -> list[list[socket.socket]]:
     """For each of ``count`` processes, sockets that will share every address of ``bind``.
 
     They hold the address and do not listen yet: until ``start_listening`` clients are refused, and no other process can
@@ -75,6 +89,10 @@ def bind_shared(bind: str, count: int) -> list[list[socket.socket]]:
     Raises:
       ValueError, BindFailed: as ``listen_on``; also when another process would have to share the address.
     """
+    if bind.startswith(UNIX):
+        sock = _unix_socket(bind, unix_mode)
+        # The kernel shares out no Unix socket: all processes accept from the same one.
+        return [[sock], *([sock.dup()] for _ in range(count - 1))]
     found = listen_on(bind)  # fails if the address is taken
     addresses = [(sock.family, sock.getsockname()) for sock in found]
     for sock in found:
@@ -97,6 +115,55 @@ def start_listening(rows: list[list[socket.socket]]) -> None:
     for sock in (each for row in rows for each in row):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(BACKLOG)
+
+
+def _unix_socket(bind: str, mode: str) -> socket.socket:
+    """A socket bound to the path of ``bind``, not listening yet: until then a connect is refused. Raises BindFailed."""
+    path = bind.removeprefix(UNIX)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        _remove_stale(path)
+        sock.bind(path)
+        os.chmod(path, int(mode, 8))
+    except OSError as error:
+        sock.close()
+        raise _explained(error, bind) from None
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Removes a socket's file that a process left that ended at once. Raises OSError: another process listens there."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EEXIST, "there is a file of this name that is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # so many wait to be accepted that it must be alive
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+class SocketFiles:
+    """The files of Unix sockets among ``listeners``, which closing does not remove."""
+
+    def __init__(self, listeners: Iterable[socket.socket]) -> None:
+        paths = [str(each.getsockname()) for each in listeners if each.family == socket.AF_UNIX]
+        self._files = [(path, os.lstat(path).st_ino) for path in paths]
+
+    def remove(self) -> None:
+        """Removes those that are still theirs: another daemon may have come meanwhile."""
+        for path, inode in self._files:
+            with suppress(OSError):
+                if os.lstat(path).st_ino == inode:
+                    os.unlink(path)
 
 
 class _Unavailable(Exception):

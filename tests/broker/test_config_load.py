@@ -69,6 +69,7 @@ def test_file_environment_and_flags_win_in_this_order(tmp_path):
         ({"PORT": "8080", "PLAINSONG_HTTP__BIND": "0.0.0.0:1"}, "0.0.0.0:8080"),
         ({"PORT": "8080", "PLAINSONG_HTTP__BIND": "[::1]:1"}, "[::1]:8080"),
         ({"PORT": ""}, "127.0.0.1:7420"),
+        ({"PORT": "8080", "PLAINSONG_HTTP__BIND": "unix:/a, [::1]:1, 127.0.0.1:2"}, "unix:/a,[::1]:8080,127.0.0.1:2"),
     ],
 )
 def test_port_replaces_the_port_and_nothing_else(environ, bind):
@@ -79,6 +80,12 @@ def test_port_yields_to_a_flag():
     loaded = load_config(None, {"PORT": "8080"}, {"http.bind": "localhost:0"})
     assert loaded.config.http.bind == "localhost:0"
     assert loaded.origins["http.bind"] == "flag"
+
+
+def test_port_needs_a_port_to_replace():
+    assert refused(environ={"PORT": "1", "PLAINSONG_HTTP__BIND": "unix:/a"}) == [
+        "environment PORT: http.bind has no port, only Unix sockets"
+    ]
 
 
 @pytest.mark.parametrize("port", ["http", "65536", "-1"])

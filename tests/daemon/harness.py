@@ -51,7 +51,8 @@ class Daemon:
             self.command += ["--set", setting]
         self.environ = {**clean_environ(), **(environ or {})}
         #: ``(host, port)`` of the running daemon.
-        self.address = ("127.0.0.1", int(bind.rpartition(":")[2]))
+        port = bind.rpartition(":")[2]
+        self.address = ("127.0.0.1", int(port) if port.isdecimal() else 0)
         self.lines: list[str] = []
         self.errors = ""
         self.start_s = 0.0
@@ -121,8 +122,11 @@ class Daemon:
         if self._serving is None:
             self.wait()
             raise DaemonEnded(f"ended with {self.returncode}: {self.errors}\n" + "\n".join(self.lines))
-        host, _, port = self._serving["addresses"][0].removeprefix("http://").rpartition(":")
-        self.address = (host, int(port))
+        for url in self._serving["addresses"]:
+            if not url.startswith("unix:"):
+                host, _, port = url.partition("://")[2].rpartition(":")
+                self.address = (host.strip("[]"), int(port))
+                return
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""

@@ -1,0 +1,133 @@
+"""The daemon on several addresses and on Unix sockets."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plainsong.cli.command import Exit
+from tests.daemon.harness import PLAINSONG, clean_environ
+from tests.daemon.talk import ask, create, poll, publish, topic_path
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("any.name.example", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def ask_unix(path: Path, method: str, target: str, body: str = "") -> tuple[int, bytes]:
+    connection = UnixConnection(path)
+    try:
+        connection.request(method, target, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_places_of_a_list_reach_the_same_topics(daemon, tmp_path, processes):
+    path = tmp_path / "a.sock"
+    running = daemon(f"http.processes={processes}", bind=f"unix:{path},[::1]:0,127.0.0.1:0")
+    (unix, six, four) = running.serving["addresses"]
+    assert (unix, six.startswith("http://[::1]:")) == (f"unix:{path}", True)
+    address = ("127.0.0.1", int(four.rpartition(":")[2]))
+    create(address, "t")
+    publish(address, "t", b"one")
+    publish(("::1", int(six.rpartition(":")[2])), "t", b"two")
+    target = topic_path("t")
+    for _ in range(4):
+        assert ask_unix(path, "POST", f"{target}/publish", '{"messages": ["three"]}')[0] == 200
+    assert [payload for _, payload in poll(address, "t")] == [b"one", b"two", *[b"three"] * 4]
+    assert ask_unix(path, "GET", target)[0] == 200
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_unix_socket_has_its_mode_and_goes_with_the_daemon(daemon, tmp_path, processes):
+    path = tmp_path / "a.sock"
+    running = daemon("http.unix_mode=0600", f"http.processes={processes}", bind=f"unix:{path},127.0.0.1:0")
+    found = path.stat()
+    assert stat.S_ISSOCK(found.st_mode)
+    assert stat.S_IMODE(found.st_mode) == 0o600
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert not path.exists()
+
+
+def test_what_a_killed_daemon_left_is_replaced(daemon, tmp_path):
+    path = tmp_path / "a.sock"
+    running = daemon(bind=f"unix:{path},127.0.0.1:0")
+    running.kill()
+    assert path.exists()
+    daemon(bind=f"unix:{path},127.0.0.1:0")
+    assert ask_unix(path, "GET", "/ping")[0] == 200
+
+
+def test_the_socket_of_a_living_daemon_is_left_alone(daemon, tmp_path):
+    path = tmp_path / "a.sock"
+    daemon(bind=f"unix:{path},127.0.0.1:0")
+    ended = serve("--bind", f"unix:{path}", "--data-dir", str(tmp_path / "other"))
+    assert ended.returncode == Exit.FAILED
+    assert ended.stderr.startswith(f"error: http.bind unix:{path} is in use")
+    assert ask_unix(path, "GET", "/ping")[0] == 200
+
+
+def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
+    path = tmp_path / "precious"
+    path.write_text("kept")
+    ended = serve("--bind", f"unix:{path}", "--data-dir", str(tmp_path / "data"))
+    assert ended.returncode == Exit.FAILED
+    assert "is no socket" in ended.stderr
+    assert path.read_text() == "kept"
+
+
+def test_the_banner_of_a_daemon_on_a_unix_socket_alone_has_a_command_that_works(daemon, tmp_path):
+    path = tmp_path / "a.sock"
+    running = daemon("log.format=text", bind=f"unix:{path}", stdout=subprocess.PIPE)
+    banner = [running.stdout.readline().decode().rstrip() for _ in range(5)]
+    assert banner[0].endswith(f"listens on unix:{path}")
+    command = banner[4].removeprefix("  try         ").split()
+    assert command[:3] == ["curl", "-X", "PUT"]
+    assert subprocess.run([*command, "-sf"], timeout=20, check=False).returncode == 0
+    assert ask_unix(path, "GET", "/v1/namespaces/demo/topics/greetings")[0] == 200
+
+
+def test_a_start_that_fails_at_one_place_leaves_no_socket_at_another(daemon, tmp_path):
+    running = daemon(bind="127.0.0.1:0")
+    port = running.address[1]
+    path = tmp_path / "a.sock"
+    ended = serve("--bind", f"unix:{path},127.0.0.1:{port}", "--data-dir", str(tmp_path / "other"))
+    assert ended.stderr.startswith(f"error: http.bind 127.0.0.1:{port} is in use")
+    assert not path.exists()
+    assert ask(running.address, "GET", "/ping").status == 200
+
+
+def serve(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PLAINSONG), "serve", *options]
+    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_peer_of_a_unix_socket_is_the_process_that_connected(tmp_path):
+    from broker.http.peer import UnixPeer, peer_of
+
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "a"))
+        listener.listen()
+        client.connect(str(tmp_path / "a"))
+        accepted, _ = listener.accept()
+        with accepted:
+            peer = peer_of(accepted)
+    assert peer.unix == UnixPeer(os.getpid(), os.getuid(), os.getgid())
+    assert (peer.address, peer.scheme) == ("unix", "http")
