@@ -335,10 +335,28 @@ class HttpConfig:
     )
     body_timeout_s: float = seconds(
         30.0,
-        "How long the body of a request may take from the end of its head; each 16 KiB received add a second.",
+        "How long the body of a request may take from the end of its head; it may take a second more for each "
+        "http.body_min_bytes_per_s received.",
         small="large bodies over slow lines are cut off",
         large="bodies of clients that stall count against http.max_inflight_bytes",
         low=0.1,
+        high=86_400.0,
+    )
+    body_min_bytes_per_s: int = size(
+        16 * KIB,
+        "The least rate of a body once http.body_timeout_s is used up, and of an answer's reader once "
+        "http.send_timeout_s is.",
+        small="clients that send or read a little at a time hold their bytes for long",
+        large="clients on slow lines are cut off",
+        low=1,
+        high=1 * GIB,
+    )
+    body_max_s: float = seconds(
+        600.0,
+        "How long a body may take at most, however fast it comes.",
+        small="large bodies over slow lines are cut off",
+        large="slow clients hold the bytes of large bodies for as long",
+        low=1.0,
         high=86_400.0,
     )
     send_timeout_s: float = seconds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 import trio
@@ -12,7 +13,7 @@ import trio
 from plainsong.protocol.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMediaType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from broker.config import Config
@@ -43,8 +44,12 @@ class HttpSettings:
     keep_alive_s: float = 75.0
     #: From the first byte of a request to the end of its head.
     header_timeout_s: float = 10.0
-    #: From the end of the head to the end of the body, and one second more per 16 KiB received.
+    #: From the end of the head to the end of the body, and one second more per ``body_min_bytes_per_s`` received.
     body_timeout_s: float = 30.0
+    #: The least rate of a body once ``body_timeout_s`` is used up, and of an answer once ``send_timeout_s`` is.
+    body_min_bytes_per_s: int = 16 * KIB
+    #: The longest that a body may take, whatever its rate.
+    body_max_s: float = 600.0
     #: How long a reader may take nothing of its answer.
     send_timeout_s: float = 30.0
     #: Answers shorter than this are never compressed.
@@ -70,6 +75,8 @@ def http_settings(config: Config) -> HttpSettings:
         keep_alive_s=http.keep_alive_s,
         header_timeout_s=http.header_timeout_s,
         body_timeout_s=http.body_timeout_s,
+        body_min_bytes_per_s=http.body_min_bytes_per_s,
+        body_max_s=http.body_max_s,
         send_timeout_s=http.send_timeout_s,
         gzip_min_bytes=http.gzip_min_bytes,
     )
@@ -78,8 +85,18 @@ def http_settings(config: Config) -> HttpSettings:
 # --- bodies ----------------------------------------------------------------------------------------
 
 
-#: The least rate of a body once ``body_timeout_s`` is used up; a slow line is welcome, a slow loris is not.
-MIN_BODY_BYTES_PER_S = 16 << 10
+#: Requests and answers up to this size are never refused for lack of room: a connection costs as much anyway.
+FREE_BYTES = 4 << 10
+#: Bodies up to this size may use the last part of the budget, which larger ones may not.
+SMALL_BODY_BYTES = 64 << 10
+#: The last part, as a fraction of a budget.
+LAST_PART = 8
+#: A body that has come, or a request that has waited, for so long gives way to others when there is no room.
+YIELD_S = 1.0
+#: What is taken from them at once, as a fraction of the budget, so that the slowest are not looked for each time.
+YIELDED_PART = 16
+#: After a search in vain there is none for so long.
+SEARCH_PAUSE_S = 0.05
 #: Larger bodies are decompressed by a worker thread, so that the event loop does not wait.
 INLINE_BYTES = 64 << 10
 _STEP_BYTES = 1 << 20
@@ -87,43 +104,130 @@ _GZIP_WINDOW = 31
 
 
 class BodyBudget:
-    """The memory of all request bodies under way; and beside it the budget of the answers."""
+    """The memory of all request bodies under way, of which a byte counts once it has come; and beside it the answers'.
 
-    __slots__ = ("answers", "max_bytes", "reserved_bytes")
+    So that no client can stop the others, requests of up to ``FREE_BYTES`` are always taken, those of up to
+    ``SMALL_BODY_BYTES`` have a part of the budget for themselves, and where there is no room for a body, the slowest of
+    those that are still coming, or wait for something, give way.
+    """
+
+    __slots__ = ("_search_s", "_yielding", "answers", "max_bytes", "reserved_bytes", "yielded")
 
     def __init__(self, max_bytes: int, answers: AnswerBudget | None = None) -> None:
         self.max_bytes = max_bytes
         self.reserved_bytes = 0
         self.answers = answers or AnswerBudget()
+        #: Requests that had to give way.
+        self.yielded = 0
+        #: Shares that can give way → since when.
+        self._yielding: dict[Reservation, float] = {}
+        #: When the next search for them may be.
+        self._search_s = -inf
 
     def reserve(self) -> Reservation:
         """A share for one request's bytes, empty at first."""
         return Reservation(self)
 
+    def can_yield(self, share: Reservation) -> None:
+        """The share can give way from now on."""
+        self._yielding.setdefault(share, trio.current_time())
+
+    def cannot_yield(self, share: Reservation) -> None:
+        """The share cannot give way any more. Idempotent."""
+        self._yielding.pop(share, None)
+
+    def make_room(self, asking: Reservation, size: int) -> None:
+        """Sees to it that ``asking`` may have ``size`` bytes. Raises Overloaded: there is no room."""
+        others = self.reserved_bytes - asking.reserved_bytes
+        bound = self.max_bytes
+        if size > SMALL_BODY_BYTES and others:  # alone, a body and what it decompresses to have all of it
+            bound -= self.max_bytes // LAST_PART
+        missing_bytes = others + size - bound
+        if missing_bytes > 0 and not self._take(asking, missing_bytes):
+            raise Overloaded(
+                f"bodies of {self.reserved_bytes} bytes are under way, of {self.max_bytes} that may be",
+                hint="retry a little later, or raise http.max_inflight_bytes",
+            )
+
+    def _take(self, asking: Reservation, missing_bytes: int) -> bool:
+        """Has the slowest give way, all those that are slower than ``asking`` if need be; False: that is not enough."""
+        now_s = trio.current_time()
+        if now_s < self._search_s:
+            return False
+        slow = sorted(
+            (share.reserved_bytes / (now_s - since_s), at, share)
+            for at, (share, since_s) in enumerate(self._yielding.items())
+            if since_s <= now_s - YIELD_S and share.reserved_bytes
+        )
+        giving: list[Reservation] = []
+        given_bytes, wanted_bytes = 0, max(missing_bytes, self.max_bytes // YIELDED_PART)
+        for _, _, share in slow:
+            if share is asking or given_bytes >= wanted_bytes:
+                break
+            giving.append(share)
+            given_bytes += share.reserved_bytes
+        if given_bytes < missing_bytes:
+            self._search_s = now_s + SEARCH_PAUSE_S
+            return False
+        for share in giving:
+            self.yielded += 1
+            share.give_way()
+        return True
+
 
 class Reservation:
     """One request's share of the budget; released at the end of the ``with`` block."""
 
-    __slots__ = ("_budget", "reserved_bytes")
+    __slots__ = ("_budget", "_gives_way", "gave_way", "reserved_bytes")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
+        self._gives_way: Callable[[], object] | None = None
         self.reserved_bytes = 0
+        #: Whether it had to give way: the request is to be refused.
+        self.gave_way = False
 
     def grow(self, more_bytes: int) -> None:
         """Takes ``more_bytes`` of the budget.
 
         Raises:
-          Overloaded: the budget is used up; nothing was taken.
+          Overloaded: there is no room, or the request had to give way; nothing was taken.
         """
         budget = self._budget
-        if budget.reserved_bytes + more_bytes > budget.max_bytes:
-            raise Overloaded(
-                f"bodies of {budget.reserved_bytes} bytes are under way, of {budget.max_bytes} that may be",
-                hint="retry a little later, or raise http.max_inflight_bytes",
-            )
+        if self.gave_way:
+            raise self.refusal()
+        size = self.reserved_bytes + more_bytes
+        if size > FREE_BYTES and more_bytes > 0 and budget.reserved_bytes + more_bytes > budget.max_bytes // 2:
+            budget.make_room(self, size)
         budget.reserved_bytes += more_bytes
-        self.reserved_bytes += more_bytes
+        self.reserved_bytes = size
+
+    def may_give_way(self, gives_way: Callable[[], object]) -> None:
+        """From now on others that need room may take this share: ``gives_way`` is called then, and must not wait."""
+        self._gives_way = gives_way
+        self._budget.can_yield(self)
+
+    def keeps(self) -> None:
+        """The share is no other's to take any more. Idempotent."""
+        if self._gives_way is not None:
+            self._gives_way = None
+            self._budget.cannot_yield(self)
+
+    def give_way(self) -> None:
+        """Gives everything back, and has the request refused."""
+        gives_way = self._gives_way
+        self.release()
+        self.gave_way = True
+        if gives_way is not None:
+            gives_way()
+
+    @staticmethod
+    def refusal() -> Overloaded:
+        """The refusal of a request that had to give way."""
+        return Overloaded(
+            "the request came too slowly, or waited, while others needed its room",
+            hint="retry a little later, send bodies faster, or raise http.max_inflight_bytes",
+        )
 
     def shrink(self, fewer_bytes: int) -> None:
         """Gives back ``fewer_bytes``."""
@@ -132,9 +236,11 @@ class Reservation:
         self.reserved_bytes -= fewer_bytes
 
     def release(self) -> None:
-        """Gives everything back. Idempotent."""
+        """Gives everything back; the share is as new. Idempotent."""
         self._budget.reserved_bytes -= self.reserved_bytes
         self.reserved_bytes = 0
+        self.gave_way = False
+        self.keeps()
 
     def __enter__(self) -> Self:
         return self
@@ -160,9 +266,10 @@ def broke_off(received_bytes: int) -> MalformedBody:
     return MalformedBody(f"the body breaks off after {received_bytes} bytes")
 
 
-def body_deadline(started: float, received_bytes: int, body_timeout_s: float) -> float:
+def body_deadline(started: float, received_bytes: int, settings: HttpSettings) -> float:
     """When the whole body must have arrived, on the clock of ``started``."""
-    return started + body_timeout_s + received_bytes / MIN_BODY_BYTES_PER_S
+    within_s = settings.body_timeout_s + received_bytes / settings.body_min_bytes_per_s
+    return started + min(within_s, settings.body_max_s)
 
 
 def needs_decoding(headers: Mapping[str, str]) -> bool:
@@ -214,12 +321,8 @@ def _gunzipped(body: bytes, max_body_bytes: int, reservation: Reservation) -> by
 # --- answers ---------------------------------------------------------------------------------------
 
 
-#: Bodies up to this size are not counted: the kernel takes them at once, and a connection costs as much anyway.
-FREE_BYTES = 4 << 10
 #: Answers up to this size may use the last part of the budget, which larger ones may not.
 SMALL_BYTES = 512 << 10
-#: The last part, as a fraction of the budget.
-LAST_PART = 8
 #: A page takes at most this fraction of what is left, so that there is something for the next ones.
 SHARE = 4
 #: How long a request waits for room before it is refused.

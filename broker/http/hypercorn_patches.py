@@ -134,11 +134,16 @@ class Gate:
                 await self._linger(passage, receive)
             await self._send(message, scope, send)
 
+        def give_way() -> None:
+            passage.refusal = passage.reservation.refusal()
+            attempt.cancel()
+
         with trio.CancelScope() as attempt:
             passage.refusal = self._check.refusal(scope["method"], passage.headers, passage.peer) or self._refusal(
                 passage
             )
             if passage.refusal is None:
+                passage.reservation.may_give_way(give_way)
                 await self._app(scope, counted_receive, marked_send)
         if passage.refusal is not None and not passage.answering:
             await self._refuse(passage, scope, receive, send)
@@ -166,7 +171,7 @@ class Gate:
             await trio.sleep_forever()  # the end of the connection cancels this task
 
     def _refusal(self, passage: Passage) -> PlainsongError | None:
-        """Why the request is refused by its head alone; else its announced length is taken from the budget."""
+        """Why the request is refused by its head alone."""
         length = passage.headers.get("content-length")
         if length is None:
             return None
@@ -174,10 +179,6 @@ class Gate:
             return MalformedBody("a body has a Content-Length or is chunked, never both")
         if int(length) > self._settings.max_body_bytes:
             return too_large(self._settings.max_body_bytes)
-        try:
-            passage.reservation.grow(int(length))
-        except PlainsongError as error:
-            return error
         return None
 
     def _stream_refusal(self, message: Any, passage: Passage, scope: Any) -> PlainsongError | None:
@@ -197,6 +198,7 @@ class Gate:
         passage.received_bytes += len(message.get("body", b""))
         if not message.get("more_body", False):
             passage.body_ended.set()
+            passage.reservation.keeps()
         if passage.received_bytes > self._settings.max_body_bytes:
             passage.refusal = too_large(self._settings.max_body_bytes)
         try:
@@ -207,7 +209,7 @@ class Gate:
     def _deadline(self, passage: Passage) -> float:
         if passage.body_ended.is_set() or passage.answering:
             return float("inf")
-        return body_deadline(passage.started, passage.received_bytes, self._settings.body_timeout_s)
+        return body_deadline(passage.started, passage.received_bytes, self._settings)
 
     def _marked(self, headers: Any, passage: Passage, scope: Any) -> list[tuple[bytes, bytes]]:
         marked = [*headers, (b"x-request-id", passage.request_id.encode("ascii"))]

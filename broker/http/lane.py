@@ -189,7 +189,7 @@ class Lane:
         connection.pending = pending[end:]
         self._started = True
         try:
-            self._held.grow(head.length)
+            self._held.grow(head.length - self._held.reserved_bytes)
             limit = start(request, self._answered)
         except Exception as error:  # noqa: BLE001  # a bug is answered, and logged, as one
             self._answered(answer_to(error, self._request_id))
@@ -215,14 +215,16 @@ class Lane:
             return False
         if not self._gathering:
             self._gathering = True
+            self._held.may_give_way(connection.wake)
             reactor.works(connection)
             reactor.expire(connection, GATHER_S, connection.wake)
         connection.wanted_bytes = max(missing_bytes, RECEIVE_BYTES)
         return True
 
     def _end_gathering(self) -> None:
+        """What was gathered is counted until the request is answered."""
         self._gathering = False
-        self._held.release()
+        self._held.keeps()
         self._connection.wanted_bytes = RECEIVE_BYTES
         self._parts.reactor.answered(self._connection)
 
@@ -343,7 +345,7 @@ class Lane:
         """Answers one request; whether the connection is to be kept."""
         request_id = head.request_id or new_request_id()
         self.served = True
-        with self._parts.budget.reserve() as held:
+        with self._held as held:  # it has what was gathered of the body
             try:
                 answer = await self._answer_to(head, held, request_id)
                 keep = head.keep_alive and self._in_step and not self._stopping
@@ -371,7 +373,7 @@ class Lane:
         if 0 <= head.length <= len(connection.pending) and head.length <= settings.max_body_bytes:
             body = connection.pending[: head.length]
             connection.pending = connection.pending[head.length :]
-            held.grow(head.length)
+            held.grow(head.length - held.reserved_bytes)
         else:
             self._in_step = False
             body = await read_body(connection, head, held, settings)
@@ -603,30 +605,38 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
 
 #: A large body is read in pieces of this size.
 BODY_RECEIVE_BYTES = 256 << 10
+#: So much of a chunked body is taken apart in one turn of the event loop: some 3 ms, if every chunk is of one byte.
+CHUNKED_STEP_BYTES = 16 << 10
 
 
 async def read_body(connection: Connection, head: Head, held: Reservation, settings: HttpSettings) -> bytes:
     """The body as sent, taken off ``connection`` after its head. After an error what follows is not a request.
 
     Raises:
-      BodyTooLarge, Overloaded: before a byte of it was read, where its length was announced.
+      BodyTooLarge: before a byte of it was read, where its length was announced.
+      Overloaded: there is no room for what has come, or this body is so slow that its room was needed for others.
       MalformedBody: it breaks off, is too slow, or is not chunked as it says.
     """
     length = head.length
     if length > settings.max_body_bytes:
         raise too_large(settings.max_body_bytes)
-    held.grow(max(length, 0))
     if head.expects_continue and not connection.pending:
         await connection.send_all(wire.CONTINUE)
-    intake = _Intake(connection, settings.body_timeout_s)
-    if length == CHUNKED:
-        return await _read_chunks(connection, intake, held, settings.max_body_bytes)
-    parts = [connection.pending]
-    intake.received_bytes = len(connection.pending)
-    connection.pending = b""
-    while intake.received_bytes < length:
-        parts.append(await intake.receive(min(length - intake.received_bytes, BODY_RECEIVE_BYTES)))
-    return b"".join(parts)
+    intake = _Intake(connection, held, settings)
+    held.may_give_way(intake.give_up)
+    try:
+        if length == CHUNKED:
+            return await _read_chunks(connection, intake, held, settings.max_body_bytes)
+        data, connection.pending = connection.pending, b""
+        held.grow(len(data) - held.reserved_bytes)
+        intake.received_bytes = len(data)
+        parts = [data]
+        while intake.received_bytes < length:
+            parts.append(await intake.receive(min(length - intake.received_bytes, BODY_RECEIVE_BYTES)))
+            held.grow(len(parts[-1]))  # not before it has come: what is announced costs nothing
+        return b"".join(parts)
+    finally:
+        held.keeps()
 
 
 async def _read_chunks(connection: Connection, intake: _Intake, held: Reservation, max_body_bytes: int) -> bytes:
@@ -634,35 +644,48 @@ async def _read_chunks(connection: Connection, intake: _Intake, held: Reservatio
     data, connection.pending = connection.pending, b""
     intake.received_bytes = len(data)
     while True:
-        rest = chunked.feed(data)
-        if len(chunked.body) > max_body_bytes:
-            raise too_large(max_body_bytes)
-        held.grow(len(chunked.body) - held.reserved_bytes)
-        if rest is not None:
-            connection.pending = rest
-            return bytes(chunked.body)
+        for at in range(0, len(data), CHUNKED_STEP_BYTES):
+            if at:
+                await trio.lowlevel.checkpoint()  # chunks may be of one byte each, and cost as much as whole requests
+            rest = chunked.feed(data[at : at + CHUNKED_STEP_BYTES])
+            if len(chunked.body) > max_body_bytes:
+                raise too_large(max_body_bytes)
+            held.grow(len(chunked.body) - held.reserved_bytes)
+            if rest is not None:
+                connection.pending = rest + data[at + CHUNKED_STEP_BYTES :]
+                return bytes(chunked.body)
         data = await intake.receive(BODY_RECEIVE_BYTES)
+        await trio.lowlevel.checkpoint()
 
 
 class _Intake:
     """Receives a body in time."""
 
-    def __init__(self, connection: Connection, body_timeout_s: float) -> None:
+    def __init__(self, connection: Connection, held: Reservation, settings: HttpSettings) -> None:
         self._connection = connection
-        self._body_timeout_s = body_timeout_s
+        self._held = held
+        self._settings = settings
+        self._waiting = trio.CancelScope()
         self._started = trio.current_time()
         self.received_bytes = 0
         connection.scope.deadline = inf  # the deadline here is for the body, and has an answer
 
     async def receive(self, max_bytes: int) -> bytes:
-        with trio.move_on_at(body_deadline(self._started, self.received_bytes, self._body_timeout_s)):
+        if self._held.gave_way:
+            raise self._held.refusal()
+        deadline = body_deadline(self._started, self.received_bytes, self._settings)
+        with trio.CancelScope(deadline=deadline) as self._waiting:
             try:
                 data = await self._connection.receive(max_bytes)
             except PeerLeft:
                 raise broke_off(self.received_bytes) from None
             self.received_bytes += len(data)
             return data
-        raise too_slow(self.received_bytes)
+        raise self._held.refusal() if self._held.gave_way else too_slow(self.received_bytes)
+
+    def give_up(self) -> None:
+        """The room of the body is needed for others: ``receive`` raises Overloaded."""
+        self._waiting.cancel()
 
 
 # --- connection ------------------------------------------------------------------------------------

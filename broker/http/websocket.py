@@ -246,7 +246,7 @@ class StreamSocket:
         """When something must have come."""
         settings = self._shared.settings
         if self._pieces:
-            return body_deadline(self._since_s, self._length, settings.body_timeout_s)
+            return body_deadline(self._since_s, self._length, settings)
         return self._heard_s + settings.keep_alive_s
 
     async def _on_silence(self) -> None:

@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 from actors.mailbox import Turns
 from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
-from broker.http.budgets import AnswerBudget, BodyBudget
+from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
 from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, Lane
 from broker.http.messages import Answer
 from broker.http.reactor import SWEEP_S
@@ -249,13 +249,15 @@ async def test_a_body_that_stops_coming_is_refused_in_its_time_and_frees_its_roo
         await until(lambda: not server.budget.reserved_bytes)
 
 
-async def test_beyond_the_budget_a_body_is_refused():
+async def test_beyond_the_budget_a_body_is_refused_and_a_small_one_is_not():
     async with started() as server, await server.connect() as client:
         with server.budget.reserve() as held:
             held.grow(server.budget.max_bytes - 10)
-            await client.send_all(post("t/publish", b"x" * 100))
+            await client.send_all(post("t/publish", b"x" * (FREE_BYTES + 1)))
             reply = await client.reply()
-        assert (reply.status, reply.code) == (503, "overloaded")
+            assert (reply.status, reply.code) == (503, "overloaded")
+            await client.send_all(post("echo/publish", b"x" * FREE_BYTES))
+            assert (await client.reply()).body == b"x" * FREE_BYTES
 
 
 async def test_a_connection_that_fails_is_closed_and_ends_no_other(caplog, monkeypatch):

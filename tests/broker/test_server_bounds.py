@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from broker.http.budgets import HttpSettings
+from broker.http.budgets import FREE_BYTES, HttpSettings
 from tests.broker.listeners import Listener, Reader, ask, post, running
 
 BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
@@ -89,14 +89,15 @@ async def test_bodies_that_do_not_decompress_are_refused(
 
 @BOTH_LISTENERS
 async def test_bodies_beyond_the_common_budget_are_told_to_come_back(lane: bool) -> None:
-    async with running(lane=lane, max_body_bytes=1000, max_inflight_bytes=2000) as listener:
+    async with running(lane=lane, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
         async with await listener.connect() as first, await listener.connect() as second:
             for stream in (first, second):
-                await stream.send_all(post("t/poll", bytes(1000)))
+                await stream.send_all(post("t/poll", bytes(10_000)))
             while listener.toys.parked < 2:
                 await trio.lowlevel.checkpoint()
-            reply = await ask(listener, post("t/store", b"x"))
+            reply = await ask(listener, post("t/store", bytes(FREE_BYTES + 1)))
             assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "overloaded", "1")
+            assert (await ask(listener, post("t/store", bytes(FREE_BYTES)))).status == 200
             listener.toys.release.set()
             assert (await Reader(first).reply()).status == 200
         while listener.budget.reserved_bytes:

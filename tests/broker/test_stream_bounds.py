@@ -102,7 +102,7 @@ async def test_a_budget_without_room_closes_with_1013():
         holding = listener.budget.reserve()
         holding.grow(9000)
         async with open_stream(reach(listener)) as stream:
-            await stream.send(b"x" * 2000)
+            await stream.send(b"x" * 4500)
             assert (await stream.closed())[0] == 1013
         assert listener.budget.reserved_bytes == 9000
 
@@ -229,9 +229,9 @@ async def test_a_budget_without_room_refuses_requests_as_it_does_bodies():
     async with in_process() as daemon:
         await daemon.create()
         stream = LocalStream(
-            daemon.service.publishing, daemon.service.accounting, "ns", "t", "id", BodyBudget(500).reserve()
+            daemon.service.publishing, daemon.service.accounting, "ns", "t", "id", BodyBudget(5000).reserve()
         )
-        await stream.take([request(1, b"a"), request(2, b"x" * 1000, ttlSeconds=5), request(3, b"b")])
+        await stream.take([request(1, b"a"), request(2, b"x" * 10_000, ttlSeconds=5), request(3, b"b")])
         stream.finish()
         answered = []
         while (data := await stream.answers()) is not None:

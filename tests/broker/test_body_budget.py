@@ -1,0 +1,196 @@
+"""What request bodies may hold together: what has come counts, small ones always pass, and the slowest give way."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from broker.http.budgets import (
+    FREE_BYTES,
+    LAST_PART,
+    SMALL_BODY_BYTES,
+    YIELD_S,
+    BodyBudget,
+    HttpSettings,
+    Reservation,
+    body_deadline,
+)
+from broker.http.lane import CHUNKED_STEP_BYTES
+from plainsong.protocol.errors import Overloaded
+from tests.broker.listeners import Reader, ask, post, running
+
+MIB = 1 << 20
+BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+
+
+class Body:
+    """A body that is coming, of which so much is there."""
+
+    def __init__(self, budget: BodyBudget, size: int) -> None:
+        self.share: Reservation = budget.reserve()
+        self.gave_way = 0
+        self.share.may_give_way(self._give_way)
+        self.share.grow(size)
+
+    def _give_way(self) -> None:
+        self.gave_way += 1
+
+
+def full_of(budget: BodyBudget, size: int) -> list[Body]:
+    """As many coming bodies of a size as there is room for."""
+    bodies = []
+    while True:
+        try:
+            bodies.append(Body(budget, size))
+        except Overloaded:
+            return bodies
+
+
+async def test_the_slowest_of_the_coming_bodies_give_way_as_far_as_room_is_needed(mock_clock: MockClock) -> None:
+    budget = BodyBudget(64 * MIB)
+    slow = full_of(budget, 8 * MIB)
+    mock_clock.jump(YIELD_S)
+    slow[0].share.shrink(6 * MIB)
+    slow[3].share.shrink(5 * MIB)
+    other = budget.reserve()
+    other.grow(15 * MIB)
+    assert [body.gave_way for body in slow] == [1, 0, 0, 1, *[0] * (len(slow) - 4)]
+    assert budget.yielded == 2
+    with pytest.raises(Overloaded):
+        slow[0].share.grow(1)
+    assert budget.reserved_bytes == 15 * MIB + 8 * MIB * (len(slow) - 2)
+
+
+async def test_a_body_is_left_alone_in_its_first_second_and_once_it_has_come(mock_clock: MockClock) -> None:
+    budget = BodyBudget(64 * MIB)
+    slow = full_of(budget, 8 * MIB)
+    with pytest.raises(Overloaded):
+        budget.reserve().grow(8 * MIB)
+    slow[0].share.keeps()
+    mock_clock.jump(YIELD_S)
+    for _ in range(len(slow) - 1):
+        budget.reserve().grow(8 * MIB)
+    assert [body.gave_way for body in slow] == [0, *[1] * (len(slow) - 1)]
+    mock_clock.jump(YIELD_S)
+    with pytest.raises(Overloaded):
+        budget.reserve().grow(8 * MIB)
+
+
+async def test_no_body_gives_way_to_a_slower_one_nor_in_vain(mock_clock: MockClock) -> None:
+    budget = BodyBudget(64 * MIB)
+    slowest = Body(budget, 10)
+    mock_clock.jump(YIELD_S)
+    faster = full_of(budget, 9 * MIB)
+    mock_clock.jump(YIELD_S)
+    with pytest.raises(Overloaded):
+        slowest.share.grow(8 * MIB)
+    with pytest.raises(Overloaded):
+        budget.reserve().grow(64 * MIB)
+    assert not any(body.gave_way for body in [slowest, *faster])
+
+
+async def test_a_request_of_up_to_4_kib_is_always_taken_and_a_small_one_has_a_part_of_its_own() -> None:
+    budget = BodyBudget(64 * MIB)
+    full_of(budget, MIB)
+    assert budget.reserved_bytes == 64 * MIB - 64 * MIB // LAST_PART
+    small = full_of(budget, SMALL_BODY_BYTES)
+    assert len(small) == 64 * MIB // LAST_PART // SMALL_BODY_BYTES
+    for _ in range(1000):
+        budget.reserve().grow(FREE_BYTES)
+    with pytest.raises(Overloaded):
+        budget.reserve().grow(FREE_BYTES + 1)
+
+
+def test_a_body_may_take_half_a_minute_a_second_for_each_16_kib_and_ten_minutes_at_most() -> None:
+    settings = HttpSettings()
+    assert body_deadline(5.0, 0, settings) == 35.0
+    assert body_deadline(5.0, 16 << 10, settings) == 36.0
+    assert body_deadline(5.0, 64 * MIB, settings) == 605.0
+
+
+@BOTH_LISTENERS
+async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_a_kilobyte(lane: bool) -> None:
+    """The others are served as if they were not there, large bodies among them."""
+    sizes = {"max_body_bytes": 64 * MIB, "max_inflight_bytes": 128 * MIB}
+    async with running(lane=lane, body_timeout_s=60, **sizes) as listener, trio.open_nursery() as nursery:
+        streams: list[trio.SocketStream] = []
+        for _ in range(1000):
+            streams.append(await listener.connect())
+            await streams[-1].send_all(post("t/store", b"x", "Content-Length: 67108864"))
+        with trio.fail_after(60):
+            while listener.budget.reserved_bytes < 1000:
+                await trio.lowlevel.checkpoint()
+        assert listener.budget.reserved_bytes == 1000
+        for size in (1, FREE_BYTES, MIB, 32 * MIB):
+            assert (await ask(listener, post("t/publish", bytes(size)))).status == 200
+        for stream in streams:
+            nursery.start_soon(stream.aclose)
+
+
+@BOTH_LISTENERS
+async def test_bodies_that_stall_give_way_to_one_that_comes(lane: bool) -> None:
+    async with running(lane=lane, body_timeout_s=60) as listener:  # 1 MiB a body, 4 MiB in all
+        async with trio.open_nursery() as nursery:
+            stalled = [await listener.connect() for _ in range(8)]
+            for stream in stalled:
+                part = post("t/store", bytes(400 << 10), f"Content-Length: {1 << 20}")
+                nursery.start_soon(stream.send_all, part)
+            with trio.fail_after(20):
+                while listener.budget.reserved_bytes < 8 * (400 << 10):
+                    await trio.lowlevel.checkpoint()
+        await trio.sleep(YIELD_S)
+        assert (await ask(listener, post("t/publish", bytes(1 << 20)))).status == 200
+        assert listener.budget.yielded
+        replies = []
+        for stream in stalled:
+            with trio.move_on_after(0.1):
+                replies.append(await Reader(stream).reply())
+        assert [(reply.status, reply.code) for reply in replies] == [(503, "overloaded")] * listener.budget.yielded
+        assert all(reply.headers["retry-after"] == "1" for reply in replies)
+        for stream in stalled:
+            await stream.aclose()
+    assert listener.budget.reserved_bytes == 0
+
+
+@BOTH_LISTENERS
+async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its_longest_time(lane: bool) -> None:
+    settings = {"body_timeout_s": 0.1, "body_max_s": 0.5, "body_min_bytes_per_s": 1}
+    async with (
+        running(lane=lane, **settings) as listener,
+        await listener.connect() as stream,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def trickle() -> None:
+            while True:
+                await stream.send_all(b"x")
+                await trio.sleep(0.01)
+
+        await stream.send_all(post("t/store", b"", f"Content-Length: {1 << 20}"))
+        nursery.start_soon(trickle)
+        reply = await Reader(stream).reply()
+        assert (reply.status, reply.code) == (400, "malformed_body")
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_megabytes_of_one_byte_chunks_leave_the_others_their_turns() -> None:
+    body = b"1\r\nx\r\n" * (2 * MIB // 6) + b"0\r\n\r\n"
+    turns = 0
+    async with (
+        running(max_body_bytes=4 * MIB, max_inflight_bytes=8 * MIB) as listener,
+        await listener.connect() as stream,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        nursery.start_soon(stream.send_all, post("t/publish", b"", "Transfer-Encoding: chunked") + body)
+        nursery.start_soon(count)
+        assert (await Reader(stream).reply()).status == 200
+        nursery.cancel_scope.cancel()
+    assert turns >= len(body) // CHUNKED_STEP_BYTES
