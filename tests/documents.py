@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,8 +13,10 @@ DOCUMENTS = {
     for path in (
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         ROOT / "examples/README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
     )
 }
 
@@ -46,6 +49,21 @@ def paths(text: str) -> list[str]:
     named = [span for span in spans(text) if _PATH.fullmatch(span)]
     drawn = [fence["body"].splitlines() for fence in _FENCE.finditer(text) if not fence["info"]]
     return named + [found[0] for lines in drawn for line in lines if (found := _FOLDER.match(line))]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block, and where it stands in its text."""
+
+    info: str
+    body: str
+    start: int
+    end: int
+
+
+def blocks(text: str) -> list[Block]:
+    """All fenced blocks, in their order."""
+    return [Block(fence["info"], fence["body"], fence.start(), fence.end()) for fence in _FENCE.finditer(text)]
 
 
 def shell_lines(text: str) -> list[str]:

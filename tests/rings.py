@@ -67,6 +67,7 @@ RINGS = (
     Ring("spark", 260, 110),
     Ring("pipeline", 520, 300),
     Ring("examples", 95, 55),
+    Ring("howto", 150, 100),
     Ring("bench", 110, 65),
     Ring("dist", 40, 25),
     Ring("test_docs.py", 5, 3),

@@ -15,13 +15,14 @@ import click
 import pytest
 
 import plainsong
-from broker.api.routes import NAMESPACE, ROUTES
+from broker.api.schemas import status_of_code
 from broker.config import every_setting
 from broker.config.config import sections
 from broker.gauges import add_cluster_gauges, add_gauges, add_link_gauges, add_transaction_gauges
 from broker.metrics import Metrics
 from plainsong.cli.job_metrics import METRICS, PREFIX
 from plainsong.cli.main import program
+from plainsong.errors import NARROWEST
 from plainsong.protocol.codec import codec_for
 from plainsong.protocol.errors import BY_CODE
 from plainsong.protocol.names import topic_name
@@ -217,8 +218,28 @@ def test_the_changelog_speaks_of_the_version_at_hand():
     assert version[1] == plainsong.__version__
 
 
-def test_the_calls_listed_in_the_readme_are_served():
-    served = {(route.method, route.path) for route in ROUTES}
-    calls = re.findall(r"`(GET|PUT|POST|DELETE) (/\S+)`", README)
-    assert len(calls) > 10
-    assert [call for call in calls if (call[0], NAMESPACE + call[1]) not in served] == []
+def test_figures_of_other_brokers_in_the_readme_are_those_of_the_benchmarks():
+    benchmarks = DOCUMENTS["docs/benchmarks.md"]
+    part = README[README.index("## How fast") : README.index("## Quick start")]
+    rows = [re.split(r" *\| *", line)[2:-1] for line in part.splitlines() if line.startswith("|")][2:]
+    loads = {"16": "single, 16 connections", "50": "single, 50 connections", "4": "batch, 4 connections"}
+    assert len(rows) == len(loads)
+    peers = ("plainsong", "original", "kafka", "nats", "postgres", "redis")
+    for row, load in zip(rows, loads.values(), strict=True):
+        measured = re.search(rf"^\| {load} \| (.+) \|$", benchmarks, re.MULTILINE)
+        assert measured is not None, load
+        rate = dict(zip(peers, measured[1].split(" | "), strict=False))
+        assert row == [rate[peer] for peer in ("plainsong", "kafka", "nats", "redis", "postgres")], load
+
+
+# --- troubleshooting -------------------------------------------------------------------------------
+
+
+def test_every_error_code_has_its_part_of_the_troubleshooting_page_and_no_other_has():
+    page = DOCUMENTS["docs/troubleshooting.md"].partition("## By code")[2]
+    parts = re.findall(r"^### (\w+)\n\n(\d+) · `plainsong\.errors\.(\w+)` · ([\w-]+)\n\n(?=\S)", page, re.MULTILINE)
+    codes = [code for code, *_ in parts]
+    assert codes == sorted(BY_CODE)
+    for code, status, name, outcome in parts:
+        error = plainsong.errors.Internal if code == "internal" else NARROWEST[code]
+        assert (name, int(status), outcome) == (error.__name__, status_of_code(code), error.outcome), code

@@ -1,6 +1,7 @@
 """Every Python example of docs/client.md and of the README, run as it stands against a real daemon.
 
-What the README shows of Spark runs where Spark does, tests/spark/test_read_guide.py.
+What the README shows of Spark runs where Spark does, tests/spark/test_read_guide.py, and what it shows of PostgreSQL in
+tests/howto/test_howto.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EXAMPLES = [
     example
     for document in (README, GUIDE)
     for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
-    if "spark." not in example
+    if "spark." not in example and "sqlalchemy" not in example
 ]
 #: What an example prints, of those where that matters.
 SAYS = {

@@ -1,0 +1,21 @@
+"""What the pages need beside a directory: daemons, and the PostgreSQL of the ring of SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.harness import Daemon
+from tests.sql.conftest import database, engine, look, server
+
+__all__ = ["daemon", "database", "engine", "look", "server"]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Callable[[Path], Daemon]]:
+    """Starts a daemon in a directory; it is gone behind the test."""
+    with ExitStack() as stack:
+        yield lambda data_dir: stack.enter_context(Daemon(data_dir))

@@ -1,0 +1,140 @@
+"""Every how-to page does what it says: its programs and commands run from top to bottom, and print what it shows.
+
+What a page may hold, and what becomes of it here:
+
+* ``python``: a program. One whose first line is ``# name.py`` becomes that file; it is run where a command line names it,
+  and at its place if none does.
+* ``sh``: lines for a shell, run as they stand in a directory of the page's own, beside a daemon of its own. Lines that
+  begin with ``make`` are run by other rings.
+* ``text`` right behind one of these: lines that it printed, in this order; ``…`` stands for anything.
+* ``text`` elsewhere is for people, such as lines for another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
+from tests.documents import DOCUMENTS, ROOT, blocks
+from tests.spark_session import spark_environ, why_not
+
+PAGES = {name: text for name, text in DOCUMENTS.items() if name.startswith("docs/howto/")}
+URL = "http://127.0.0.1:7420"
+DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"
+#: Far beyond what a program of a page takes; one that starts Spark takes half a minute on a busy machine.
+PATIENCE_S = 240
+#: How a reader's pytest finds the fixtures, which the client's distribution names as its entry point.
+PLUGIN = ("python -m pytest ", "python -m pytest -p plainsong.testing.plugin ")
+
+
+class Page:
+    """A directory and a daemon, in which the blocks of one page run."""
+
+    def __init__(self, home: Path, url: str, database: str) -> None:
+        self.home, self._url, self._database = home, url, database
+        (home / "etc").symlink_to(ROOT / "etc")
+        self._environ = {
+            **clean_environ(),
+            **spark_environ(),
+            "PLAINSONG_URL": url,
+            "HOME": str(home),
+            "XDG_CONFIG_HOME": str(home / "settings"),
+            "PATH": f"{PLAINSONG.parent}:{os.environ['PATH']}",
+        }
+
+    def _here(self, code: str) -> str:
+        """``code`` with this test's addresses in place of the usual ones."""
+        return code.replace(URL, self._url).replace(DATABASE, self._database)
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(
+            command, env=self._environ, cwd=self.home, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, (command[-1], done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def save(self, name: str, code: str) -> None:
+        """A program; it speaks to the default place, where a reader's own daemon is."""
+        (self.home / name).write_text(self._here(code).replace("Client()", "Client.from_environment()"))
+
+    def program(self, name: str) -> str:
+        return self._run(sys.executable, "-W", "error", name)
+
+    def shell(self, lines: str) -> str:
+        kept = [line for line in self._here(lines).splitlines() if not line.startswith("make ")]
+        return self._run("/bin/bash", "-e", "-o", "pipefail", "-c", "\n".join(kept).replace(*PLUGIN))
+
+
+@pytest.fixture
+def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Page:
+    database = request.getfixturevalue("database") if DATABASE in wanted else ""
+    if ("SparkSession" in wanted or "plainsong pipeline run" in wanted) and (reason := why_not()):
+        pytest.skip(f"NOT TESTED, a page with Spark: {reason}")
+    daemon: Callable[[Path], Daemon] = request.getfixturevalue("daemon")
+    running = daemon(tmp_path / "data")
+    home = tmp_path / "home"
+    home.mkdir()
+    return Page(home, "http://{}:{}".format(*running.address), database)
+
+
+@pytest.mark.parametrize("wanted", PAGES.values(), ids=PAGES)
+def test_a_page_does_what_it_says(wanted: str, page: Page):
+    shell = "\n".join(block.body for block in blocks(wanted) if block.info == "sh")
+    output, end = "", 0
+    for block in blocks(wanted):
+        if block.info == "python":
+            named = re.match(r"# (\w+\.py)\n", block.body)
+            name = named[1] if named else "unnamed.py"
+            page.save(name, block.body)
+            output = "" if name in shell else page.program(name)
+        elif block.info == "sh":
+            output = page.shell(block.body)
+        elif block.info == "text" and not wanted[end : block.start].strip() and end:
+            assert_printed(block.body.splitlines(), output)
+            continue
+        else:
+            continue
+        end = block.end
+
+
+def assert_printed(shown: list[str], output: str) -> None:
+    """Each line shown is one of those printed, in this order."""
+    printed = iter(output.splitlines())
+    for line in shown:
+        pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
+        assert any(pattern.fullmatch(each.rstrip()) for each in printed), (line, output)
+
+
+def test_every_page_is_in_the_list_of_pages():
+    listed = set(re.findall(r"\]\((\w[\w-]*\.md)\)", PAGES["docs/howto/index.md"]))
+    assert listed | {"index.md"} == {Path(name).name for name in PAGES}
+
+
+def test_a_line_that_was_not_printed_is_found():
+    with pytest.raises(AssertionError):
+        assert_printed(["second", "first"], "first\nsecond\n")
+    with pytest.raises(AssertionError):
+        assert_printed(["fir"], "first\n")
+    assert_printed(["f…t", "second"], "first\nother\nsecond\n")
+
+
+@pytest.mark.skipif(shutil.which("postgres") is None, reason="NOT TESTED: no PostgreSQL")
+def test_the_first_program_of_the_readme_keeps_row_and_message_together(
+    database: str, look: Callable[[], tuple[list[int], list[str]]], daemon: Callable[[Path], Daemon], tmp_path: Path
+):
+    running = daemon(tmp_path / "data")
+    home = tmp_path / "home"
+    home.mkdir()
+    here = Page(home, "http://{}:{}".format(*running.address), database)
+    here.save("first.py", next(block.body for block in blocks(DOCUMENTS["README.md"]) if block.info == "python"))
+    here.program("first.py")
+    assert look() == ([17], [])
+    assert here.shell("plainsong poll orders") == '{"order": 17}\n'
