@@ -19,6 +19,7 @@ from actors.ownership import Alone
 from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
 from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
+from broker.api.console import Console
 from broker.api.health import Health
 from broker.api.messages import Messages
 from broker.api.openapi import description
@@ -243,6 +244,7 @@ async def assemble(
             Producers(directory, store, clock, policies, metrics.producer_refused),
             TransactionRoutes(authority, config.transactions),
             ClusterRoutes(directory, environment.ownership, membership, links),
+            Console(config.console.enabled),
             Health(
                 version=release,
                 store_kind=store.traits.kind,

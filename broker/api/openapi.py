@@ -30,6 +30,7 @@ _NAMES = {
     "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
     "producer": {"type": "string", "minLength": 1, "maxLength": 255, "description": "any text of at most 255 bytes"},
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
+    "file": {"type": "string", "description": "its path, which may have slashes"},
     "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
 }
 _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
@@ -51,10 +52,11 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _REQUEST_HEADERS = {
+    "If-None-Match": "the ETag that is there already: 304 when it is still that one",
     "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",
 }
 _HEADERS = {
-    "ETag": "names this state of the topic, for If-Match",
+    "ETag": "names this state of what was answered, for If-Match or If-None-Match",
     "Plainsong-Last-Id": "the position to resume from, exclusively",
     "Plainsong-End": "end, more or held: why there is no more",
     "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",

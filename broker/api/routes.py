@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.api.cluster import ClusterRoutes
+from broker.api.console import Console
 from broker.api.health import Health
 from broker.api.messages import Messages
 from broker.api.poll import Polling, poll_wait_ms
@@ -823,6 +824,38 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="daemon",
         doc="What is running.",
         answer={"type": "object"},
+    ),
+    Route(
+        "console",
+        "GET",
+        "/console",
+        Console,
+        Console.page,
+        verb=None,
+        on="nobody",
+        tag="daemon",
+        doc="The console's first page, for a browser.",
+        answer=STRING,
+        answer_types=("text/html",),
+        headers=("If-None-Match",),
+        answer_headers=("ETag",),
+        errors=("not_found",),
+    ),
+    Route(
+        "console_file",
+        "GET",
+        "/console/{file}",
+        Console,
+        Console.file,
+        verb=None,
+        on="nobody",
+        tag="daemon",
+        doc="A page of the console, or a file of it.",
+        answer=STRING,
+        answer_types=("text/html", "text/css", "text/javascript"),
+        headers=("If-None-Match",),
+        answer_headers=("ETag",),
+        errors=("not_found",),
     ),
     Route(
         "openapi",

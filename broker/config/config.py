@@ -11,6 +11,7 @@ from broker.config.sections import (
     CacheConfig,
     ClusterConfig,
     CommitConfig,
+    ConsoleConfig,
     DeduplicationConfig,
     HttpConfig,
     LogConfig,
@@ -49,6 +50,7 @@ class Config:
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
     log: LogConfig = field(default_factory=LogConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 

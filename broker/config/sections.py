@@ -528,6 +528,15 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleConfig:
+    """The console in the browser."""
+
+    enabled: bool = switch(
+        True, "Serve the console at /console: its files are public, what it shows comes from the other routes."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownConfig:
     """The end of the daemon."""
 

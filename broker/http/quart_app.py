@@ -70,8 +70,10 @@ class _AnyText(BaseConverter):
 
 
 def rule_of(path: str) -> str:
-    """A path as the framework writes it. Names of producers are any text."""
-    return path.replace("{producer}", "<anytext:producer>").replace("{", "<").replace("}", ">")
+    """A path as the framework writes it. Names of producers and of files are any text."""
+    for name in ("producer", "file"):
+        path = path.replace(f"{{{name}}}", f"<anytext:{name}>")
+    return path.replace("{", "<").replace("}", ">")
 
 
 def _places(route: Route[Any], path: dict[str, str]) -> dict[str, str]:
@@ -199,7 +201,7 @@ def as_response(answer: Answer) -> Response:
     response.headers.clear()
     if answer.content_type is not None:
         response.headers["Content-Type"] = answer.content_type
-    if isinstance(answer.body, bytes):
+    if isinstance(answer.body, bytes) and answer.status != 304:
         response.headers["Content-Length"] = str(len(answer.body))
     elif answer.length is not None:
         response.headers["Content-Length"] = str(answer.length)
@@ -226,7 +228,12 @@ def install_errors(app: Quart, settings: HttpSettings) -> None:
         return as_response(answer_to(error, passage().request_id))
 
     async def compressed(response: Response) -> Response:
-        if isinstance(response.response, DataBody) and "Vary" not in response.headers and request.method != "HEAD":
+        if (
+            isinstance(response.response, DataBody)
+            and "Vary" not in response.headers
+            and request.method != "HEAD"
+            and response.status_code != 304
+        ):
             answer = Answer(response.status_code, await response.get_data(as_text=False))
             await compress(answer, passage().headers.get("accept-encoding"), settings.gzip_min_bytes)
             for name, value in answer.headers:

@@ -131,6 +131,8 @@ COURSE = [
     ("livez", "GET", "/livez", None, {}),
     ("version", "GET", "/version", None, {}),
     ("openapi", "GET", "/openapi.json", None, {}),
+    ("console", "GET", "/console", None, {}),
+    ("console_file", "GET", "/console/main.js", None, {}),
 ]
 #: Of the moment, or of the instance itself.
 OF_THE_INSTANCE = {"readyz", "metrics"}

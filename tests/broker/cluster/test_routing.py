@@ -15,7 +15,7 @@ from plainsong.protocol.names import TopicName
 
 ANYWHERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream"),
-    *("ping", "livez", "readyz", "metrics", "version", "openapi"),
+    *("ping", "livez", "readyz", "metrics", "version", "openapi", "console", "console_file"),
 }
 
 

@@ -1,0 +1,137 @@
+// Calls to the daemon. One place for the token, for problems, and for what is known when the daemon is away.
+
+import { parse } from "./format.js";
+
+const TOKEN = "plainsong-token";
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN),
+  set: (value) => sessionStorage.setItem(TOKEN, value),
+  clear: () => sessionStorage.removeItem(TOKEN),
+};
+
+// The daemon has answered, and refused.
+export class Problem extends Error {
+  constructor(status, body, requestId) {
+    super(body.detail || body.title || `the answer was ${status}`);
+    this.status = status;
+    this.code = body.code || "";
+    this.hint = body.hint || "";
+    this.outcome = body.outcome || "";
+    this.requestId = requestId;
+  }
+}
+
+// The daemon has not answered: it is away, or the way to it is.
+export class Away extends Error {}
+
+let unauthenticated = () => {};
+export const onUnauthenticated = (handler) => {
+  unauthenticated = handler;
+};
+
+export function pathOf(...parts) {
+  return `/v1/${parts.map(encodeURIComponent).join("/")}`;
+}
+
+export const topicPath = (ns, topic, ...rest) => pathOf("namespaces", ns, "topics", topic, ...rest);
+
+export async function ask(path, { method = "GET", query = {}, body, headers = {}, signal, raw = false } = {}) {
+  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value != null && value !== ""));
+  const sent = { Accept: raw ? "application/octet-stream" : "application/json", ...headers };
+  if (token.get()) sent.Authorization = `Bearer ${token.get()}`;
+  if (body !== undefined) sent["Content-Type"] = "application/json";
+  let answer;
+  let content;
+  try {
+    answer = await fetch(asked.size ? `${path}?${asked}` : path, {
+      method,
+      headers: sent,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+    });
+    if (!raw || !answer.ok) content = await answer.text();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Away("the daemon does not answer", { cause: error });
+  }
+  if (!answer.ok) {
+    let problem = {};
+    try {
+      problem = parse(content);
+    } catch {
+      // Not from the daemon: a proxy's page, say. The status is all there is.
+    }
+    if (answer.status === 401) unauthenticated(problem);
+    throw new Problem(answer.status, problem, answer.headers.get("X-Request-Id"));
+  }
+  if (raw) return { data: new Uint8Array(await answer.arrayBuffer()), headers: answer.headers };
+  return { data: content ? parse(content) : null, headers: answer.headers };
+}
+
+export const get = async (path, query, signal) => (await ask(path, { query, signal })).data;
+
+// Events of one stream, one after the other. EventSource cannot send a token, and a token in a URL would leak.
+export async function* events(path, query, { signal, lastId, opened }) {
+  const headers = { Accept: "text/event-stream" };
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  if (lastId) headers["Last-Event-ID"] = lastId;
+  let answer;
+  try {
+    answer = await fetch(`${path}?${new URLSearchParams(query)}`, { headers, signal, cache: "no-store", credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Away("the daemon does not answer", { cause: error });
+  }
+  if (!answer.ok) {
+    const problem = await answer.json().catch(() => ({}));
+    if (answer.status === 401) unauthenticated(problem);
+    throw new Problem(answer.status, problem, answer.headers.get("X-Request-Id"));
+  }
+  opened();
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      const blocks = rest.split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const event = { name: "message", data: "", id: null };
+        for (const line of block.split(/\r?\n/)) {
+          const [, field, text] = /^([^:]*):? ?([\s\S]*)$/.exec(line);
+          if (field === "event") event.name = text;
+          if (field === "data") event.data += event.data ? `\n${text}` : text;
+          if (field === "id") event.id = text;
+        }
+        if (event.data) event.data = parse(event.data);
+        yield event;
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Away("the stream broke off", { cause: error });
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+const missing = new Set();
+
+// The same call without parameters that this daemon does not know.
+export async function askKnown(path, query, options) {
+  const known = Object.fromEntries(Object.entries(query).filter(([name]) => !missing.has(name)));
+  try {
+    return await ask(path, { ...options, query: known });
+  } catch (error) {
+    const unknown = error instanceof Problem && /unknown query parameter '(\w+)'/.exec(error.message);
+    if (!unknown || !(unknown[1] in known)) throw error;
+    missing.add(unknown[1]);
+    return askKnown(path, query, options);
+  }
+}

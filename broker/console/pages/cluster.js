@@ -1,0 +1,114 @@
+// The instances, who owns what, what is pinned where; and how the instance that was asked is doing.
+
+import { Away, Problem, ask, get, pathOf } from "../api.js";
+import { count, time } from "../format.js";
+import { preview } from "../preview.js";
+import { ErrorPanel, Guarded, Page, Row, Stat, TableFrame, TopicLink, createRef, effectLines, html } from "../ui.js";
+
+export class Cluster extends Page {
+  title = "Cluster";
+  topic = createRef();
+  instance = createRef();
+
+  interest() {
+    return { kinds: "cluster" };
+  }
+
+  async load() {
+    const [cluster, version, ready] = await Promise.all([get("/v1/cluster"), get("/version"), readiness()]);
+    this.setState({ cluster, version, ready });
+  }
+
+  async change({ method, path, body, title, lines, action, done, dry = false }) {
+    const asked = dry ? await preview(this.props.app, method, path, body) : null;
+    this.props.app.confirm({
+      title,
+      lines: asked ? [...lines, ...effectLines(asked)] : lines,
+      action,
+      run: async () => {
+        await ask(path, { method, body });
+        this.props.app.say(done);
+        await this.refresh();
+      },
+    });
+  }
+
+  attempt(asked) {
+    return () => this.change(asked()).catch((error) => (error instanceof Away ? this.props.app.live.lost() : this.setState({ error })));
+  }
+
+  drain(name) {
+    return this.attempt(() => ({ method: "PUT", path: pathOf("cluster", "instances", name, "drain"), dry: true, title: `Drain ${name}?`, lines: ["All its topics go to the other instances, in portions. It goes on answering by asking their owners."], action: "Drain", done: `${name} is being drained` }));
+  }
+
+  undrain(name) {
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `Let ${name} have its share again?`, lines: ["Topics go back to it, in portions."], action: "Undrain", done: `${name} gets its share again` }));
+  }
+
+  pin() {
+    return this.attempt(() => {
+      const [ns, topic] = this.topic.current.value.trim().split(":");
+      const instance = this.instance.current.value;
+      return { method: "PUT", path: pathOf("cluster", "pins", ns, topic ?? ""), body: { instance }, title: `Pin ${ns}:${topic} to ${instance}?`, lines: ["It stays there as long as that instance is there, not leaving and not drained."], action: "Pin", done: `${ns}:${topic} is pinned to ${instance}` };
+    });
+  }
+
+  unpin(name) {
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "pins", ...name.split(":")), title: `Unpin ${name}?`, lines: ["It goes where its name says."], action: "Unpin", done: `${name} is not pinned any more` }));
+  }
+
+  render({ app }, { error, cluster, version, ready }) {
+    const alone = cluster?.zookeeper === null;
+    const pins = Object.entries(cluster?.pins ?? {});
+    const locked = alone ? "this instance is alone: there is nothing to drain or to pin" : undefined;
+    return html`<div class="head"><h1 tabindex="-1">Cluster</h1></div>
+      <${ErrorPanel} error=${error} />
+      ${cluster &&
+      html`<dl class="stats">
+          <${Stat} id="stat-ready" label="Ready" value=${ready?.ready ? "yes" : "no"} />
+          <${Stat} id="stat-version" label="Version" value=${version.version} />
+          <${Stat} id="stat-store" label="Store" value=${version.store ?? "–"} />
+          <${Stat} id="stat-asked" label="Asked" value=${alone ? "alone" : `${cluster.instance} at ${cluster.address}`} />
+          <${Stat} id="stat-decides" label="Decides transactions" value=${ready?.transactions?.service === "embedded" ? cluster.transactions ?? "nobody just now" : ready?.transactions?.service ?? "–"} />
+          ${cluster.zookeeper && html`<${Stat} id="stat-zookeeper" label="ZooKeeper" value=${cluster.zookeeper.connected ? "connected" : `away since ${time(cluster.zookeeper.since)}`} />`}
+        </dl>
+        ${ready?.reasons?.map((each) => html`<p class="banner"><strong>${each.code}</strong> ${each.detail}</p>`)}
+        ${ready?.transactions?.available === false && html`<p class="banner">Committed polls are refused: ${ready.transactions.why}</p>`}
+        <${TableFrame} label="Instances"><table>
+          <caption class="offscreen">Instances</caption>
+          <thead><tr><th scope="col">Name</th><th scope="col">Address</th><th scope="col">State</th><th scope="col" class="number">Weight</th><th scope="col" class="number">Share</th><th scope="col" class="number">Open topics</th><th scope="col"><span class="offscreen">Change it</span></th></tr></thead>
+          <tbody>${cluster.instances.map((each) => html`<${Row} key=${each.name} data-testid="instance-row" data-instance=${each.name}>
+            <th scope="row">${each.name}</th>
+            <td>${each.address || "–"}</td>
+            <td>${each.leaving ? html`<span class="state warn">leaving</span>` : each.drained ? html`<span class="state warn">drained</span>` : each.topicsOpen === null ? html`<span class="state bad">does not answer</span>` : html`<span class="state good">serving</span>`}</td>
+            <td class="number">${each.weight}</td>
+            <td class="number">${each.slices} of 64</td>
+            <td class="number">${count(each.topicsOpen)}</td>
+            <td class="actions">${each.drained
+              ? html`<${Guarded} app=${app} verb="operate" on="service" data-testid="undrain" disabled=${alone} title=${locked} onClick=${this.undrain(each.name)}>Undrain …</${Guarded}>`
+              : html`<${Guarded} app=${app} verb="operate" on="service" data-testid="drain" disabled=${alone} title=${locked} onClick=${this.drain(each.name)}>Drain …</${Guarded}>`}</td>
+          </${Row}>`)}</tbody>
+        </table></${TableFrame}>
+        <section aria-labelledby="pins-title"><h2 id="pins-title">Pinned topics</h2>
+          ${pins.length === 0 ? html`<p class="muted">Every topic is where its name says.</p>` : html`<${TableFrame} label="Pins"><table><caption class="offscreen">Pinned topics</caption>
+            <thead><tr><th scope="col">Topic</th><th scope="col">Instance</th><th scope="col"><span class="offscreen">Unpin it</span></th></tr></thead>
+            <tbody>${pins.slice(0, 200).map(([name, instance]) => html`<${Row} key=${name} data-testid="pin-row"><th scope="row"><${TopicLink} name=${name} /></th><td>${instance}</td>
+              <td class="actions"><${Guarded} app=${app} verb="operate" on="service" data-testid="unpin" onClick=${this.unpin(name)}>Unpin …</${Guarded}></td></${Row}>`)}</tbody></table></${TableFrame}>`}
+          <form class="fields" onSubmit=${(event) => event.preventDefault()}>
+            <label>Topic<input ref=${this.topic} data-testid="pin-topic" placeholder="namespace:topic" spellcheck="false" disabled=${alone} /></label>
+            <label>Instance<select ref=${this.instance} data-testid="pin-instance" disabled=${alone}>${cluster.instances.map((each) => html`<option value=${each.name}>${each.name}</option>`)}</select></label>
+            <p class="buttons start"><${Guarded} app=${app} verb="operate" on="service" data-testid="pin" disabled=${alone} title=${locked} onClick=${this.pin()}>Pin …</${Guarded}></p>
+          </form>
+        </section>`}`;
+  }
+}
+
+// Also where the answer is 503, which says why.
+async function readiness() {
+  try {
+    return await get("/readyz");
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return { ready: false, reasons: [{ code: error.code, detail: error.message }] };
+  }
+}

@@ -1,0 +1,206 @@
+// What needs attention, and all topics; sorted and cut into pages by the daemon.
+
+import { Problem, ask, get, pathOf, topicPath } from "../api.js";
+import { bytes, count, duration, rate, time } from "../format.js";
+import { preview } from "../preview.js";
+import { Component, ErrorPanel, Page, Row, SortHead, Spark, TableFrame, createRef, effectLines, go, goQuery, html, topicUrl } from "../ui.js";
+
+const LIMIT = 100;
+const FILTER_MS = 250;
+const HISTORY_MS = 60000;
+const COLUMNS = [
+  ["name", "Topic", false],
+  ["messages", "Messages", true],
+  ["bytes", "Size", true],
+  ["oldestAgeMs", "Oldest", true],
+  ["publishPerSecond", "In, a second", true],
+  ["pollPerSecond", "Out, a second", true],
+  ["hiddenMessages", "Hidden", true],
+];
+
+export class Overview extends Page {
+  title = "Overview";
+
+  interest() {
+    const rows = (this.state.rows ?? []).map((each) => `${each.namespace}:${each.name}`);
+    return rows.length ? { topics: rows.join(","), kinds: "topics,attention,transactions" } : { kinds: "attention,transactions" };
+  }
+
+  // Rows in sight are brought up to date where they stand; their order changes when one asks for it.
+  onEvent(name, data) {
+    if (name === "attention") this.setState({ attention: data });
+    if (name === "topics") {
+      const news = new Map(data.map((each) => [`${each.namespace}:${each.name}`, each]));
+      this.setState(({ rows }) => ({ rows: rows?.map((each) => news.get(`${each.namespace}:${each.name}`) ?? each), at: Date.now() }));
+    }
+  }
+
+  get sort() {
+    return this.query.get("sort") ?? "name";
+  }
+
+  get order() {
+    return this.query.get("order") ?? (this.sort === "name" ? "asc" : "desc");
+  }
+
+  async load() {
+    const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), sort: this.sort, order: this.order, limit: LIMIT, after: this.query.get("after") };
+    const [{ topics, total, next }, attention] = await Promise.all([topicRows(query), get("/v1/attention").catch(() => null)]);
+    const before = this.interest().topics;
+    this.setState({ rows: topics, total, next, attention, at: Date.now() }, () => {
+      if (before !== this.interest().topics && before !== undefined) this.props.app.live.again(this);
+    });
+    this.learnHistories(topics);
+  }
+
+  // The last hour of topics with something going on, a few at a time.
+  async learnHistories(topics) {
+    this.histories ??= new Map();
+    const now = Date.now();
+    const wanted = topics.filter((each) => (each.publishPerSecond > 0 || each.pollPerSecond > 0) && now - (this.histories.get(`${each.namespace}:${each.name}`)?.at ?? 0) > HISTORY_MS);
+    for (const each of wanted) {
+      if (this.gone) return;
+      const name = `${each.namespace}:${each.name}`;
+      this.histories.set(name, { at: now, ...this.histories.get(name) });
+      const history = await get(topicPath(each.namespace, each.name, "history")).catch(() => null);
+      if (history) this.histories.set(name, { at: now, values: history.published });
+    }
+    if (wanted.length && !this.gone) this.forceUpdate();
+  }
+
+  sortBy(column) {
+    const active = this.sort === column;
+    const order = active ? (this.order === "desc" ? "asc" : "desc") : column === "name" ? "asc" : "desc";
+    goQuery({ sort: column, order, after: null });
+  }
+
+  filter(text) {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => goQuery({ q: text.trim(), after: null }, { replace: true }), FILTER_MS);
+  }
+
+  render({ app }, { error, rows, total, next, attention, at, creating }) {
+    const after = this.query.get("after");
+    return html`<div class="head"><h1 tabindex="-1">Overview</h1></div>
+      <${ErrorPanel} error=${error} />
+      <${Attention} items=${attention} now=${at} />
+      <section aria-labelledby="topics-title">
+        <div class="head"><h2 id="topics-title">Topics</h2><span class="muted" data-testid="topics-total">${total == null ? "" : count(total)}</span>
+          <label class="grow"><span class="offscreen">Filter topics by name</span><input type="search" data-testid="topic-filter" data-filter placeholder="filter by name  ( / )" spellcheck="false" defaultValue=${this.query.get("q") ?? ""} onInput=${(event) => this.filter(event.currentTarget.value)} /></label>
+          <button type="button" data-testid="topic-create" aria-expanded=${Boolean(creating)} onClick=${() => this.setState({ creating: !creating })}>New topic …</button>
+        </div>
+        ${creating && html`<${Create} app=${app} done=${(ns, topic) => go(topicUrl(ns, topic))} />`}
+        ${rows &&
+        (rows.length === 0
+          ? html`<p class="muted" data-testid="topics-empty">${this.query.get("q") ? "No topic has this in its name." : "There are no topics yet."}</p>`
+          : html`<${TableFrame} label="Topics"><table data-testid="topics">
+              <caption class="offscreen">Topics by ${this.sort}</caption>
+              <thead><tr>${COLUMNS.map(([column, label, number]) => html`<${SortHead} column=${column} label=${label} number=${number} sort=${this.sort} order=${this.order} onSort=${(each) => this.sortBy(each)} />`)}<th scope="col">Last hour</th></tr></thead>
+              <tbody>${rows.map((each) => this.row(each))}</tbody>
+            </table></${TableFrame}>
+            <p class="pager"><button type="button" data-testid="page-previous" disabled=${!after} onClick=${() => history.back()}>Previous</button>
+              <button type="button" data-testid="page-next" disabled=${!next} onClick=${() => goQuery({ after: next })}>Next</button></p>`)}
+      </section>`;
+  }
+
+  row(each) {
+    const name = `${each.namespace}:${each.name}`;
+    const url = topicUrl(each.namespace, each.name);
+    return html`<${Row} key=${name} data-testid="topic-row" data-topic=${name} open=${() => go(url)}>
+      <th scope="row"><a href=${url}>${name}</a></th>
+      <td class="number" data-testid="cell-messages">${count(each.messages, each.estimated)}</td>
+      <td class="number" data-testid="cell-bytes" title=${`${count(each.bytes)} bytes`}>${bytes(each.bytes, each.estimated)}</td>
+      <td class="number" data-testid="cell-age">${each.oldestAgeMs == null ? "–" : duration(each.oldestAgeMs)}</td>
+      <td class="number" data-testid="cell-in">${rate(each.publishPerSecond)}</td>
+      <td class="number" data-testid="cell-out">${rate(each.pollPerSecond)}</td>
+      <td class=${`number ${each.hiddenMessages > 0 ? "warn" : ""}`} data-testid="cell-hidden">${count(each.hiddenMessages)}</td>
+      <td><${Spark} values=${this.histories?.get(name)?.values} label=${`messages published to ${name} in each of the last 60 minutes`} /></td>
+    </${Row}>`;
+  }
+}
+
+// What somebody should look at, worst first.
+function Attention({ items, now }) {
+  if (!items) return null;
+  if (items.length === 0) return html`<p class="calm" data-testid="attention">Nothing needs attention.</p>`;
+  return html`<section aria-labelledby="attention-title" data-testid="attention">
+    <h2 id="attention-title">Needs attention</h2>
+    <ul class="attention">${items.map((each) => html`<li key=${`${each.kind} ${each.subject}`} class=${each.severity} data-testid="attention-item" data-kind=${each.kind} data-severity=${each.severity}>
+      <span class=${`state ${each.severity === "critical" ? "bad" : "warn"}`}>${each.severity}</span>
+      <span>${own(each.link) ? html`<a href=${each.link}>${each.subject}</a>` : html`<strong>${each.subject}</strong>`} ${each.text}</span>
+      <span class="muted" title=${each.sinceMs ? time(each.sinceMs) : null}>${each.sinceMs ? `for ${duration(now - each.sinceMs)}` : ""}</span>
+    </li>`)}</ul>
+  </section>`;
+}
+
+const own = (link) => typeof link === "string" && link.startsWith("/console");
+
+class Create extends Component {
+  constructor(props) {
+    super(props);
+    this.state = { name: "", ttl: "", asked: null, error: null };
+    this.field = createRef();
+  }
+
+  componentDidMount() {
+    this.field.current.focus();
+  }
+
+  parts() {
+    const [ns, topic] = this.state.name.includes(":") ? this.state.name.trim().split(":") : ["default", this.state.name.trim()];
+    return { ns, topic, path: topicPath(ns, topic), body: this.state.ttl ? { ttl: Number(this.state.ttl) } : {} };
+  }
+
+  async preview() {
+    const { path, body } = this.parts();
+    try {
+      this.setState({ asked: await preview(this.props.app, "PUT", path, body), error: null });
+    } catch (error) {
+      this.setState({ error, asked: null });
+    }
+  }
+
+  async apply() {
+    const { ns, topic, path, body } = this.parts();
+    try {
+      await ask(path, { method: "PUT", body });
+      this.props.app.say(`${ns}:${topic} was created`);
+      this.props.done(ns, topic);
+    } catch (error) {
+      this.setState({ error, asked: null });
+    }
+  }
+
+  render({ app }, { name, ttl, asked, error }) {
+    const { ns, topic } = this.parts();
+    const may = app.may("admin", `${ns}:${topic}`);
+    return html`<form class="fields panel" onSubmit=${(event) => (event.preventDefault(), asked ? this.apply() : this.preview())}>
+      <label>Name<input ref=${this.field} data-testid="create-name" placeholder="namespace:topic" spellcheck="false" value=${name} onInput=${(event) => this.setState({ name: event.currentTarget.value, asked: null })} /></label>
+      <label>ttl, seconds<input inputmode="numeric" data-testid="create-ttl" placeholder="as the daemon's default" value=${ttl} onInput=${(event) => this.setState({ ttl: event.currentTarget.value.trim(), asked: null })} /></label>
+      <p class="buttons start"><button type="submit" data-testid=${asked ? "apply" : "preview"} disabled=${!topic || !may} title=${may ? null : `needs the verb admin on ${ns}:${topic}`}>${asked ? "Create it" : "Preview"}</button></p>
+      <${ErrorPanel} error=${error} />
+      ${asked && html`<div data-testid="preview-effect">${[`${ns}:${topic} is made${asked.after?.ttl ? `, its messages live ${duration(asked.after.ttl * 1000)}` : ""}.`, ...effectLines(asked)].slice(0, 4).map((line) => html`<p>${line}</p>`)}</div>`}
+    </form>`;
+  }
+}
+
+// Of a daemon without a list of all topics: the first hundred, each asked for its figures.
+async function topicRows(query) {
+  try {
+    return await get("/v1/topics", query);
+  } catch (error) {
+    if (!(error instanceof Problem && error.status === 404)) throw error;
+  }
+  const names = [];
+  for (const namespace of await get("/v1/namespaces")) {
+    for (const name of await get(pathOf("namespaces", namespace, "topics"))) if (`${namespace}:${name}`.includes(query.q ?? "")) names.push({ namespace, name });
+  }
+  const topics = [];
+  for (const each of names.slice(0, LIMIT)) {
+    const stats = await get(topicPath(each.namespace, each.name, "stats"));
+    topics.push({ ...each, ...stats, hiddenMessages: null });
+  }
+  const sign = query.order === "desc" ? -1 : 1;
+  topics.sort((a, b) => sign * (a[query.sort] < b[query.sort] ? -1 : a[query.sort] > b[query.sort] ? 1 : 0));
+  return { topics, total: names.length, next: null };
+}

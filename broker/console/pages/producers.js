@@ -1,0 +1,69 @@
+// The producers a topic remembers, and how far each has come.
+
+import { ask, get, topicPath } from "../api.js";
+import { count, duration, time } from "../format.js";
+import { preview } from "../preview.js";
+import { ErrorPanel, Guarded, Page, Row, TableFrame, effectLines, goQuery, html, topicUrl } from "../ui.js";
+
+const LIMIT = 100;
+
+export class Producers extends Page {
+  title = `Producers of ${this.props.route.ns}:${this.props.route.topic}`;
+
+  path(...rest) {
+    return topicPath(this.props.route.ns, this.props.route.topic, "producers", ...rest);
+  }
+
+  get name() {
+    return `${this.props.route.ns}:${this.props.route.topic}`;
+  }
+
+  interest() {
+    return { topics: this.name, kinds: "topics" };
+  }
+
+  async load() {
+    this.setState({ found: await get(this.path(), { limit: LIMIT, after: this.query.get("after") }), at: Date.now() });
+  }
+
+  async forget(producer) {
+    const asked = await preview(this.props.app, "DELETE", this.path(producer));
+    this.props.app.confirm({
+      title: `Forget the producer ${producer}?`,
+      lines: ["What it sends again from now on is taken as new, and what it has staged is cleaned.", ...effectLines(asked)],
+      action: "Forget",
+      run: async () => {
+        await ask(this.path(producer), { method: "DELETE" });
+        this.props.app.say(`${producer} is forgotten`);
+        await this.refresh();
+      },
+    });
+  }
+
+  render({ app, route }, { error, found, at }) {
+    const after = this.query.get("after");
+    return html`<div class="head"><h1 tabindex="-1">Producers of <a href=${topicUrl(route.ns, route.topic)}>${this.name}</a></h1></div>
+      <${ErrorPanel} error=${error} />
+      ${found && html`<p class="muted">${count(found.count)} remembered · ${found.deduplication.enabled ? "sequence ids are remembered" : "deduplication is off"}, as the ${found.deduplication.level} says</p>`}
+      ${found?.producers.length === 0 && html`<p class="muted" data-testid="producers-empty">No producer ${after ? "behind this name" : "has published here with sequence ids"}.</p>`}
+      ${found?.producers.length > 0 &&
+      html`<${TableFrame} label="Producers"><table>
+        <caption class="offscreen">Producers by name</caption>
+        <thead><tr><th scope="col">Name</th><th scope="col" class="number">Epoch</th><th scope="col" class="number">Stored up to</th><th scope="col" class="number">Under way</th><th scope="col">Last active</th><th scope="col">Forgotten in</th><th scope="col"><span class="offscreen">Forget it</span></th></tr></thead>
+        <tbody>${found.producers.map((each) => html`<${Row} key=${each.producer} data-testid="producer-row" data-producer=${each.producer}>
+          <th scope="row">${each.producer}${each.damaged ? html` <span class="state bad">damaged</span>` : ""}</th>
+          <td class="number">${each.epoch}</td>
+          <td class="number">${each.persisted < 0 ? "nothing yet" : count(each.persisted)}</td>
+          <td class="number">${each.pushed > each.persisted ? count(each.pushed) : "–"}</td>
+          <td title=${time(each.activeMs)}>${duration(at - each.activeMs)} ago</td>
+          <td title=${time(each.expiresMs)}>${duration(each.expiresMs - at)}</td>
+          <td class="actions"><${Guarded} app=${app} verb="admin" on=${this.name} data-testid="producer-delete" onClick=${() => this.forget(each.producer).catch((failed) => this.setState({ error: failed }))}>Forget …</${Guarded}></td>
+        </${Row}>`)}</tbody>
+      </table></${TableFrame}>`}
+      ${found &&
+      (after || found.next) &&
+      html`<p class="pager">
+        <button type="button" data-testid="page-previous" disabled=${!after} onClick=${() => history.back()}>Previous</button>
+        <button type="button" data-testid="page-next" disabled=${!found.next} onClick=${() => goQuery({ after: found.next })}>Next</button></p>`}`;
+  }
+}

@@ -1,0 +1,181 @@
+// Transactions: which are open, since when, what they hide and whom they hold; and how to end one.
+
+import { Problem, ask, get, pathOf, topicPath } from "../api.js";
+import { count, duration, many, time } from "../format.js";
+import { preview } from "../preview.js";
+import { ErrorPanel, Guarded, PAGE_ROWS, Page, Pager, Row, TableFrame, TopicLink, effectLines, goQuery, html } from "../ui.js";
+
+const MOST = 1000;
+const BARS = 100;
+const BAR_PX = 14;
+// Topics of a transaction whose readers are looked at.
+const HELD_TOPICS = 10;
+const HELD_READERS = 20;
+const STATES = { in_progress: ["open", "warn"], invalid: ["invalid", "bad"], committed: ["committed", "good"], aborted: ["rolled back", "muted"], unknown: ["unknown", "muted"] };
+
+export class Transactions extends Page {
+  title = "Transactions";
+
+  interest() {
+    return { kinds: "transactions" };
+  }
+
+  moved(before) {
+    if (before.get("state") !== this.query.get("state")) super.moved();
+    else if (before.get("open") !== this.query.get("open")) this.open();
+  }
+
+  async load() {
+    const state = this.query.get("state");
+    const found = await get("/v1/transactions", { state, limit: MOST, longs: "string" });
+    this.setState({ found, at: Date.now() });
+    await this.open();
+  }
+
+  // The one in the URL, which need not be in the list any more, and whom it holds.
+  async open() {
+    const id = this.query.get("open");
+    if (!id) return this.setState({ opened: null });
+    const opened = await get(pathOf("transactions", id), { longs: "string" });
+    const holds = [];
+    for (const name of (opened.topics ?? []).slice(0, HELD_TOPICS)) holds.push(await this.held(name));
+    if (!this.gone && this.query.get("open") === id) this.setState({ opened, holds });
+  }
+
+  // The kept readers of a topic that do not see all of it, and how much they do not.
+  async held(name) {
+    const [ns, topic] = name.split(":");
+    try {
+      const readers = await get(topicPath(ns, topic, "readers"));
+      const stats = await get(topicPath(ns, topic, "stats"), { reader: "0".repeat(40) });
+      const held = [];
+      for (const reader of readers.slice(0, HELD_READERS)) {
+        const { reader: ahead } = await get(topicPath(ns, topic, "stats"), { reader: reader.position });
+        if (ahead.hidden > 0) held.push({ name: reader.name, ...ahead });
+      }
+      return { name, hidden: stats.reader.hidden, estimated: stats.reader.estimated, parked: stats.parkedPolls, held };
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      return { name, error: error.message };
+    }
+  }
+
+  async end(transaction, call) {
+    const id = transaction.id;
+    const path = pathOf("transactions", id, call);
+    const asked = await preview(this.props.app, "POST", path);
+    const words = {
+      abort: ["Abort this transaction?", "Abort", "Its messages are rolled back in every topic. This cannot be taken back."],
+      invalidate: ["Invalidate this transaction?", "Invalidate", "Its messages are hidden for ever, and cleaned later. This cannot be taken back."],
+    }[call];
+    const whose = `Transaction ${id}${transaction.clientId ? ` of ${transaction.clientId}` : ""}, open for ${duration(Date.now() - transaction.startedMs)}.`;
+    this.props.app.confirm({
+      title: words[0],
+      lines: [whose, ...effectLines(asked), words[2]],
+      action: words[1],
+      run: async () => {
+        const { data } = await ask(path, { method: "POST" });
+        this.props.app.say(`The transaction is ${data.state === "invalid" ? "invalid" : "rolled back"}`);
+        await this.refresh();
+      },
+    });
+  }
+
+  attempt(transaction, call) {
+    return (event) => {
+      event.stopPropagation();
+      this.end(transaction, call).catch((error) => this.setState({ error }));
+    };
+  }
+
+  toggle(id) {
+    goQuery({ open: this.query.get("open") === id ? null : id }, { replace: true });
+  }
+
+  render({ app }, { error, found, opened, holds, at }) {
+    const state = this.query.get("state");
+    const from = Number(this.query.get("rows") ?? 0);
+    const listed = found && opened && !found.some((each) => each.id === opened.id) ? [opened, ...found] : found;
+    return html`<div class="head"><h1 tabindex="-1">Transactions</h1>
+        <span class="group" role="group" aria-label="Which">
+          ${[[null, "Open and invalid"], ["in_progress", "Open"], ["invalid", "Invalid"], ["committed", "Committed"], ["aborted", "Rolled back"]].map(
+            ([value, label]) => html`<button type="button" data-testid=${`state-${value ?? "all"}`} aria-pressed=${state === value} onClick=${() => goQuery({ state: value, rows: null, open: null })}>${label}</button>`,
+          )}
+        </span></div>
+      <${ErrorPanel} error=${error} />
+      ${listed &&
+      (listed.length === 0
+        ? html`<p class="muted" data-testid="transactions-empty">No ${state ? "such" : "open"} transactions. Nobody is held up.</p>`
+        : html`<${Timeline} transactions=${listed} now=${at} onOpen=${(id) => this.toggle(id)} opened=${opened?.id} />
+          <${TableFrame} label="Transactions"><table>
+            <caption class="offscreen">Transactions, oldest first</caption>
+            <thead><tr><th scope="col">Client</th><th scope="col">State</th><th scope="col" class="number">Age</th><th scope="col" class="number">Time left</th><th scope="col" class="number">Hides</th><th scope="col">Topics</th><th scope="col">Id</th><th scope="col"><span class="offscreen">End it</span></th></tr></thead>
+            <tbody>${listed.slice(from, from + PAGE_ROWS).map((each) => [this.row(app, each, at, opened), opened?.id === each.id && html`<tr class="detail" key=${`${each.id} holds`}><td colspan="8"><${Holds} transaction=${opened} holds=${holds} /></td></tr>`])}</tbody>
+          </table></${TableFrame}>
+          <${Pager} from=${from} total=${listed.length} onMove=${(next) => goQuery({ rows: next || null })} />
+          ${found.length >= MOST && html`<p class="muted">The oldest ${count(MOST)}; there may be more.</p>`}`)}`;
+  }
+
+  row(app, each, now, opened) {
+    const [word, color] = STATES[each.state] ?? [each.state, ""];
+    const open = () => this.toggle(each.id);
+    const ends = each.state === "in_progress";
+    const on = "service";
+    return html`<${Row} key=${each.id} data-testid="tx-row" data-id=${each.id} data-state=${each.state} class=${opened?.id === each.id ? "open" : ""} open=${open}
+      onClick=${(event) => !event.target.closest("button,a") && open()}>
+      <th scope="row"><button type="button" class="plain" aria-expanded=${opened?.id === each.id} onClick=${open}>${each.clientId || "unnamed"}</button>${each.name && each.name !== each.clientId ? html` <span class="muted">${each.name}</span>` : ""}</th>
+      <td><span class=${`state ${color}`}>${word}</span>${each.type === "long" ? " long" : ""}</td>
+      <td class="number" title=${`begun ${time(each.startedMs)}`}>${each.startedMs == null ? "–" : duration(now - each.startedMs)}</td>
+      <td class="number" title=${each.expiresMs ? time(each.expiresMs) : null}>${ends ? (each.expiresMs ? duration(each.expiresMs - now) : "no end") : "–"}</td>
+      <td class=${`number ${each.hiddenMessages > 0 ? "warn" : ""}`} data-testid="tx-hidden">${count(each.hiddenMessages)}</td>
+      <td>${(each.topics ?? []).slice(0, 3).map((name, i) => html`${i > 0 && ", "}<${TopicLink} name=${name} />`)}${each.topics?.length > 3 ? ` and ${each.topics.length - 3} more` : ""}</td>
+      <td><code class="id">${each.id}</code></td>
+      <td class="actions">${ends &&
+        html`<${Guarded} app=${app} verb="operate" on=${on} data-testid="tx-abort" onClick=${this.attempt(each, "abort")}>Abort …</${Guarded}>
+          <${Guarded} app=${app} verb="operate" on=${on} data-testid="tx-invalidate" onClick=${this.attempt(each, "invalidate")}>Invalidate …</${Guarded}>`}</td>
+    </${Row}>`;
+  }
+}
+
+// Whom a transaction keeps from reading on.
+function Holds({ transaction, holds }) {
+  if (!transaction.topics?.length) return html`<p data-testid="tx-holds">It has no messages that are undecided, and holds nobody.</p>`;
+  return html`<div data-testid="tx-holds">
+    <table><caption>What it holds</caption>
+      <thead><tr><th scope="col">Topic</th><th scope="col" class="number">Hidden messages</th><th scope="col" class="number">Waiting polls</th><th scope="col">Readers that are held</th></tr></thead>
+      <tbody>${(holds ?? []).map((each) => html`<tr key=${each.name}><th scope="row"><${TopicLink} name=${each.name} /></th>
+        ${each.error
+          ? html`<td colspan="3" class="muted">${each.error}</td>`
+          : html`<td class="number">${count(each.hidden, each.estimated)}</td><td class="number">${count(each.parked)}</td>
+            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "none that keeps its position here"}</td>`}</tr>`)}</tbody>
+    </table>
+    ${transaction.topics.length > HELD_TOPICS && html`<p class="muted">and ${transaction.topics.length - HELD_TOPICS} more topics</p>`}
+  </div>`;
+}
+
+// One bar for each transaction, from its beginning to now, and thin from now to where its time is over.
+function Timeline({ transactions, now, onOpen, opened }) {
+  const shown = transactions.filter((each) => each.startedMs != null).slice(0, BARS);
+  if (!shown.length) return null;
+  const start = Math.min(...shown.map((each) => each.startedMs));
+  const end = Math.max(now, ...shown.map((each) => (each.state === "in_progress" ? each.expiresMs ?? 0 : 0)));
+  const span = Math.max(1000, end - start);
+  const x = (ms) => (1000 * (ms - start)) / span;
+  const height = shown.length * BAR_PX;
+  return html`<div class="timeline transactions" data-testid="timeline">
+    <svg viewBox=${`0 0 1000 ${height}`} height=${Math.min(280, height)} preserveAspectRatio="none" aria-hidden="true">
+      <line x1=${x(now)} x2=${x(now)} y1="0" y2=${height} class="now" vector-effect="non-scaling-stroke" />
+      ${shown.map((each, i) => {
+        const color = STATES[each.state]?.[1] ?? "";
+        const until = Math.min(each.decidedMs ?? now, now);
+        const y = i * BAR_PX;
+        return html`<g key=${each.id} class=${`bar ${color} ${opened === each.id ? "chosen" : ""}`} data-testid="tx-bar" data-id=${each.id} onClick=${() => onOpen(each.id)}>
+          <title>${`${each.clientId || "unnamed"}, ${STATES[each.state]?.[0] ?? each.state}, ${duration(until - each.startedMs)}`}</title>
+          <rect x=${x(each.startedMs)} y=${y + 3} width=${Math.max(3, x(until) - x(each.startedMs))} height=${BAR_PX - 6} />
+          ${each.state === "in_progress" && each.expiresMs > now && html`<rect class="left" x=${x(now)} y=${y + 6} width=${x(each.expiresMs) - x(now)} height="2" />`}
+        </g>`;
+      })}
+    </svg>
+    <div class="ends"><span>${time(start)}</span><span>${end > now + 1000 ? `${time(end)}, the last deadline` : "now"}</span></div>
+  </div>`;
+}

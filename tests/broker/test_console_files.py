@@ -1,0 +1,124 @@
+"""The console's files: what is served, under which headers, and that nothing in them reaches outside."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from broker_in_process import in_process
+
+from broker.api.console import FILES, files
+
+PAGES = [
+    "/console",
+    "/console/topics/ns/t",
+    "/console/transactions",
+    "/console/producers/ns/t",
+    "/console/cluster",
+    "/console/audit",
+    "/console/lineage",
+]
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+#: Ours: what the vendored packages have in them is theirs.
+SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES.rglob("*.*") if path.parent.name != "vendor"}
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/console/transactions?open=17&state=invalid"])
+async def test_every_page_can_be_loaded_directly(daemon, path):
+    answer = await daemon.http.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert '<script type="module" src="/console/main.js">' in answer.text
+
+
+@pytest.mark.parametrize("name", sorted(files()))
+async def test_every_file_has_its_type_and_the_headers_that_let_nothing_else_in(daemon, name):
+    answer = await daemon.http.get(f"/console/{name}")
+    assert answer.content == (FILES / name).read_bytes()
+    assert {key: answer.headers[key] for key in HEADERS} == HEADERS
+    if name.endswith((".js", ".mjs")):
+        assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
+
+
+async def test_a_file_that_the_browser_has_is_not_sent_again(daemon):
+    etag = (await daemon.http.get("/console/main.js")).headers["etag"]
+    again = await daemon.http.get("/console/main.js", headers={"If-None-Match": f'"other", {etag}'})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert {key: again.headers[key] for key in HEADERS} == HEADERS
+    assert "content-length" not in again.headers
+    other = await daemon.http.get("/console/main.js", headers={"If-None-Match": '"other"'})
+    assert other.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/console/none.js", "/console/topics/ns", "/console/../api.js", "/console/%2e%2e/assemble.py"]
+)
+async def test_nothing_but_pages_and_files_is_there(daemon, path):
+    await daemon.call("GET", path, status=404, code="not_found")
+
+
+async def test_switched_off_there_is_no_console():
+    async with in_process(console__enabled=False) as daemon:
+        for path in (*PAGES, "/console/main.js"):
+            await daemon.call("GET", path, status=404, code="not_found")
+
+
+def test_all_of_it_is_less_than_300_kib():
+    assert sum(len(file.content) for file in files().values()) < 300 * 1024
+
+
+def test_no_file_is_left_out():
+    tracked = subprocess.run(
+        ["git", "ls-files", "."], cwd=FILES, capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    assert set(tracked) <= set(files())
+
+
+def test_nothing_names_another_host():
+    named = {
+        (path.name, found)
+        for path, text in SOURCES.items()
+        for found in re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`]*", text)
+    }
+    assert named == {("icon.svg", "http://www.w3.org/2000/svg")}
+
+
+def test_no_markup_is_made_of_data():
+    for path, text in SOURCES.items():
+        if path.suffix == ".js":
+            found = re.findall(
+                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySetInnerHTML|\beval\(|new Function",
+                text,
+            )
+            assert not found, path.name
+
+
+def test_every_import_leads_to_a_file():
+    for path, text in SOURCES.items():
+        for found in re.findall(r'^import .*? from "([^"]+)";|^} from "([^"]+)";', text, re.MULTILINE):
+            assert (path.parent / "".join(found)).resolve().is_file(), (path.name, found)
+
+
+def test_every_module_says_what_it_is_about():
+    for path, text in SOURCES.items():
+        if path.suffix == ".js":
+            assert re.match(r"// [A-Z][^\n]+", text), path.name
+
+
+def test_what_is_not_ours_has_its_licence_beside_it():
+    vendored = Path(FILES / "vendor")
+    modules = sorted(path.stem for path in vendored.glob("*.mjs"))
+    assert modules == ["htm", "preact"]
+    for name in modules:
+        assert (vendored / f"{name}.LICENSE").stat().st_size > 500
+        assert f"`{name}.mjs`" in (vendored / "README.md").read_text(encoding="utf-8")
