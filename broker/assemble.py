@@ -20,6 +20,7 @@ from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
 from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
 from broker.api.console import Console
+from broker.api.events import EventStreams, MessageEvents
 from broker.api.health import Health
 from broker.api.messages import Messages
 from broker.api.openapi import description
@@ -39,7 +40,7 @@ from broker.cluster.join import WHO, who_handler
 from broker.cluster.serve import Cluster, Local
 from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, TransactionCalls, announce_namespace
 from broker.front.parent import Answering, serve_front_ends
-from broker.gauges import add_link_gauges
+from broker.gauges import add_event_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -218,13 +219,17 @@ async def assemble(
         config.deduplication.answer_timeout_s,
     )
     streams = Streams(publishing, accounting)
+    polling = Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping)
+    event_streams = EventStreams()
+    add_event_gauges(metrics, event_streams)
     endpoints = bind(
         ROUTES,
         (
             publishing,
             streams,
             polling_many,
-            Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping),
+            polling,
+            MessageEvents(polling, event_streams),
             Messages(directory, store, transactions, config.poll.max_bytes),
             Counting(
                 directory=directory,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock, SpaceGuard
     from actors.pointers import PointerIndex
+    from broker.api.events import EventStreams
     from broker.authority import Authority, Transactions
     from broker.cluster.membership import Membership
     from broker.http.budgets import BodyBudget
@@ -87,6 +88,11 @@ def add_gauges(
         ("plainsong_log_lines_failed_total", "Log lines that could not be written.", lambda: log_counters().failed),
     ):
         metrics.reads(name, text, read)
+
+
+def add_event_gauges(metrics: Metrics, streams: EventStreams) -> None:
+    """Register what is read of the streams of events."""
+    metrics.reads("plainsong_event_streams", "Streams of server-sent events now.", lambda: streams.open)
 
 
 def add_link_gauges(metrics: Metrics, links: Links) -> None:

@@ -63,13 +63,13 @@ class Messages:
         """
         name = request.name
         parameters = request.parameters("from", "to", "limit", "payload", "longs")
-        since = _bound(parameters, "from") or FIRST_BOUND
+        since = query_bound(parameters, "from") or FIRST_BOUND
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
             raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
         as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
         as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
-        ttl_ms, span = await self._look(name, Look(since, _bound(parameters, "to")))
+        ttl_ms, span = await self._look(name, Look(since, query_bound(parameters, "to")))
         shown = _Shown(span, limit or DEFAULT_LIMIT, await bytes_within(request.room, self.max_bytes))
         await walk_rows(self.store, shown)
         hold_gathered(request.room, shown.bytes)
@@ -111,7 +111,8 @@ class Messages:
             return "open"
 
 
-def _bound(parameters: dict[str, str], key: str) -> bytes | None:
+def query_bound(parameters: dict[str, str], key: str) -> bytes | None:
+    """A position in the query as a bound. Raises InvalidMessageId."""
     if key not in parameters:
         return None
     position = parse_query_position(parameters[key], key)

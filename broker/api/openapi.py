@@ -45,6 +45,7 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "from": ("the first id or time in milliseconds", _POSITION),
     "to": ("the id or time before which to end", _POSITION),
     "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    "follow.limit": ("messages after which the stream ends", POSITIVE),
     "reader": ("the id last read", ref("MessageId")),
     "after": ("the name behind which to go on", STRING),
     "generation": ("of the topic; left out: the living one", POSITIVE),
@@ -53,6 +54,7 @@ _QUERY: dict[str, tuple[str, Schema]] = {
 }
 _REQUEST_HEADERS = {
     "If-None-Match": "the ETag that is there already: 304 when it is still that one",
+    "Last-Event-ID": "the id behind which to go on; it counts instead of from",
     "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",
 }
 _HEADERS = {
@@ -125,14 +127,14 @@ def _operation(route: Route[Any]) -> dict[str, Any]:
     if route.on == "nobody":
         made["security"] = []
     if route.parameters or route.headers:
-        made["parameters"] = [*map(_query, route.parameters), *map(_request_header, route.headers)]
+        made["parameters"] = [*[_query(route, name) for name in route.parameters], *map(_request_header, route.headers)]
     if route.body is not None and route.body.schema is not None:
         made["requestBody"] = {"content": {kind: _content(route.body, kind) for kind in route.body.types}}
     return made
 
 
-def _query(name: str) -> dict[str, Any]:
-    text, schema = _QUERY[name]
+def _query(route: Route[Any], name: str) -> dict[str, Any]:
+    text, schema = _QUERY.get(f"{route.name}.{name}") or _QUERY[name]
     return {"name": name, "in": "query", "description": text, "schema": schema}
 
 

@@ -52,7 +52,7 @@ _PARAMETERS = ("wait_ms", "max_bytes", "isolation", "payload", "longs")
 
 
 @dataclass(slots=True)
-class _Reading:
+class Reading:
     """How much a poll may have, and how it reads."""
 
     limit: int
@@ -62,7 +62,7 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class _Found:
+class Found:
     """What a poll found: a page of a span, and the view it was read with."""
 
     span: Span
@@ -135,7 +135,7 @@ class Polling:
         check_poll(body)
         frames = accept_frames(request.headers.get("accept"))
         reading = self._reading(body, request.room, with_pointers=frames is not None and frames.pointers)
-        found = await self._look(name, body, reading, request.waited_ms)
+        found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
         page = found.page
         if frames is not None:
             self.rates.delivered(name, page.count, trio.current_time())
@@ -149,7 +149,7 @@ class Polling:
         return Answer(200, content, codec.content_type, position_headers(found.page))
 
     async def _written(
-        self, name: TopicName, found: _Found, reading: _Reading, codec: Codec, options: PageOptions | None
+        self, name: TopicName, found: Found, reading: Reading, codec: Codec, options: PageOptions | None
     ) -> bytes:
         """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text."""
         room = reading.room
@@ -163,14 +163,33 @@ class Polling:
             found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
             room.has(TIMES * found.page.payload_bytes)  # which is less than it was
 
-    def _reading(self, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> _Reading:
+    def _reading(self, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> Reading:
         poll_config = self.bounds
         limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
         max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
-        return _Reading(limit, max_bytes, with_pointers, room)
+        return Reading(limit, max_bytes, with_pointers, room)
 
-    async def _look(self, name: TopicName, body: PollRequest, reading: _Reading, waited_ms: int = 0) -> _Found:
-        """A page with messages, or one without when the time to wait is over or waiting is of no use."""
+    def _deadline_s(self, body: PollRequest, waited_ms: int) -> float | None:
+        if not body.wait_ms:
+            return None
+        return trio.current_time() + (min(body.wait_ms, self.bounds.max_wait_ms) - waited_ms) / 1000
+
+    async def look(
+        self,
+        name: TopicName,
+        body: PollRequest,
+        reading: Reading,
+        deadline_s: float | None,
+        *,
+        returns_held: bool = False,
+        unless_held_by: int | None = None,
+    ) -> Found:
+        """A page with messages, or one without when the time to wait is over or waiting is of no use.
+
+        Args:
+          deadline_s: on trio's clock; None: it does not wait.
+          returns_held: also return a page without messages that another pointer than ``unless_held_by`` holds.
+        """
         brought = None
         if body.transaction is not None:
             # What is refused is refused before anything is waited for; a large snapshot is many numbers.
@@ -178,10 +197,6 @@ class Polling:
             brought = await off_loop(len(body.transaction), JSON, ask_view)
         reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
         since = body.since
-        deadline_s = None
-        if body.wait_ms:
-            wait_ms = min(body.wait_ms, self.bounds.max_wait_ms) - waited_ms
-            deadline_s = trio.current_time() + wait_ms / 1000
         was_held = False
         while True:
             # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
@@ -189,7 +204,7 @@ class Polling:
             mark = self.pointers.mark
             if reader is None:
                 span = await self.directory.ask(name, look)
-                found = _Found(span, brought, await self._page_of(name, span, brought, reading))
+                found = Found(span, brought, await self._page_of(name, span, brought, reading))
             else:
                 found = await self._read_committed(name, look, reader, reading)
             span, page = found.span, found.page
@@ -199,16 +214,18 @@ class Polling:
             if page.count or deadline_s is None or self.stopping.is_set() or trio.current_time() >= deadline_s:
                 return found
             if page.held is not None:
+                if returns_held and page.held.write_pointer != unless_held_by:
+                    return found
                 if brought is not None:
                     return found  # the snapshot never learns what becomes of the pointer
                 await wait_for_decision(self.transactions, self.pointers, page.held, mark, deadline_s)
                 if self.stopping.is_set():
                     return found
-                since = _behind(found)
+                since = behind(found)
                 continue
             if look.deadline_s is not None and span.since >= span.until:
                 return found  # the topic had nothing for as long
-            since = _behind(found)  # all there was is expired or rolled back: wait for what comes after it
+            since = behind(found)  # all there was is expired or rolled back: wait for what comes after it
             if look.deadline_s is None and not await self._comes(name, Look(since, body.end_before, deadline_s)):
                 return found
 
@@ -217,7 +234,7 @@ class Polling:
         span = await self.directory.ask(name, look)
         return span.since < span.until
 
-    async def _read_committed(self, name: TopicName, look: Look, reader: CommittedReader, reading: _Reading) -> _Found:
+    async def _read_committed(self, name: TopicName, look: Look, reader: CommittedReader, reading: Reading) -> Found:
         """View, span and page, in this order: of what the view shows nothing stands behind the span.
 
         The other way round, a transaction whose last rows came between the two, and that was committed there, would be
@@ -232,9 +249,9 @@ class Polling:
         elif span.undecided:
             span = await self.directory.ask(name, replace(look, undecided=EVERY_POINTER))
         view = view or View.without_service(span.undecided)
-        return _Found(span, view, reader.admit(await self._page_of(name, span, view, reading)))
+        return Found(span, view, reader.admit(await self._page_of(name, span, view, reading)))
 
-    async def _page_of(self, name: TopicName, span: Span, view: View | None, reading: _Reading) -> Page:
+    async def _page_of(self, name: TopicName, span: Span, view: View | None, reading: Reading) -> Page:
         def read(max_bytes: int) -> Awaitable[Page]:
             most, pointers = reading.limit, reading.with_pointers
             return self.pages.read(name, span, limit=most, max_bytes=max_bytes, view=view, with_pointers=pointers)
@@ -242,7 +259,7 @@ class Polling:
         return await read_within(reading.room, reading.limit, reading.max_bytes, read)
 
     async def _stream(
-        self, name: TopicName, found: _Found, limit: int | None, room: AnswerRoom | None
+        self, name: TopicName, found: Found, limit: int | None, room: AnswerRoom | None
     ) -> AsyncGenerator[bytes, None]:
         """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
 
@@ -258,7 +275,7 @@ class Polling:
                 raise TopicNotFound(f"topic {name} has been re-created meanwhile")
             span = replace(span, since=after(page.last_id))
             left = self.bounds.max_messages if limit is None else limit - sent
-            block = _Reading(min(left, self.bounds.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
+            block = Reading(min(left, self.bounds.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
             page = await self._page_of(name, span, found.view, block)
             sent += page.count
             self.rates.delivered(name, page.count, trio.current_time())
@@ -312,7 +329,7 @@ def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
     return in_body if in_query is None else in_query
 
 
-def _behind(found: _Found) -> bytes:
+def behind(found: Found) -> bytes:
     """Where to look on after a page without messages."""
     last_id = found.page.last_id
     return found.span.since if last_id is None else max(found.span.since, after(last_id))

@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.api.cluster import ClusterRoutes
 from broker.api.console import Console
+from broker.api.events import MessageEvents
 from broker.api.health import Health
 from broker.api.messages import Messages
 from broker.api.poll import Polling, poll_wait_ms
@@ -267,6 +268,24 @@ ROUTES: tuple[Route[Any], ...] = (
         answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE),
         answer_headers=(*_POSITION_HEADERS, *_HELD_HEADERS),
         errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
+    ),
+    Route(
+        "follow",
+        "GET",
+        TOPIC + "/events",
+        MessageEvents,
+        MessageEvents.follow,
+        owner="topic",
+        verb="poll",
+        on="topic",
+        tag="messages",
+        doc="The messages from a position on, and then each as it comes, as server-sent events; without a position from "
+        "now on.",
+        parameters=("from", "isolation", "payload", "limit"),
+        headers=("Last-Event-ID",),
+        answer=STRING,
+        answer_types=("text/event-stream",),
+        errors=(*READS, "invalid_message_id", "transactions_unavailable"),
     ),
     Route(
         "get_messages",

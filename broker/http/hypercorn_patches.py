@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import AppWrapper, ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
     from broker.http.budgets import AnswerRoom, HttpSettings
-    from broker.http.messages import Conversations
+    from broker.http.messages import BodyStream, Conversations
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
 
@@ -66,6 +66,8 @@ class Passage:
         self.started = trio.current_time()
         self.refusal: PlainsongError | None = None
         self.answering = False
+        #: The answer's body, if it is made while it is sent.
+        self.stream: BodyStream | None = None
         extensions = scope.setdefault("extensions", {})
         self.peer: Peer = extensions.get(PEER, NO_PEER)
         extensions[PASSAGE] = self
@@ -98,6 +100,9 @@ class Gate:
             with passage.reservation:
                 await self._pass(passage, scope, receive, send)
         finally:
+            if passage.stream is not None:  # the framework closes only a stream that it has begun to send
+                with trio.CancelScope(shield=True):
+                    await passage.stream.aclose()
             passage.room.release()
 
     async def _pass(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:

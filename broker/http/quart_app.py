@@ -104,6 +104,10 @@ def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable
                 places, query, through.headers, body, through.request_id, room=through.room, peer=through.peer
             )
             answer = await handler(asked)
+            if not isinstance(answer.body, bytes):
+                through.stream = answer.body
+                if request.method == "HEAD":  # a stream may never end
+                    answer.body, answer.length = b"", None
             answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)

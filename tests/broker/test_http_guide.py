@@ -80,7 +80,7 @@ def parsed(command):
         elif word == "-d":
             body = next(words).encode()
             headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
-        elif word == "-s":
+        elif word in ("-s", "-N"):
             pass
         elif word == "-H":
             name, _, value = next(words).partition(": ")

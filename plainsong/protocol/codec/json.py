@@ -22,7 +22,7 @@ from plainsong.protocol.page import messages_of
 from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from plainsong.protocol.page import Page
 
@@ -261,7 +261,7 @@ class JsonCodec:
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """A whole answer: a list of messages, each with its attributes if it has any."""
-        written = _base64_object if options.payload_base64 else _text_or_base64
+        written = payload_writer(payload_base64=options.payload_base64)
         attributes = page.attributes
         out = []
         for index, (message_id, payload) in enumerate(messages_of(page)):
@@ -297,6 +297,11 @@ def _payload(raw: bytes) -> str | dict[str, str]:
         return raw.decode()
     except UnicodeDecodeError:
         return {"base64": _base64(raw)}
+
+
+def payload_writer(*, payload_base64: bool) -> Callable[[bytes], str]:
+    """Writes payloads as JSON has them: text where it is UTF-8, or never."""
+    return _base64_object if payload_base64 else _text_or_base64
 
 
 def _text_or_base64(raw: bytes) -> str:

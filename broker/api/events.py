@@ -1,0 +1,229 @@
+"""Server-sent events: the messages of one topic as they come, for browsers and ``curl -N``.
+
+    retry: 2000                          first, with the id from which a client that is cut off goes on
+    event: message   id: <message id>    data: {"id","publishTimeMs","payload","attributes"}
+    event: held                          data: {"heldBy","heldSince","hiddenMessages"}
+    event: error                         data: the problem that ended the stream
+    event: end                           data: {"lastId"}; the daemon leaves, or the topic changes its owner
+    : ping                               after 15 s without anything else
+
+A stream is a poll that is asked again and again: while it waits, it counts as a parked poll of its topic.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from broker.api.messages import query_bound
+from broker.api.poll import CommittedReader, Reading, behind
+from broker.api.route import off_loop
+from broker.http.messages import Answer, one_of, problem_of, whole_number
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.codec.json import payload_writer
+from plainsong.protocol.errors import InvalidParameter, NoOwner, Overloaded, PlainsongError, ShuttingDown
+from plainsong.protocol.ids import FIRST_BOUND, after, before, parse_id, unpack_position
+from plainsong.protocol.page import messages_of
+from plainsong.protocol.requests import PollRequest
+from plainsong.protocol.topic.asks import Look
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from broker.api.poll import Polling
+    from broker.http.budgets import AnswerRoom
+    from broker.http.messages import Request
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.page import Held, Page
+    from plainsong.protocol.requests import Isolation
+
+EVENT_STREAM = "text/event-stream"
+#: Proxies must not gather what is to be seen at once.
+EVENT_HEADERS = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
+#: Streams of one instance at a time.
+MAX_STREAMS = 1_000
+#: How long a stream says nothing.
+PING_S = 15.0
+PING = b": ping\n\n"
+RETRY_MS = 2_000
+#: Messages, and bytes of their payloads, that are read at a time.
+PAGE_MESSAGES = 1_000
+PAGE_BYTES = 1 << 20
+#: What a stream holds of the budget of answers while it waits.
+IDLE_BYTES = 1 << 10
+
+
+def event(kind: str, data: Any, event_id: str | None = None) -> bytes:
+    """One event, its data as JSON, which has no line ends of its own."""
+    head = "" if event_id is None else f"id: {event_id}\n"
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"{head}event: {kind}\ndata: {text}\n\n".encode("utf-8", "replace")
+
+
+class EventStreams:
+    """Counts the streams that this instance makes, and refuses one too many."""
+
+    def __init__(self, max_streams: int = MAX_STREAMS) -> None:
+        self.max_streams = max_streams
+        self.open = 0
+
+    def answer(self, chunks: AsyncGenerator[bytes, None], room: AnswerRoom | None) -> Answer:
+        """An answer of status 200 that sends these events. Raises Overloaded: there are too many streams."""
+        if self.open >= self.max_streams:
+            raise Overloaded(f"{self.open} event streams are open", hint="retry later, or poll with waitMs")
+        if room is not None:
+            room.has(IDLE_BYTES)
+        return Answer(200, _Counted(self, chunks), EVENT_STREAM, list(EVENT_HEADERS))
+
+
+class _Counted:
+    """A stream of events that is counted from now until it is closed, begun or not. A ``BodyStream``."""
+
+    def __init__(self, streams: EventStreams, chunks: AsyncGenerator[bytes, None]) -> None:
+        self._streams = streams
+        self._chunks = chunks
+        self._closed = False
+        streams.open += 1
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._streams.open -= 1
+            await self._chunks.aclose()
+
+
+@dataclass(slots=True)
+class _Follow:
+    """What one stream sends."""
+
+    name: TopicName
+    since: bytes
+    isolation: Isolation | None
+    payload_base64: bool
+    left: int | None
+    """Messages until it ends; None: any number."""
+    room: AnswerRoom | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEvents:
+    """The route of a topic's messages as events."""
+
+    polling: Polling
+    streams: EventStreams
+
+    async def follow(self, request: Request) -> Answer:
+        """The messages from a position on, and then each as it comes.
+
+        Raises:
+          TopicNotFound, InvalidParameter, InvalidMessageId, TransactionsUnavailable, Overloaded.
+        """
+        name = request.name
+        parameters = request.parameters("from", "isolation", "payload", "limit")
+        limit = whole_number(parameters, "limit")
+        if limit is not None and limit < 1:
+            raise InvalidParameter(f"limit is {limit}", hint="use 1 or more")
+        committed = one_of(parameters, "isolation", ("uncommitted", "committed"), "uncommitted") == "committed"
+        as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
+        since = query_bound(parameters, "from")
+        last_id = request.headers.get("last-event-id", "")
+        if last_id:
+            since = after(parse_id(last_id))
+        if committed:
+            CommittedReader(self.polling.transactions)  # a daemon without transactions says so at once
+        span = await self.polling.directory.ask(name, Look(FIRST_BOUND))
+        self._refuse_one_too_many(name)
+        isolation: Isolation = "committed" if committed else "uncommitted"
+        start = span.until if since is None else since
+        following = _Follow(name, start, isolation, as_base64, limit, request.room)
+        return self.streams.answer(self._events(following), request.room)
+
+    def _refuse_one_too_many(self, name: TopicName) -> None:
+        """Raises Overloaded: as many polls as may already wait on the topic."""
+        core = self.polling.directory.entry(name).actor.core
+        if core is not None and len(core.parking) >= core.state.limits.max_parked_polls:
+            raise Overloaded(f"{len(core.parking)} polls wait on topic {name}", hint="retry later")
+
+    async def _events(self, following: _Follow) -> AsyncGenerator[bytes, None]:
+        polling = self.polling
+        resume = before(following.since)
+        first_id = "" if resume is None else f"id: {resume.hex()}\n"
+        yield f"retry: {RETRY_MS}\n{first_id}\n".encode()
+        announced: int | None = None
+        try:
+            while True:
+                deadline_s = trio.current_time() + PING_S
+                page = await self._next(following, deadline_s, announced)
+                if page.count:
+                    write = partial(_messages, page, payload_base64=following.payload_base64)
+                    chunk = await off_loop(page.payload_bytes, JSON, write)
+                    polling.rates.delivered(following.name, page.count, trio.current_time())
+                    if following.left is not None:
+                        following.left -= page.count
+                    announced = None
+                    page.parts = ()  # while its reader takes the chunk, the page must not be held too
+                    yield chunk
+                    del chunk
+                    if following.room is not None:
+                        following.room.has(IDLE_BYTES)
+                if page.held is not None and page.held.write_pointer != announced:
+                    announced = page.held.write_pointer
+                    yield _held(page.held)
+                elif not page.count and trio.current_time() >= deadline_s:
+                    yield PING
+                if polling.stopping.is_set() or following.left == 0:
+                    break
+                await trio.lowlevel.checkpoint()
+        except (NoOwner, ShuttingDown):
+            pass
+        except PlainsongError as error:
+            yield event("error", problem_of(error))
+            return
+        resume = before(following.since)
+        yield event("end", {"lastId": None if resume is None else resume.hex()})
+
+    async def _next(self, following: _Follow, deadline_s: float, announced: int | None) -> Page:
+        """The next messages, or what holds them; none at the deadline."""
+        limit = PAGE_MESSAGES if following.left is None else min(PAGE_MESSAGES, following.left)
+        reading = Reading(limit, PAGE_BYTES, with_pointers=False, room=following.room)
+        body = PollRequest(following.since, isolation=following.isolation)
+        found = await self.polling.look(
+            following.name, body, reading, deadline_s, unless_held_by=announced, returns_held=True
+        )
+        following.since = behind(found)
+        return found.page
+
+
+def _messages(page: Page, *, payload_base64: bool) -> bytes:
+    """Each message of a page as an event."""
+    written = payload_writer(payload_base64=payload_base64)
+    out = []
+    for index, (message_id, payload) in enumerate(messages_of(page)):
+        text_id = message_id.hex()
+        published_ms = unpack_position(message_id[:10])[0]
+        attributes = _attributes(page.attributes.get(index))
+        out.append(
+            f'id: {text_id}\nevent: message\ndata: {{"id":"{text_id}","publishTimeMs":{published_ms},'
+            f'"payload":{written(payload)},"attributes":{attributes}}}\n\n'
+        )
+    return "".join(out).encode()
+
+
+def _attributes(attributes: Mapping[str, str] | None) -> str:
+    return json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":")) if attributes else "{}"
+
+
+def _held(held: Held) -> bytes:
+    """As the headers of a poll say it; the pointer in quotes, since browsers read no numbers above 2^53."""
+    what = {"heldBy": str(held.write_pointer), "heldSince": held.since_ms, "hiddenMessages": held.hidden_text}
+    return event("held", what)
