@@ -5,7 +5,7 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group run
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture dist lock etc clean
+.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture dist docs lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -56,6 +56,10 @@ torture: venv tools  ## every test with many more rounds: hours, not minutes
 
 dist: venv  ## build the three distributions into dist/: client, server, Spark
 	.venv/bin/python scripts/dist.py
+
+docs: venv  ## write the API reference (docs/reference) from the code, and build the site of all documents into build/site
+	.venv/bin/python scripts/reference.py
+	.venv/bin/python scripts/site.py
 
 venv:
 	@etc/venv dev

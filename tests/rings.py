@@ -71,6 +71,7 @@ RINGS = (
     Ring("bench", 110, 65),
     Ring("dist", 40, 25),
     Ring("test_docs.py", 5, 3),
+    Ring("test_site.py", 12, 10),
     Ring("test_venv.py", 3, 2),
     Ring("test_rings.py", 8, 4),
 )

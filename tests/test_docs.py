@@ -31,7 +31,7 @@ from tests.documents import DOCUMENTS, ROOT, anchors, links, paths, prose, shell
 README = DOCUMENTS["README.md"]
 OPERATIONS = DOCUMENTS["docs/operations.md"]
 #: Names that begin like a metric and are none.
-NO_METRICS = {"plainsong_broker", "plainsong_client", "plainsong_"}
+NO_METRICS = {"plainsong_broker", "plainsong_client", "plainsong_", "plainsong_positions", "plainsong_outbox"}
 #: Names that look like a module and are none.
 NO_MODULES = {"plainsong.lock"}
 

@@ -71,7 +71,7 @@ class Held:
     """The undecided transaction that blocks a committed reader: that of the first undecided message."""
 
     write_pointer: int
-    """The transaction's; ``client.transactions`` and ``plainsong tx blame`` show its client."""
+    """The transaction's; ``client.transactions`` and ``plainsong tx blame TOPIC`` show its client."""
     since_ms: int | None = None
     """When that message was published, in milliseconds since 1970, by the daemon's clock; None: an old daemon left it out."""
     hidden_messages: int | None = None
