@@ -24,6 +24,7 @@ from broker.api.events import EventStreams, MessageEvents
 from broker.api.health import Health
 from broker.api.messages import Messages
 from broker.api.openapi import description
+from broker.api.overview import Overview
 from broker.api.poll import Pages, Polling
 from broker.api.poll_many import LocalTopics, PollingMany
 from broker.api.producers import Producers
@@ -36,6 +37,7 @@ from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics
 from broker.api.transactions import TransactionRoutes
 from broker.authority import build_authority
+from broker.catalogue import FIGURES, Catalogue
 from broker.cluster.join import WHO, who_handler
 from broker.cluster.serve import Cluster, Local
 from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, TransactionCalls, announce_namespace
@@ -221,6 +223,7 @@ async def assemble(
     streams = Streams(publishing, accounting)
     polling = Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping)
     event_streams = EventStreams()
+    catalogue = Catalogue(directory, store, clock, transactions, rates, ownership, links)
     add_event_gauges(metrics, event_streams)
     endpoints = bind(
         ROUTES,
@@ -230,6 +233,7 @@ async def assemble(
             polling_many,
             polling,
             MessageEvents(polling, event_streams),
+            Overview(catalogue, directory, rates, clock),
             Messages(directory, store, transactions, config.poll.max_bytes),
             Counting(
                 directory=directory,
@@ -271,6 +275,7 @@ async def assemble(
         local = Local(directory, topics, polling_many, streams, answers, accounting.access)
         endpoints, begin = cluster.forward(endpoints, local), partial(cluster.begin, streams)
         cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
+        cluster.dispatcher.kinds[FIGURES] = catalogue.figures_handler
         cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
         cluster.dispatcher.kinds |= TransactionCalls(authority, namespaces).kinds()
         add_link_gauges(metrics, cluster.links)

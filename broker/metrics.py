@@ -8,12 +8,14 @@ counted, and never fails a request.
 from __future__ import annotations
 
 import logging
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -383,25 +385,40 @@ class Decisions:
 
 # --- rates -----------------------------------------------------------------------------------------
 #
-# Messages published to and read from each topic, a second, over about the last minute. Each topic and direction has two
-# counters: of the current minute and of the one before. The rate is the newer count plus the part of the older one that
-# is not more than a minute old. The longest idle topics are forgotten first.
+# Messages published to and read from each topic, and their bytes: a second, over about the last minute, and in each of
+# the last sixty. The rate is the count of the current minute plus the part of the one before that is not more than a
+# minute old. The longest idle topics are forgotten first.
 
 
 WINDOW_S = 60.0
+#: Minutes of which the counts are kept, the current one among them.
+MINUTES = 60
 #: Topics whose rates are remembered, in each direction.
 MAX_TOPICS = 10_000
+
+
+class Minute(NamedTuple):
+    """What happened to a topic in one minute."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 @dataclass(slots=True)
 class _Window:
     number: int
     count: int = 0
-    before: int = 0
+    size: int = 0
+    past: array[int] = field(default_factory=partial(array, "Q"))
+    """Messages and bytes of the minutes before, by turns, the oldest first; those before the first had nothing."""
 
     def move_to(self, number: int) -> None:
-        self.before = self.count if number == self.number + 1 else 0
-        self.count = 0
+        past = self.past
+        if self.count or past:
+            past.extend((self.count, self.size))
+            past.extend((0, 0) * min(number - self.number - 1, MINUTES))
+            del past[: 2 - 2 * MINUTES]
+        self.count = self.size = 0
         self.number = number
 
 
@@ -415,8 +432,8 @@ class Rate:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def add(self, name: TopicName, count: int, now_s: float) -> None:
-        """Counts ``count`` more at ``now_s``, on a monotonic clock."""
+    def add(self, name: TopicName, count: int, now_s: float, size: int = 0) -> None:
+        """Counts ``count`` more, of ``size`` bytes, at ``now_s`` on a monotonic clock."""
         number = int(now_s // WINDOW_S)
         window = self._windows.get(name)
         if window is None:
@@ -427,17 +444,32 @@ class Rate:
             window.move_to(number)
             self._windows.move_to_end(name)
         window.count += count
+        window.size += size
 
     def per_second(self, name: TopicName, now_s: float) -> float:
         """The rate over about the last minute; 0 for a topic that is forgotten."""
-        window = self._windows.get(name)
+        window = self._now(name, now_s)
         if window is None:
             return 0.0
-        number = int(now_s // WINDOW_S)
-        if window.number != number:
-            window.move_to(number)
         passed = now_s % WINDOW_S / WINDOW_S
-        return (window.count + window.before * (1 - passed)) / WINDOW_S
+        before = window.past[-2] if window.past else 0
+        return (window.count + before * (1 - passed)) / WINDOW_S
+
+    def history(self, name: TopicName, now_s: float) -> list[Minute]:
+        """The last ``MINUTES`` minutes, the oldest first; the last is the current one, which is not over."""
+        window = self._now(name, now_s)
+        if window is None:
+            return [Minute()] * MINUTES
+        past = window.past
+        known = [*map(Minute, past[::2], past[1::2]), Minute(window.count, window.size)]
+        return [Minute()] * (MINUTES - len(known)) + known
+
+    def _now(self, name: TopicName, now_s: float) -> _Window | None:
+        window = self._windows.get(name)
+        number = int(now_s // WINDOW_S)
+        if window is not None and window.number != number:
+            window.move_to(number)
+        return window
 
 
 class Rates:
@@ -447,9 +479,9 @@ class Rates:
         self.publishing = Rate()
         self.polling = Rate()
 
-    def published(self, name: TopicName, messages: int, now_s: float) -> None:
-        """Messages were made durable."""
-        self.publishing.add(name, messages, now_s)
+    def published(self, name: TopicName, messages: int, now_s: float, size: int = 0) -> None:
+        """Messages were made durable, with ``size`` bytes of payload."""
+        self.publishing.add(name, messages, now_s, size)
 
     def delivered(self, name: TopicName, messages: int, now_s: float) -> None:
         """Messages were read for a client."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from broker.api.route import Body, Route
 
-_NAMES = {
+_NAMES: dict[str, Schema] = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
     "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
@@ -45,6 +45,29 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "from": ("the first id or time in milliseconds", _POSITION),
     "to": ("the id or time before which to end", _POSITION),
     "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    "list_all_topics.limit": (
+        "topics at most",
+        {"type": "integer", "minimum": 1, "maximum": 500, "default": 100},
+    ),
+    "list_all_topics.after": ("next of the page before", STRING),
+    "q": ("a part of namespace:topic, whatever its case", STRING),
+    "namespace": ("of this namespace alone", _NAMES["namespace"]),
+    "sort": (
+        "the column to sort by",
+        {
+            "enum": [
+                "name",
+                "messages",
+                "bytes",
+                "oldestAgeMs",
+                "publishPerSecond",
+                "pollPerSecond",
+                "hiddenMessages",
+            ],
+            "default": "name",
+        },
+    ),
+    "order": ("ascending, or descending", {"enum": ["asc", "desc"], "default": "asc"}),
     "follow.limit": ("messages after which the stream ends", POSITIVE),
     "reader": ("the id last read", ref("MessageId")),
     "after": ("the name behind which to go on", STRING),

@@ -9,6 +9,7 @@ from broker.api.console import Console
 from broker.api.events import MessageEvents
 from broker.api.health import Health
 from broker.api.messages import Messages
+from broker.api.overview import Overview
 from broker.api.poll import Polling, poll_wait_ms
 from broker.api.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
 from broker.api.poll_many import PollingMany
@@ -319,6 +320,20 @@ ROUTES: tuple[Route[Any], ...] = (
         errors=(*READS, "invalid_message_id"),
     ),
     Route(
+        "get_history",
+        "GET",
+        TOPIC + "/history",
+        Overview,
+        Overview.history,
+        owner="topic",
+        verb=LOOK,
+        on="topic",
+        tag="looking",
+        doc="Messages published and read in each of the last sixty minutes.",
+        answer=ref("History"),
+        errors=READS,
+    ),
+    Route(
         "offsets",
         "POST",
         TOPIC + "/offsets",
@@ -514,6 +529,20 @@ ROUTES: tuple[Route[Any], ...] = (
         parameters=("longs",),
         answer=ref("Maintenance"),
         errors=WRITES,
+    ),
+    Route(
+        "list_all_topics",
+        "GET",
+        "/v1/topics",
+        Overview,
+        Overview.topics,
+        verb=None,
+        on="name",
+        tag="looking",
+        doc="The topics of all namespaces with their figures, sorted by any of these, page by page; opens no topic.",
+        parameters=("q", "namespace", "sort", "order", "limit", "after"),
+        answer=ref("TopicPage"),
+        errors=(*ANY, "invalid_name", "storage_failed"),
     ),
     Route(
         "list_namespaces",

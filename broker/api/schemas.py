@@ -227,6 +227,38 @@ SCHEMAS: dict[str, Schema] = {
             ),
         },
     },
+    "TopicPage": record(
+        "topics total next",
+        topics=array(
+            record(
+                "namespace name messages bytes estimated oldestAgeMs publishPerSecond pollPerSecond openTransactions "
+                "hiddenMessages parkedPolls ttl owner",
+                namespace=STRING,
+                name=STRING,
+                messages=COUNT,
+                bytes=COUNT,
+                estimated={**BOOLEAN, "description": "messages and bytes are upper bounds"},
+                oldestAgeMs=nullable(COUNT),
+                publishPerSecond={"type": "number"},
+                pollPerSecond={"type": "number"},
+                openTransactions=COUNT,
+                hiddenMessages=COUNT,
+                parkedPolls=COUNT,
+                ttl=POSITIVE,
+                owner=nullable(STRING),
+            )
+        ),
+        total={**COUNT, "description": "topics that fit, on all pages"},
+        next=nullable({**STRING, "description": "after of the next page; null: this is the last"}),
+    ),
+    "History": record(
+        "stepMs fromMs published polled bytes",
+        stepMs=POSITIVE,
+        fromMs={**MILLISECONDS, "description": "when the first step began; the last one is not over"},
+        published=array(COUNT),
+        polled=array(COUNT),
+        bytes=array(COUNT),
+    ),
     "OffsetsRequest": record(
         start=nullable(_POSITION),
         end=nullable(_POSITION),

@@ -63,6 +63,10 @@ class _Taken:
     of_producer: bool
     begun_s: float
 
+    @property
+    def payload_bytes(self) -> int:
+        return max(0, self.size - REQUEST_BYTES * len(self.numbers))
+
 
 class LocalStream:
     """A stream whose topic this instance owns; a ``Conversation``.
@@ -252,7 +256,7 @@ class LocalStream:
         each = outcome if isinstance(outcome, list) else [outcome] * len(numbers)
         seconds = perf_counter() - taken.begun_s
         if isinstance(outcome, Receipt):
-            self._count(200, len(numbers), taken.messages, seconds)
+            self._count(200, len(numbers), taken.messages, seconds, taken.payload_bytes)
             if len(numbers) > 1:
                 return codec.encode_receipts(numbers, outcome)
         else:
@@ -260,13 +264,14 @@ class LocalStream:
                 if isinstance(one, PlainsongError):
                     self._count(status_of(one), 1, 0, seconds)
                 else:
-                    self._count(200, 1, taken.messages // len(numbers), seconds)
+                    messages, size = taken.messages // len(numbers), taken.payload_bytes // len(numbers)
+                    self._count(200, 1, messages, seconds, size)
         return b"".join([encoded_answer(number, one) for number, one in zip(numbers, each, strict=True)])
 
-    def _count(self, status: int, requests: int, messages: int, seconds: float) -> None:
+    def _count(self, status: int, requests: int, messages: int, seconds: float, size: int = 0) -> None:
         self._accounting.requested("stream", status, seconds, requests)
         if messages:
-            self._publishing.rates.published(self._name, messages, trio.current_time())
+            self._publishing.rates.published(self._name, messages, trio.current_time(), size)
 
     def _plain(self, error: Exception) -> PlainsongError:
         plain = only_plain(error)

@@ -446,18 +446,20 @@ class PublishBatcher:
             generation = outcome.generation
             for answer, first_id in zip(answers, consecutive_ids(outcome.first_id, len(answers)), strict=True):
                 answer(Reply([first_id, first_id, generation]), at_once=answer is answers[-1])
-            self._account(name, outcome, len(answers), seconds)
+            self._account(name, outcome, len(answers), seconds, sum(map(len, run.payloads)))
             return
         each = outcome if isinstance(outcome, list) else [outcome] * len(answers)
-        for answer, one in zip(answers, each, strict=True):
+        for answer, one, payload in zip(answers, each, run.payloads, strict=True):
             answer(Reply([one.first_id, one.last_id, one.generation]) if isinstance(one, Receipt) else one)
-            self._account(name, one, 1, seconds)
+            self._account(name, one, 1, seconds, len(payload))
 
-    def _account(self, name: TopicName, outcome: Receipt | PlainsongError, requests: int, seconds: float) -> None:
+    def _account(
+        self, name: TopicName, outcome: Receipt | PlainsongError, requests: int, seconds: float, size: int
+    ) -> None:
         """Counts answered publishes; one that is forwarded to another owner is counted there."""
         if isinstance(outcome, Receipt):
             self._accounting.requested("publish", 200, seconds, requests)
-            self._publishing.rates.published(name, requests, trio.current_time())
+            self._publishing.rates.published(name, requests, trio.current_time(), size)
         elif not isinstance(outcome, NoOwner):
             self._accounting.requested("publish", status_of(outcome), seconds, requests)
 

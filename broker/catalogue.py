@@ -1,0 +1,305 @@
+"""What is known of all topics of the service without opening one: their figures, for lists that are sorted and paged.
+
+A topic that is open says what it has; of the others the rows of the metadata table do: their properties, high-water
+marks and undecided pointers. These are read at most once a second, and what they decode to is kept by their bytes.
+Other instances are asked for the figures of the topics that are open there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from actors.mailbox import SingleFlight
+from broker.link.flow import LinkBroken, Reply
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import PlainsongError, TransactionsUnavailable
+from plainsong.protocol.keys import (
+    HIGH_WATER,
+    POINTER,
+    SYSTEM,
+    DamagedRow,
+    parse_pointer_key,
+    parse_system_key,
+    stop_after,
+    topic_of,
+    topic_range,
+)
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import HighWater, Metadata
+from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from actors.directory import Directory
+    from actors.observe import Clock
+    from actors.ownership import Ownership
+    from broker.authority import Transactions
+    from broker.link.client import Links
+    from broker.link.server import Call
+    from broker.metrics import Rates
+    from plainsong.protocol.topic.core import TopicCore
+    from storage.base import Row, Store
+
+log = logging.getLogger(__name__)
+#: How old the rows of closed topics may be, and the figures of other instances.
+FRESH_S = 1.0
+#: How long other instances are waited for.
+ASK_TIMEOUT_S = 1.0
+#: The call that asks another instance for its open topics.
+FIGURES = "topic_figures"
+#: Open topics that are looked at in one turn of the event loop.
+MANY = 500
+#: Rows whose decoded form is kept.
+MAX_KEPT = 200_000
+
+
+class Figures(NamedTuple):
+    """What a list of topics shows of one."""
+
+    messages: int
+    bytes: int
+    estimated: bool
+    """Whether a part of a slice has expired, so that the two numbers are a little too high."""
+    oldest_ms: int
+    """Publish time of the oldest message, to within a slice; 0: there is none."""
+    ttl_s: int
+    open_transactions: int = 0
+    hidden_messages: int = 0
+    parked_polls: int = 0
+    publish_per_s: float = 0.0
+    poll_per_s: float = 0.0
+
+    def shown(self, name: TopicName, owner: str | None, now_ms: int) -> dict[str, Any]:
+        """One topic as the API shows it."""
+        return {
+            "namespace": name.namespace,
+            "name": name.topic,
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "estimated": self.estimated,
+            "oldestAgeMs": max(0, now_ms - self.oldest_ms) if self.oldest_ms else None,
+            "publishPerSecond": round(self.publish_per_s, 3),
+            "pollPerSecond": round(self.poll_per_s, 3),
+            "openTransactions": self.open_transactions,
+            "hiddenMessages": self.hidden_messages,
+            "parkedPolls": self.parked_polls,
+            "ttl": self.ttl_s,
+            "owner": owner,
+        }
+
+
+class _Mark(NamedTuple):
+    """A high-water mark, decoded."""
+
+    usage: Usage
+    time_ms: int
+    appended: int
+
+    @classmethod
+    def decode(cls, value: bytes) -> _Mark:
+        mark = HighWater.decode(value)
+        return cls(Usage(mark.buckets), mark.time_ms, mark.appended)
+
+
+_NO_MARK = _Mark(Usage(), 0, 0)
+
+
+class Catalogue:
+    """All topics of the service.
+
+    Args:
+      ownership: None: this instance is alone.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        store: Store,
+        clock: Clock,
+        transactions: Transactions,
+        rates: Rates,
+        ownership: Ownership | None,
+        links: Links | None,
+    ) -> None:
+        self._directory = directory
+        self._store = store
+        self._clock = clock
+        self._transactions = transactions
+        self._rates = rates
+        self._ownership = ownership
+        self._links = links
+        self._stored: dict[TopicName, Figures] = {}
+        self._decoded: dict[bytes, Any] = {}
+        self._read_s = float("-inf")
+        self._elsewhere: dict[TopicName, Figures] = {}
+        self._refresh = SingleFlight(self._read)
+
+    async def figures(self) -> dict[TopicName, Figures]:
+        """Of every living topic. Raises StoreError."""
+        if trio.current_time() - self._read_s >= FRESH_S:
+            await self._refresh()
+        here = await self._open_here()
+        found: dict[TopicName, Figures | None] = {**self._stored, **here, **self._elsewhere}
+        return {name: figures for name, figures in found.items() if figures is not None}
+
+    def owner(self, name: TopicName) -> str | None:
+        """The address of the topic's owner; None: this instance is alone, or there is none just now."""
+        owner = None if self._ownership is None else self._ownership.owner(name)
+        return None if owner is None else owner.address
+
+    async def _open_here(self) -> dict[TopicName, Figures | None]:
+        """The topics that are open here and this instance's; None: it was deleted."""
+        found: dict[TopicName, Figures | None] = {}
+        now_ms = self._clock.now_ms()
+        for number, entry in enumerate(self._directory):
+            if number % MANY == MANY - 1:
+                await trio.lowlevel.checkpoint()  # others need the event loop too
+            core = entry.actor.core
+            if core is None or core.state.metadata is None:
+                continue
+            if self._ownership is not None and not self._ownership.is_mine(entry.name):
+                continue
+            alive = core.state.metadata.deleted_ms is None
+            found[entry.name] = self._open(entry.name, core, now_ms) if alive else None
+        return found
+
+    def _open(self, name: TopicName, core: TopicCore, now_ms: int) -> Figures:
+        state, now_s = core.state, trio.current_time()
+        known = _counted(state.usage, state.living(), max(now_ms, state.time_ms))
+        known = self._with_undecided(known, state.pending.values(), state.appended)
+        return known._replace(
+            parked_polls=len(core.parking),
+            publish_per_s=self._rates.publishing.per_second(name, now_s),
+            poll_per_s=self._rates.polling.per_second(name, now_s),
+        )
+
+    def _with_undecided(self, known: Figures, pointers: Iterable[Pending], appended: int) -> Figures:
+        """With how many transactions are undecided, and the messages from the first undecided one on."""
+        opened = [each for each in pointers if each.pointer > 0 and not (each.decided or each.rolled_back)]
+        holders = [each for each in opened if each.runs and not self._is_over(each.pointer)]
+        hidden = max((each.hidden(appended) for each in holders), default=0)
+        return known._replace(open_transactions=len(opened), hidden_messages=min(hidden, known.messages))
+
+    def _is_over(self, pointer: int) -> bool:
+        try:
+            return self._transactions.standing(pointer) in ("committed", "aborted", "invalid")
+        except TransactionsUnavailable:
+            return False
+
+    # --- closed topics, from the metadata table ---------------------------------------------------
+
+    async def _read(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_others)
+            await self._read_rows()
+        self._read_s = trio.current_time()
+
+    async def _read_rows(self) -> None:
+        before, decoded = self._decoded, dict[bytes, Any]()
+        living: dict[TopicName, Metadata] = {}
+        marks: dict[TopicName, _Mark] = {}
+        pointers: dict[TopicName, list[Pending]] = {}
+
+        def decode(value: bytes, how: Callable[[bytes], Any]) -> Any:
+            found = before.get(value)
+            if found is None:
+                found = how(value)
+            if len(decoded) < MAX_KEPT:
+                decoded[value] = found
+            return found
+
+        def take_metadata(rows: list[Row]) -> bool:
+            for key, value in rows:
+                try:
+                    metadata: Metadata = decode(value, Metadata.decode)
+                    if metadata.deleted_ms is None:
+                        living[topic_of(key)[0]] = metadata
+                except DamagedRow:
+                    continue  # asking for the topic says what is wrong with it
+            return True
+
+        def take_marks(rows: list[Row]) -> bool:
+            for key, value in rows:
+                try:
+                    parsed = parse_system_key(key)
+                    metadata = living.get(parsed.name)
+                    if metadata is not None and metadata.generation == parsed.generation:
+                        marks[parsed.name] = decode(value, _Mark.decode)
+                except DamagedRow:
+                    continue
+            return True
+
+        def take_pointers(rows: list[Row]) -> bool:
+            for key, value in rows:
+                try:
+                    name, generation, pointer = parse_pointer_key(key)
+                    if pointer > 0 and name in living and living[name].generation == generation:
+                        pointers.setdefault(name, []).append(Pending.decode(pointer, value))
+                except DamagedRow:
+                    continue
+            return True
+
+        scan = self._store.scan
+        await scan(Table.METADATA, *topic_range(), take_metadata, first_chunk=1000)
+        for kind, take in ((HIGH_WATER, take_marks), (POINTER, take_pointers)):
+            await scan(Table.METADATA, SYSTEM + kind, stop_after(SYSTEM + kind), take, first_chunk=1000)
+        now_ms = self._clock.now_ms()
+
+        def count() -> dict[TopicName, Figures]:
+            found = {}
+            for name, metadata in living.items():
+                mark = marks.get(name, _NO_MARK)
+                found[name] = _counted(mark.usage, metadata, max(now_ms, mark.time_ms))
+            return found
+
+        stored = await trio.to_thread.run_sync(count)
+        for name, some in pointers.items():
+            stored[name] = self._with_undecided(stored[name], some, marks.get(name, _NO_MARK).appended)
+        self._decoded, self._stored = decoded, stored
+
+    # --- topics of other instances ----------------------------------------------------------------
+
+    async def _ask_others(self) -> None:
+        ownership, links = self._ownership, self._links
+        found: dict[TopicName, Figures] = {}
+
+        async def ask(address: str) -> None:
+            assert links is not None
+            try:
+                with trio.move_on_after(ASK_TIMEOUT_S):
+                    link = await links.to(address)
+                    for namespace, topic, *figures in (await link.call(FIGURES, None)).value:
+                        found[TopicName(namespace, topic)] = Figures(*figures)
+            except (LinkBroken, PlainsongError) as error:
+                log.debug("figures of topics not known", extra={"instance": address}, exc_info=error)
+
+        if ownership is not None and links is not None:
+            async with trio.open_nursery() as nursery:
+                for instance in ownership.instances:
+                    if instance.name != ownership.me.name:
+                        nursery.start_soon(ask, instance.address)
+        self._elsewhere = found
+
+    async def figures_handler(self, call: Call) -> Reply:
+        """Answers another instance that lists topics."""
+        del call
+        here = await self._open_here()
+        return Reply([[*name, *figures] for name, figures in here.items() if figures is not None])
+
+
+def _counted(usage: Usage, metadata: Metadata, now_ms: int) -> Figures:
+    """What lives at ``now_ms``; nothing is changed."""
+    oldest_ms = max(0, metadata.floor_ms, now_ms - metadata.properties.ttl_ms)
+    messages, size = usage.messages, usage.bytes
+    for bucket in usage.buckets:
+        if bucket.last_ms >= oldest_ms and (messages or size):
+            estimated = bucket.first_ms < oldest_ms or 0 < usage.own_expiry_ms() < now_ms
+            return Figures(messages, size, estimated, max(bucket.first_ms, oldest_ms), metadata.properties.ttl_s)
+        messages -= bucket.messages
+        size -= bucket.bytes
+    return Figures(0, 0, estimated=False, oldest_ms=0, ttl_s=metadata.properties.ttl_s)

@@ -1,0 +1,221 @@
+"""All topics at a glance: figures of open and closed ones, orders, pages; and the last hour of one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+from broker_in_process import START_MS, TOPICS
+from test_committed_polls import begin, under
+
+from broker.metrics import MINUTES, WINDOW_S, Minute, Rate, Rates
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import HIGH_WATER, metadata_key, system_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater, Metadata
+from tests.broker.cluster.in_process import cluster
+
+ALL = "/v1/topics"
+MINUTE_MS = 60_000
+
+
+async def listed(daemon, query="", **more):
+    return (await daemon.call("GET", ALL + query, **more)).json()
+
+
+async def rows(daemon, query=""):
+    return {f"{each['namespace']}:{each['name']}": each for each in (await listed(daemon, query))["topics"]}
+
+
+async def names(daemon, query=""):
+    return [each["name"] for each in (await listed(daemon, query))["topics"]]
+
+
+async def close_topics(daemon):
+    """Closes every open topic, as one that has been idle for long."""
+    directory = daemon.service.directory
+    for entry in directory:
+        directory._close_entry(entry)
+    with trio.fail_after(10):
+        while directory.closing:
+            await trio.lowlevel.checkpoint()
+    assert len(directory) == 0
+
+
+@pytest.mark.parametrize("open_", [True, False])
+async def test_a_row_says_what_the_topic_holds_whether_it_is_open_or_not(daemon, open_):
+    await daemon.create(ttl=600)
+    await daemon.publish("abc", "defg")
+    begun = await begin(daemon)
+    await under(daemon, begun, "undecided")
+    await daemon.publish("behind")
+    daemon.clock.ms += 5_000
+    stats = (await daemon.call("GET", f"{TOPICS}/t/stats")).json()
+    if not open_:
+        await close_topics(daemon)
+    (row,) = (await listed(daemon))["topics"]
+    rates = {name: row.pop(name) for name in ("publishPerSecond", "pollPerSecond")}
+    assert rates == {"publishPerSecond": stats["publishPerSecond"] if open_ else 0, "pollPerSecond": 0}
+    assert row == {
+        "namespace": "ns",
+        "name": "t",
+        "messages": 4,
+        "bytes": stats["bytes"],
+        "estimated": False,
+        "oldestAgeMs": 5_000,
+        "openTransactions": 1,
+        "hiddenMessages": 2,
+        "parkedPolls": 0,
+        "ttl": 600,
+        "owner": None,
+    }
+    assert len(daemon.service.directory) == open_, "no topic was opened for it"
+
+
+@pytest.mark.parametrize("open_", [True, False])
+async def test_what_has_expired_is_not_counted(daemon, open_):
+    await daemon.create(ttl=600)
+    await daemon.publish("old", ms=START_MS)
+    await daemon.publish("new", "newer", ms=START_MS + 500_000)
+    if not open_:
+        await close_topics(daemon)
+    daemon.clock.ms = START_MS + 700_000
+    (row,) = (await listed(daemon))["topics"]
+    assert (row["messages"], row["oldestAgeMs"], row["estimated"]) == (2, 200_000, False)
+    if open_:  # rows of closed topics are read once a second
+        daemon.clock.ms = START_MS + 2_000_000
+        (row,) = (await listed(daemon))["topics"]
+        assert (row["messages"], row["oldestAgeMs"]) == (0, None)
+
+
+async def test_topics_that_were_made_or_deleted_a_moment_ago_are_there_or_not(daemon):
+    assert (await listed(daemon)) == {"topics": [], "total": 0, "next": None}
+    await daemon.create("a")
+    await daemon.create("b")
+    assert await names(daemon) == ["a", "b"]
+    await daemon.call("DELETE", f"{TOPICS}/a")
+    assert await names(daemon) == ["b"]
+
+
+async def many(daemon):
+    """Topics in two namespaces, with 1 to 5 messages."""
+    for namespace, topic, count in (("ns", "b", 3), ("ns", "a", 3), ("ns", "c", 1), ("x", "Orders", 5), ("x", "e", 0)):
+        await daemon.call("PUT", f"/v1/namespaces/{namespace}/topics/{topic}")
+        if count:
+            body = {"messages": ["m"] * count}
+            await daemon.call("POST", f"/v1/namespaces/{namespace}/topics/{topic}/publish", json=body)
+            daemon.clock.ms += 1000
+
+
+async def test_rows_are_sorted_by_any_column_and_equal_ones_by_name(daemon):
+    await many(daemon)
+    assert await names(daemon) == ["a", "b", "c", "Orders", "e"]
+    assert await names(daemon, "?order=desc") == ["e", "Orders", "c", "b", "a"]
+    assert await names(daemon, "?sort=messages") == ["e", "c", "a", "b", "Orders"]
+    assert await names(daemon, "?sort=messages&order=desc") == ["Orders", "a", "b", "c", "e"]
+    assert await names(daemon, "?sort=bytes&order=desc&limit=1") == ["Orders"]
+    assert await names(daemon, "?sort=oldestAgeMs&order=desc") == ["b", "a", "c", "Orders", "e"]
+    for column in ("publishPerSecond", "pollPerSecond", "hiddenMessages"):
+        assert len(await names(daemon, f"?sort={column}")) == 5
+
+
+async def test_rows_are_filtered_by_namespace_and_by_a_part_of_the_name(daemon):
+    await many(daemon)
+    assert await names(daemon, "?namespace=x") == ["Orders", "e"]
+    assert await names(daemon, "?q=ORD") == ["Orders"]
+    assert await names(daemon, "?q=x:") == ["Orders", "e"]
+    assert (await listed(daemon, "?q=s:&limit=1"))["total"] == 3
+
+
+@pytest.mark.parametrize("sort", ["name", "messages", "oldestAgeMs", "publishPerSecond"])
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_the_pages_of_a_list_have_every_topic_once_and_in_order(daemon, sort, order):
+    await many(daemon)
+    whole = await names(daemon, f"?sort={sort}&order={order}")
+    seen, after = [], ""
+    while after is not None:
+        found = await listed(daemon, f"?sort={sort}&order={order}&limit=2{after and '&after=' + after}")
+        assert found["total"] == 5
+        seen += [each["name"] for each in found["topics"]]
+        after = found["next"]
+    assert seen == whole
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=501", "sort=ttl", "order=up", "after=x", "after=x~ns:a", "namespace=a-b", "nq=1"]
+)
+async def test_what_cannot_be_listed_is_refused(daemon, query):
+    answer = await daemon.call("GET", f"{ALL}?{query}", status=400)
+    assert answer.json()["code"] in ("invalid_parameter", "invalid_name")
+
+
+async def test_ten_thousand_closed_topics_are_listed_in_a_fifth_of_a_second_of_processor_time(daemon):
+    operations = []
+    for number in range(10_000):
+        name = TopicName("ns", f"topic-{number:05}")
+        metadata = Metadata(1, TopicProperties(ttl_s=3600 + number), START_MS, START_MS)
+        buckets = [[START_MS + at, START_MS + at, number, 100 * number, 0] for at in range(5)]
+        mark = HighWater(START_MS, START_MS + 9, 1, buckets, 5 * number)
+        operations.append(put_one(Table.METADATA, metadata_key(name), metadata.encode()))
+        operations.append(put_one(Table.METADATA, system_key(HIGH_WATER, name, 1), mark.encode()))
+    claim = await daemon.store.claim(TopicName("ns", "t"))
+    await daemon.store.write(operations, claim=claim)
+    await listed(daemon)  # what rows decode to is kept from the first time on
+    spent_s = []
+    for _ in range(5):
+        begun_s = time.process_time()
+        found = await listed(daemon, "?sort=messages&order=desc&limit=500")
+        spent_s.append(time.process_time() - begun_s)
+        assert (found["total"], found["topics"][0]["name"]) == (10_000, "topic-09999")
+    assert min(spent_s) < 0.2, spent_s
+    assert len(daemon.service.directory) == 0
+
+
+# --- history ---------------------------------------------------------------------------------------
+
+
+async def test_the_history_of_a_topic_has_sixty_minutes_up_to_now(daemon):
+    await daemon.create()
+    await daemon.publish("abc", "de")
+    await daemon.poll()
+    found = (await daemon.call("GET", f"{TOPICS}/t/history")).json()
+    assert found["stepMs"] == MINUTE_MS
+    assert START_MS - 60 * MINUTE_MS < found["fromMs"] <= START_MS - 59 * MINUTE_MS
+    # The minute may have ended between the two.
+    assert [sum(found[name]) for name in ("published", "polled", "bytes")] == [2, 2, 5]
+    assert [len(found[name]) for name in ("published", "polled", "bytes")] == [60] * 3
+    await daemon.call("GET", f"{TOPICS}/none/history", status=404, code="topic_not_found")
+    await daemon.call("GET", f"{TOPICS}/t/history?minutes=5", status=400, code="invalid_parameter")
+
+
+def test_a_history_moves_on_minute_by_minute_and_forgets_what_is_an_hour_old():
+    rate, name = Rate(), TopicName("n", "t")
+    rate.add(name, 5, 10 * WINDOW_S, 50)
+    rate.add(name, 1, 11 * WINDOW_S, 10)
+    rate.add(name, 1, 13.5 * WINDOW_S, 7)
+    now = rate.history(name, 13.9 * WINDOW_S)
+    assert now[-4:] == [Minute(5, 50), Minute(1, 10), Minute(), Minute(1, 7)]
+    assert len(now) == MINUTES
+    later = rate.history(name, (10 + MINUTES - 1) * WINDOW_S)
+    assert (later[0], later[1], len(later)) == (Minute(5, 50), Minute(1, 10), MINUTES)
+    assert rate.history(name, (10 + MINUTES) * WINDOW_S)[0] == Minute(1, 10)
+    assert rate.history(name, 1000 * WINDOW_S) == [Minute()] * MINUTES
+    assert Rates().polling.history(name, 0.0) == [Minute()] * MINUTES
+
+
+# --- several instances -----------------------------------------------------------------------------
+
+
+async def test_figures_of_topics_at_other_instances_are_asked_for():
+    async with cluster("a", "b") as nodes:
+        for name, owner in (("ns:t", "b"), ("ns:u", "a")):
+            nodes.move(name, owner)
+        for topic, count in (("t", 3), ("u", 2)):
+            await nodes["a"].create(topic)
+            await nodes["a"].publish(topic, *["x"] * count)
+        for node in nodes.values():
+            found = (await node.call("GET", ALL)).json()["topics"]
+            known = {each["name"]: (each["messages"], each["publishPerSecond"] > 0, each["owner"]) for each in found}
+            assert known == {"t": (3, True, nodes["b"].address), "u": (2, True, nodes["a"].address)}
