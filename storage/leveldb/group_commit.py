@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,7 @@ from storage.leveldb.tables import Turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
     from plainsong.protocol.effects import Expect, Operation
     from storage.leveldb.tables import LevelDBTables, Stored
@@ -55,8 +57,12 @@ class PendingWrite:
     """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
 
 
-class GroupCommit:
-    """The queue in front of the database, no longer than the number of writing tasks, and the thread that empties it."""
+class GroupCommit(trio.abc.Instrument):
+    """The queue in front of the database, no longer than the number of writing tasks, and the thread that empties it.
+
+    It is an instrument of the event loop: when that returns from the kernel it learns what has been written before any
+    task runs, and the thread wakes it only if it sleeps.
+    """
 
     def __init__(self, write: Callable[[Sequence[PendingWrite]], None]) -> None:
         """Use it on the event loop; ``close`` ends its thread.
@@ -68,6 +74,9 @@ class GroupCommit:
         self._waiting: SimpleQueue[PendingWrite | None] = SimpleQueue()
         self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None]] = deque()
         self._loop = trio.lowlevel.current_trio_token()
+        trio.lowlevel.add_instrument(self)
+        #: Whether the event loop sleeps in the kernel, or is about to.
+        self._asleep = True
         self._closed = False
         # A daemon's thread: where nothing closes the store any more, it must not hold up the exit.
         self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
@@ -110,6 +119,8 @@ class GroupCommit:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._thread.join)
             self._deliver()
+            with suppress(KeyError):
+                trio.lowlevel.remove_instrument(self)
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -125,10 +136,11 @@ class GroupCommit:
             except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
                 error = StoreError(f"writing: {bug!r}")
             self._written.append((group, error))
-            try:
-                self._loop.run_sync_soon(self._deliver, idempotent=True)
-            except trio.RunFinishedError:
-                return
+            if self._asleep:
+                try:
+                    self._wake()
+                except trio.RunFinishedError:
+                    return
             first = self._waiting.get() if following is _NOTHING else following
 
     def _group(self, first: PendingWrite) -> tuple[list[PendingWrite], PendingWrite | None]:
@@ -152,6 +164,26 @@ class GroupCommit:
 
     # --- the event loop again ---------------------------------------------------------------------
 
+    def before_io_wait(self, timeout: float) -> None:
+        """The event loop is about to wait for the kernel: what has been written before it says so is not to wait."""
+        if timeout > 0:
+            self._asleep = True
+            if self._written:
+                self._wake()
+
+    def after_io_wait(self, timeout: float) -> None:
+        """The event loop goes on."""
+        del timeout
+        self._asleep = False
+        if self._written:
+            try:
+                self._deliver()
+            except BaseException as bug:  # noqa: BLE001  # an instrument must not raise; there it ends the loop
+                self._loop.run_sync_soon(_raise, bug)
+
+    def _wake(self) -> None:
+        self._loop.run_sync_soon(self._deliver, idempotent=True)
+
     def _deliver(self) -> None:
         # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The
         # rest of the event loop must have its turn in between.
@@ -165,6 +197,10 @@ class GroupCommit:
 
 #: No commit was taken out of the queue.
 _NOTHING = PendingWrite(())
+
+
+def _raise(bug: BaseException) -> NoReturn:
+    raise bug
 
 
 def own_error(error: StoreError | StoreConflict) -> StoreError | StoreConflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -173,6 +174,59 @@ async def test_commits_that_beget_commits_leave_the_event_loop_its_turns(store):
         await trio.lowlevel.checkpoint()
         turns += 1
     assert turns >= 100
+
+
+def _until_written(store, groups=1):
+    """Waits in the event loop's own thread, so that no task has a turn meanwhile."""
+    end_s = time.monotonic() + 10
+    while len(store._group_commit._written) < groups:
+        assert time.monotonic() < end_s
+
+
+async def test_what_was_written_is_known_before_any_task_that_wakes_with_it(store):
+    for _ in range(20):  # trio takes the tasks of a turn in any order
+        ours, theirs = socket.socketpair()
+        learnt = []
+
+        async def wait(sock=ours, learnt=learnt):
+            await trio.lowlevel.wait_readable(sock)
+            learnt.append("a task")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            theirs.send(b"x")
+            store.begin_write([put_one(METADATA, b"k", b"")], lambda _, learnt=learnt: learnt.append("the commit"))
+            _until_written(store)
+        ours.close()
+        theirs.close()
+        assert learnt == ["the commit", "a task"]
+
+
+async def test_an_event_loop_that_is_awake_is_not_woken_for_each_group(store, monkeypatch):
+    group_commit, woken = store._group_commit, []
+    wake = group_commit._wake
+    monkeypatch.setattr(group_commit, "_wake", lambda: (woken.append(1), wake()))
+    told = []
+    for number in range(20):
+        store.begin_write([put_one(METADATA, b"%d" % number, b"")], told.append)
+        _until_written(store, number + 1)
+    with trio.fail_after(10):
+        while len(told) < 20:
+            await trio.lowlevel.checkpoint()
+    assert told == [None] * 20
+    assert len(woken) <= 1
+
+
+def test_a_bug_in_what_learns_of_a_commit_ends_the_event_loop(tmp_path):
+    async def main():
+        async with await LevelDBStore.open(tmp_path / "data") as store:
+            store.begin_write([put_one(METADATA, b"k", b"")], lambda _: 1 / 0)
+            _until_written(store)
+            await trio.sleep_forever()
+
+    with pytest.raises(trio.TrioInternalError):
+        trio.run(main)
 
 
 async def test_a_commit_that_has_no_size_fails_alone_and_others_go_on(store):
