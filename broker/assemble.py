@@ -36,6 +36,7 @@ from broker.api.stream import Streams
 from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics
 from broker.api.transactions import TransactionRoutes
+from broker.attention import FINDINGS, Attention
 from broker.authority import build_authority
 from broker.catalogue import FIGURES, Catalogue
 from broker.cluster.join import WHO, who_handler
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from broker.cluster.membership import Membership
     from broker.cluster.owners import Owners
     from broker.config import Config
-    from broker.http.messages import Begin
+    from broker.http.messages import Begin, Handler
     from broker.metrics import Metrics
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
@@ -87,6 +88,8 @@ class Daemon:
     pointers: PointerIndex
     namespaces: Namespaces
     authority: Authority
+    attention: Attention
+    """Parts of the daemon append to its sources."""
     answers: AnswerBudget
     publishing: Publishing
     endpoints: tuple[Endpoint, ...]
@@ -223,6 +226,18 @@ async def assemble(
     streams = Streams(publishing, accounting)
     polling = Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping)
     event_streams = EventStreams()
+    handlers: dict[str, Handler] = {}
+    attention = Attention(
+        directory,
+        clock,
+        space,
+        config.storage.min_free_bytes,
+        authority,
+        metrics,
+        ownership,
+        membership,
+        links,
+    )
     catalogue = Catalogue(directory, store, clock, transactions, rates, ownership, links)
     add_event_gauges(metrics, event_streams)
     endpoints = bind(
@@ -233,7 +248,7 @@ async def assemble(
             polling_many,
             polling,
             MessageEvents(polling, event_streams),
-            Overview(catalogue, directory, rates, clock),
+            Overview(catalogue, attention, directory, rates, clock, event_streams, stopping, handlers),
             Messages(directory, store, transactions, config.poll.max_bytes),
             Counting(
                 directory=directory,
@@ -275,10 +290,12 @@ async def assemble(
         local = Local(directory, topics, polling_many, streams, answers, accounting.access)
         endpoints, begin = cluster.forward(endpoints, local), partial(cluster.begin, streams)
         cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
+        cluster.dispatcher.kinds[FINDINGS] = attention.handler
         cluster.dispatcher.kinds[FIGURES] = catalogue.figures_handler
         cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
         cluster.dispatcher.kinds |= TransactionCalls(authority, namespaces).kinds()
         add_link_gauges(metrics, cluster.links)
+    handlers.update({each.route.name: each.handler for each in endpoints})
     return Daemon(
         config=config,
         version=release,
@@ -291,6 +308,7 @@ async def assemble(
         pointers=pointers,
         namespaces=namespaces,
         authority=authority,
+        attention=attention,
         answers=answers,
         publishing=publishing,
         endpoints=tuple(accounted(each, accounting) if each.route.hot else each for each in endpoints),

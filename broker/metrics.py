@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -34,7 +35,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds: from a cached answer to a disk that stalls.
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+#: A commit that takes longer is worth an operator's look.
+SLOW_COMMIT_S = 1.0
 SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
+
+
+class SlowCommit(NamedTuple):
+    """A commit that took long to become durable."""
+
+    seconds: float
+    at_s: float
+    """On the clock of ``perf_counter``."""
 
 
 class Metrics:
@@ -54,6 +65,8 @@ class Metrics:
         #: Counted on the hot path, and read at each scrape.
         self._answers: dict[tuple[str, int], int] = {}
         self._published = 0
+        #: The last commit that was slow; None: none was.
+        self.slow_commit: SlowCommit | None = None
         self.registry.register(_HotCounters(self._answers, lambda: self._published))
 
     def _counters(self) -> None:
@@ -204,6 +217,8 @@ class Metrics:
         self._commit_requests.observe(requests)
         self._commit_messages.observe(messages)
         self._sync.observe(write_s)
+        if write_s > SLOW_COMMIT_S:
+            self.slow_commit = SlowCommit(write_s, perf_counter())
 
     def producer_events(self, counts: Mapping[str, int]) -> None:
         """Something became of producers' requests, or of producers."""

@@ -59,7 +59,7 @@ class ClusterRoutes:
             "topic": None,
         }
         if about is not None:
-            name = _topic(about)
+            name = parse_name(about)
             owner = ownership.owner(name)
             found["topic"] = {
                 "name": str(name),
@@ -178,7 +178,8 @@ def topics_open_handler(directory: Directory) -> CallHandler:
     return answer
 
 
-def _topic(text: str) -> TopicName:
+def parse_name(text: str) -> TopicName:
+    """A topic's name as ``namespace:topic``. Raises InvalidParameter, InvalidName."""
     namespace, colon, topic = text.partition(":")
     if not colon:
         raise InvalidParameter(f"topic is {text[:80]!r}", hint="write namespace:topic")

@@ -50,6 +50,8 @@ _QUERY: dict[str, tuple[str, Schema]] = {
         {"type": "integer", "minimum": 1, "maximum": 500, "default": 100},
     ),
     "list_all_topics.after": ("next of the page before", STRING),
+    "topics": ("up to 200 topics, as namespace:topic,…", STRING),
+    "kinds": ("of topics, transactions, attention and cluster, those that are wanted", STRING),
     "q": ("a part of namespace:topic, whatever its case", STRING),
     "namespace": ("of this namespace alone", _NAMES["namespace"]),
     "sort": (

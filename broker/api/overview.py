@@ -1,30 +1,57 @@
-"""All topics at a glance, sorted and paged; and the last hour of one."""
+"""The service at a glance: all topics, sorted and paged; what needs attention; the last hour of one topic; and events.
+
+retry: 2000                  first, and then of each kind that was asked for what there is, and what changes
+event: topics                data: the rows of the topics that were named
+event: transactions          data: {"open": [...], "total"}
+event: attention             data: what GET /v1/attention answers
+event: cluster               data: what GET /v1/cluster answers
+event: end                   data: {}; the daemon leaves
+: ping                       after 15 s without anything else
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import logging
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import trio
 
+from broker.api.cluster import parse_name
+from broker.api.events import PING, PING_S, RETRY_MS, event
 from broker.api.route import json_answer, off_loop
+from broker.attention import MAX_ITEMS
 from broker.http.messages import one_of, whole_number
 from broker.metrics import MINUTES, WINDOW_S
 from plainsong.protocol.codec import JSON
-from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter, PlainsongError, nearest
 from plainsong.protocol.names import TopicName, namespace_name
 from plainsong.protocol.topic.asks import Describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from actors.directory import Directory
     from actors.observe import Clock
+    from broker.api.events import EventStreams
+    from broker.attention import Attention, Finding
     from broker.catalogue import Catalogue, Figures
-    from broker.http.messages import Answer, Request
+    from broker.http.messages import Answer, Handler, Request
     from broker.metrics import Rates
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: What is kept for a second, of each name that asks.
+MAX_LATELY = 1_000
+#: Of events: how often is looked, and what may be asked for.
+STEP_S = 1.0
+KINDS = ("topics", "transactions", "attention", "cluster")
+MAX_NAMED = 200
+#: Open transactions that are counted, and shown.
+MAX_OPEN = 1_000
+MAX_SHOWN = 100
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 500
 #: What sorting one topic is worth, in bytes of JSON: 10 000 are sorted off the event loop.
@@ -48,6 +75,15 @@ Row: TypeAlias = "tuple[TopicName, Figures]"
 Sees: TypeAlias = "Callable[[Request, TopicName], bool]"
 
 
+#: Whether a request may see what is not of a topic.
+SeesService: TypeAlias = "Callable[[Request], bool]"
+
+
+def sees_service(request: Request) -> bool:
+    """Everything."""
+    return True
+
+
 def sees_all(request: Request, name: TopicName) -> bool:
     """Every topic."""
     return True
@@ -58,10 +94,18 @@ class Overview:
     """The routes that show many topics, and what they did lately."""
 
     catalogue: Catalogue
+    attention: Attention
     directory: Directory
     rates: Rates
     clock: Clock
+    streams: EventStreams
+    stopping: trio.Event
+    handlers: Mapping[str, Handler]
+    """Those of the routes, by name, each answered at its owner."""
+    found_lately: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    """What streams are told, and when that was found: all of them are told the same."""
     sees: Sees = sees_all
+    sees_service: SeesService = sees_service
 
     async def topics(self, request: Request) -> Answer:
         """A page of all topics, in the order of a column. Raises InvalidParameter, InvalidName, StoreError."""
@@ -87,6 +131,19 @@ class Overview:
         shown = [figures.shown(name, self.catalogue.owner(name), now_ms) for name, figures in chosen]
         return json_answer({"topics": shown, "total": len(rows), "next": following})
 
+    async def needs(self, request: Request) -> Answer:
+        """What needs attention, worst first."""
+        request.parameters()
+        return json_answer(self._visible(request, await self.attention.findings()))
+
+    def _visible(self, request: Request, findings: Iterable[Finding]) -> list[dict[str, Any]]:
+        def may_see(finding: Finding) -> bool:
+            if not finding.topic:
+                return self.sees_service(request)
+            return self.sees(request, TopicName(*finding.topic.split(":")))
+
+        return [each.shown() for each in findings if may_see(each)][:MAX_ITEMS]
+
     async def history(self, request: Request) -> Answer:
         """Messages published and read in each of the last sixty minutes, as this owner counted them. Raises TopicNotFound."""
         name = request.name
@@ -105,6 +162,94 @@ class Overview:
                 "bytes": [each.bytes for each in published],
             }
         )
+
+    # --- events -------------------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Answer:
+        """What there is, and then what changes, as server-sent events. Raises InvalidParameter, InvalidName, Overloaded."""
+        parameters = request.parameters("topics", "kinds")
+        kinds = [each for each in parameters.get("kinds", ",".join(KINDS)).split(",") if each]
+        for kind in kinds:
+            if kind not in KINDS:
+                raise InvalidParameter(f"kinds has {kind[:80]!r}", hint=nearest(kind, KINDS))
+        named = [each for each in parameters.get("topics", "").split(",") if each]
+        if len(named) > MAX_NAMED:
+            raise InvalidParameter(f"topics names {len(named)}", hint=f"at most {MAX_NAMED}")
+        topics = [parse_name(each) for each in named]
+        return self.streams.answer(self._changes(request, kinds, topics), request.room)
+
+    async def _changes(
+        self, request: Request, kinds: Sequence[str], topics: Sequence[TopicName]
+    ) -> AsyncGenerator[bytes, None]:
+        yield f"retry: {RETRY_MS}\n\n".encode()
+        sent: dict[str, object] = {}
+        said_s = trio.current_time()
+        while not self.stopping.is_set():
+            begun_s = trio.current_time()
+            for kind in kinds:
+                found = await self._look(kind, request, topics)
+                if found is not None and (kind not in sent or sent[kind] != found.told):
+                    sent[kind] = found.told
+                    said_s = trio.current_time()
+                    yield event(kind, found.data)
+            if trio.current_time() - said_s >= PING_S:
+                said_s = trio.current_time()
+                yield PING
+            with trio.move_on_at(begun_s + STEP_S):
+                await self.stopping.wait()
+        yield event("end", {})
+
+    async def _look(self, kind: str, request: Request, topics: Sequence[TopicName]) -> _Seen | None:
+        """What there is of a kind now; None: it cannot be found out."""
+        try:
+            if kind == "topics":
+                figures = await self._lately("topics", self.catalogue.figures)
+                seen = [(name, figures[name]) for name in topics if name in figures and self.sees(request, name)]
+                now_ms = self.clock.now_ms()
+                data = [each.shown(name, self.catalogue.owner(name), now_ms) for name, each in seen]
+                return _Seen(data, seen)  # an age grows all the time, which is no change
+            if kind == "attention":
+                found = self._visible(request, await self._lately("attention", self.attention.findings))
+                return _Seen(found, found)
+            if not self.sees_service(request):
+                return None
+            if kind == "transactions":
+                open_ = await self._ask(
+                    "list_transactions", request, f"state=in_progress&longs=string&limit={MAX_OPEN}"
+                )
+                shown = {"open": open_[:MAX_SHOWN], "total": len(open_)}
+                return _Seen(shown, shown)
+            cluster = await self._ask("get_cluster", request, "")
+            return _Seen(cluster, cluster)
+        except PlainsongError as error:
+            log.debug("events are not known", extra={"kind": kind}, exc_info=error)
+            return None
+
+    async def _lately(self, what: str, find: Callable[[], Awaitable[T]]) -> T:
+        """What was found a moment ago for another stream, or what is found now."""
+        known = self.found_lately.get(what)
+        if known is None or trio.current_time() - known[0] >= STEP_S:
+            if len(self.found_lately) >= MAX_LATELY:
+                self.found_lately.clear()
+            known = self.found_lately[what] = (trio.current_time(), await find())
+        found: T = known[1]
+        return found
+
+    async def _ask(self, route: str, request: Request, query: str) -> Any:
+        return await self._lately(f"{route} {request.who.name}", partial(self._asked, route, request, query))
+
+    async def _asked(self, route: str, request: Request, query: str) -> Any:
+        answer = await self.handlers[route](replace(request, path={}, query=query, body=b"", decoded=None, room=None))
+        body = answer.body if isinstance(answer.body, bytes) else b"".join([each async for each in answer.body])
+        return json.loads(body)
+
+
+class _Seen(NamedTuple):
+    """What there is of a kind."""
+
+    data: Any
+    told: object
+    """What it is compared by."""
 
 
 def _page(

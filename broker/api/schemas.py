@@ -251,6 +251,29 @@ SCHEMAS: dict[str, Schema] = {
         total={**COUNT, "description": "topics that fit, on all pages"},
         next=nullable({**STRING, "description": "after of the next page; null: this is the last"}),
     ),
+    "Finding": record(
+        "kind severity subject text sinceMs link",
+        kind={
+            "enum": [
+                "held-reader",
+                "old-transaction",
+                "expired-unread",
+                "disk",
+                "slow-sync",
+                "certificate",
+                "reload",
+                "audit",
+                "damaged",
+                "low-space",
+                "instance",
+            ]
+        },
+        severity={"enum": ["warning", "critical"]},
+        subject=STRING,
+        text=STRING,
+        sinceMs=nullable(MILLISECONDS),
+        link={**STRING, "description": "where the console shows it"},
+    ),
     "History": record(
         "stepMs fromMs published polled bytes",
         stepMs=POSITIVE,

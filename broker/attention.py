@@ -1,0 +1,269 @@
+"""What an operator should look at: each instance says what is wrong at it, and any of them tells all of it, worst first."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import trio
+
+from broker.link.flow import LinkBroken, Reply
+from plainsong.protocol.errors import PlainsongError, Recovering, StorageFailed, TransactionsUnavailable
+from plainsong.protocol.ids import after
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from actors.directory import Directory
+    from actors.observe import Clock, SpaceGuard
+    from actors.ownership import Ownership
+    from broker.authority import Authority
+    from broker.cluster.membership import Membership
+    from broker.link.client import Links
+    from broker.link.server import Call
+    from broker.metrics import Metrics
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.state import TopicState
+
+Kind: TypeAlias = Literal[
+    "held-reader",
+    "old-transaction",
+    "expired-unread",
+    "disk",
+    "slow-sync",
+    "certificate",
+    "reload",
+    "audit",
+    "damaged",
+    "low-space",
+    "instance",
+]
+Severity: TypeAlias = Literal["warning", "critical"]
+#: Findings of an answer.
+MAX_ITEMS = 100
+#: Messages that are undecided for longer hold readers up; for much longer, somebody has to act.
+HELD_MS = 60_000
+LONG_HELD_MS = 600_000
+OLD_TRANSACTION_MS = 600_000
+#: How long a slow commit is shown.
+SLOW_SYNC_SHOWN_S = 300.0
+#: How long other instances are waited for.
+ASK_TIMEOUT_S = 1.0
+#: The call that asks another instance what is wrong there.
+FINDINGS = "attention"
+#: Topics that are looked at in one turn of the event loop.
+MANY = 500
+
+
+class Finding(NamedTuple):
+    """One thing to look at."""
+
+    kind: Kind
+    severity: Severity
+    subject: str
+    text: str
+    since_ms: int | None = None
+    link: str = ""
+    """Where the console shows it."""
+    topic: str = ""
+    """``namespace:topic`` if it is about one; else it is about the service."""
+
+    def shown(self) -> dict[str, Any]:
+        """As the API shows it."""
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "subject": self.subject,
+            "text": self.text,
+            "sinceMs": self.since_ms,
+            "link": self.link,
+        }
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Worst first, and of equal ones the longest; in the end in an order that stays."""
+        lasts = self.since_ms if self.since_ms is not None else 1 << 62
+        return self.severity != "critical", lasts, self.kind, self.subject
+
+
+#: Says what is wrong with some part of this instance, at once.
+Source: TypeAlias = "Callable[[], Sequence[Finding]]"
+
+
+class Attention:
+    """What needs attention, at all instances. ``sources`` may be appended to."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        clock: Clock,
+        space: SpaceGuard,
+        min_free_bytes: int,
+        authority: Authority,
+        metrics: Metrics,
+        ownership: Ownership | None,
+        membership: Membership | None,
+        links: Links | None,
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._space = space
+        self._min_free_bytes = min_free_bytes
+        self._authority = authority
+        self._metrics = metrics
+        self._ownership = ownership
+        self._membership = membership
+        self._links = links
+        self.sources: list[Source] = [self._disk, self._sync, self._instances]
+
+    async def findings(self) -> list[Finding]:
+        """Of all instances, worst first; each of several that say the same says it once."""
+        found = set(await self._here())
+        await self._ask_others(found)
+        return sorted(found, key=lambda each: each.rank)
+
+    async def handler(self, call: Call) -> Reply:
+        """Answers another instance."""
+        del call
+        return Reply([list(each) for each in sorted(await self._here(), key=lambda each: each.rank)[:MAX_ITEMS]])
+
+    async def _here(self) -> list[Finding]:
+        found = [finding for source in self.sources for finding in source()]
+        found += [finding async for finding in self._topics()]
+        return found + await self._transactions()
+
+    async def _ask_others(self, found: set[Finding]) -> None:
+        ownership, links = self._ownership, self._links
+
+        async def ask(name: str, address: str) -> None:
+            assert links is not None
+            try:
+                with trio.fail_after(ASK_TIMEOUT_S):
+                    link = await links.to(address)
+                    found.update(Finding(*each) for each in (await link.call(FINDINGS, None)).value)
+            except (LinkBroken, PlainsongError, trio.TooSlowError):
+                found.add(_unreachable(name))
+
+        if ownership is not None and links is not None:
+            async with trio.open_nursery() as nursery:
+                for instance in ownership.instances:
+                    if instance.name != ownership.me.name:
+                        nursery.start_soon(ask, instance.name, instance.address)
+
+    # --- topics -----------------------------------------------------------------------------------
+
+    async def _topics(self) -> AsyncIterator[Finding]:
+        now_ms = self._clock.now_ms()
+        for number, entry in enumerate(self._directory):
+            if number % MANY == MANY - 1:
+                await trio.lowlevel.checkpoint()  # others need the event loop too
+            name = entry.name
+            if self._ownership is not None and not self._ownership.is_mine(name):
+                continue
+            why = None if entry.mailbox.closed_for is None else entry.mailbox.closed_for()
+            if isinstance(why, Recovering | StorageFailed):
+                text = f"The topic cannot be loaded: {why.detail}"
+                yield Finding("damaged", "critical", str(name), text, link=_page(name), topic=str(name))
+            core = entry.actor.core
+            if core is None or core.state.metadata is None or core.state.metadata.deleted_ms is not None:
+                continue
+            held = self._held(name, core.state, now_ms)
+            if held is not None:
+                yield held
+            for reader, kept in core.state.readers.items():
+                if core.state.usage.expired_from(after(kept.position), core.state.oldest_ms):
+                    text = f"Messages have expired, or may have, that reader {reader} has not read"
+                    subject = f"{name}/{reader}"
+                    yield Finding("expired-unread", "warning", subject, text, link=_page(name), topic=str(name))
+
+    def _held(self, name: TopicName, state: TopicState, now_ms: int) -> Finding | None:
+        """The transaction that holds readers of committed messages, if it has for long."""
+        for pending in state.pending.values():
+            if pending.pointer <= 0 or not pending.runs or pending.decided or self._is_over(pending.pointer):
+                continue
+            since_ms = int.from_bytes(pending.runs[0].first[:8], "big")
+            if now_ms - since_ms < HELD_MS:
+                return None
+            hidden = min(pending.hidden(state.appended), state.usage.messages)
+            text = f"Transaction {pending.pointer} is undecided and hides {_messages(hidden)} from committed readers"
+            severity: Severity = "critical" if now_ms - since_ms >= LONG_HELD_MS else "warning"
+            return Finding("held-reader", severity, str(name), text, since_ms, _page(name), str(name))
+        return None
+
+    def _is_over(self, pointer: int) -> bool:
+        try:
+            return self._authority.transactions.standing(pointer) in ("committed", "aborted", "invalid")
+        except TransactionsUnavailable:
+            return False
+
+    # --- the service ------------------------------------------------------------------------------
+
+    async def _transactions(self) -> list[Finding]:
+        embedded = self._authority.embedded
+        if embedded is None:
+            return []
+        try:
+            figures = await embedded.listed("in_progress", MAX_ITEMS)
+        except PlainsongError:
+            return []  # it is away, or moving
+        old_ms = self._clock.now_ms() - OLD_TRANSACTION_MS
+        return [
+            Finding(
+                "old-transaction",
+                "warning",
+                str(each.transaction_id),
+                f"The transaction{f' of {each.client_id}' if each.client_id else ''} is still open",
+                each.started_ms,
+                "/console/transactions",
+            )
+            for each in figures
+            if each.started_ms < old_ms
+        ]
+
+    def _disk(self) -> list[Finding]:
+        free = self._space.free_bytes
+        if free is None:
+            return []
+        subject = "" if self._ownership is None else self._ownership.me.name
+        if self._space.low:
+            text = f"Publishes are refused: {free} bytes of disk are free, below storage.min_free_bytes"
+            return [Finding("low-space", "critical", subject, text, link="/console/cluster")]
+        if free < 2 * self._min_free_bytes:
+            text = f"{free} bytes of disk are free; publishes are refused below {self._min_free_bytes}"
+            return [Finding("disk", "warning", subject, text, link="/console/cluster")]
+        return []
+
+    def _sync(self) -> list[Finding]:
+        slow = self._metrics.slow_commit
+        age_s = 0.0 if slow is None else perf_counter() - slow.at_s
+        if slow is None or age_s > SLOW_SYNC_SHOWN_S:
+            return []
+        subject = "" if self._ownership is None else self._ownership.me.name
+        text = f"A commit took {slow.seconds:.1f} s to become durable"
+        since_ms = self._clock.now_ms() - round(age_s * 1000)
+        return [Finding("slow-sync", "warning", subject, text, since_ms, "/console/cluster")]
+
+    def _instances(self) -> list[Finding]:
+        membership = self._membership
+        if membership is None:
+            return []
+        found = []
+        if not membership.connected:
+            text = "ZooKeeper does not answer this instance: topics are served, and nothing can change hands"
+            found.append(
+                Finding("instance", "critical", membership.me.name, text, membership.since_ms, "/console/cluster")
+            )
+        lost = {} if self._links is None else self._links.unreachable
+        return found + [_unreachable(each.name) for each in membership.instances if each.address in lost]
+
+
+def _unreachable(name: str) -> Finding:
+    return Finding("instance", "critical", name, "The instance cannot be reached by others", link="/console/cluster")
+
+
+def _page(name: TopicName) -> str:
+    return f"/console/topics/{name.namespace}/{name.topic}"
+
+
+def _messages(count: int) -> str:
+    return f"{count} message" if count == 1 else f"{count} messages"

@@ -1,0 +1,198 @@
+"""What an operator should look at, and the stream that says what changes."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from broker_in_process import START_MS, TOPICS, in_process
+from event_source import event_source, take
+from test_committed_polls import begin, decide, under
+
+import broker.api.overview as overview
+from broker.attention import Finding
+from broker.metrics import SlowCommit
+from plainsong.protocol.errors import Recovering
+from plainsong.protocol.ids import pack_id
+from tests.broker.cluster.in_process import cluster, until
+
+ATTENTION = "/v1/attention"
+EVENTS = "/v1/events"
+MINUTE_MS = 60_000
+
+
+async def needs(daemon):
+    found = (await daemon.call("GET", ATTENTION)).json()
+    return [(each["kind"], each["severity"], each["subject"]) for each in found]
+
+
+async def test_a_daemon_that_is_well_needs_nothing(daemon):
+    await daemon.create()
+    await daemon.publish("a")
+    assert await needs(daemon) == []
+    await daemon.call("GET", ATTENTION + "?limit=1", status=400, code="invalid_parameter")
+
+
+async def test_a_transaction_that_holds_readers_is_named_after_a_minute_and_critical_after_ten(daemon):
+    await daemon.create()
+    begun = await begin(daemon, timeoutSeconds=3600)
+    await under(daemon, begun, "undecided")
+    await daemon.publish("behind")
+    assert await needs(daemon) == []
+    daemon.clock.ms += MINUTE_MS
+    (found,) = (await daemon.call("GET", ATTENTION)).json()
+    assert found == {
+        "kind": "held-reader",
+        "severity": "warning",
+        "subject": "ns:t",
+        "text": f"Transaction {begun['id']} is undecided and hides 2 messages from committed readers",
+        "sinceMs": START_MS,
+        "link": "/console/topics/ns/t",
+    }
+    daemon.clock.ms += 10 * MINUTE_MS
+    assert await needs(daemon) == [
+        ("held-reader", "critical", "ns:t"),
+        ("old-transaction", "warning", str(begun["id"])),
+    ]
+    await decide(daemon, begun, "commit")
+    assert await needs(daemon) == []
+
+
+async def test_a_reader_whose_messages_expired_unread_is_named(daemon):
+    await daemon.create(ttl=60)
+    _, last = await daemon.publish("a", "b")
+    for reader, position in (("late", pack_id(0, 0).hex()), ("done", last)):
+        await daemon.call("PUT", f"{TOPICS}/t/readers/{reader}", json={"position": position})
+    assert await needs(daemon) == []
+    daemon.clock.ms += 2 * MINUTE_MS
+    await daemon.publish("c")
+    assert await needs(daemon) == [("expired-unread", "warning", "ns:t/late")]
+
+
+async def test_a_disk_that_gets_full_is_a_warning_first_and_critical_when_publishes_are_refused(daemon):
+    attention, space = daemon.service.attention, daemon.service.space
+    space.free_bytes = 2 * attention._min_free_bytes - 1
+    assert await needs(daemon) == [("disk", "warning", "")]
+    space.low = True
+    assert await needs(daemon) == [("low-space", "critical", "")]
+
+
+async def test_a_slow_commit_is_shown_for_a_while(daemon):
+    metrics = daemon.service.metrics
+    metrics.committed(1, 1, 0.5)
+    assert await needs(daemon) == []
+    metrics.committed(1, 1, 2.5)
+    assert await needs(daemon) == [("slow-sync", "warning", "")]
+    metrics.slow_commit = SlowCommit(2.5, metrics.slow_commit.at_s - 301)
+    assert await needs(daemon) == []
+
+
+async def test_a_topic_that_cannot_be_loaded_is_critical(daemon):
+    await daemon.create()
+    entry = next(iter(daemon.service.directory))
+    entry.mailbox.closed_for = lambda: Recovering("the disk does not answer")
+    assert await needs(daemon) == [("damaged", "critical", "ns:t")]
+    entry.mailbox.closed_for = None
+
+
+async def test_parts_of_the_daemon_add_what_they_know_and_the_worst_comes_first(daemon):
+    found = [Finding("certificate", "warning", f"{at:03}", "ends soon", 200 - at) for at in range(150)]
+    found.append(Finding("audit", "critical", "", "lost", START_MS))
+    daemon.service.attention.sources.append(lambda: found)
+    seen = await needs(daemon)
+    assert len(seen) == 100
+    assert seen[0] == ("audit", "critical", "")
+    assert seen[1] == ("certificate", "warning", "149"), "the longest first"
+
+
+async def test_any_instance_says_what_is_wrong_at_all_of_them():
+    async with cluster("a", "b", transactions__service="embedded") as nodes:
+        nodes["b"].service.attention.sources.append(lambda: [Finding("disk", "warning", "b", "nearly full")])
+        for node in nodes.values():
+            assert await needs(node) == [("disk", "warning", "b")]
+        nodes["b"].kill()
+        await nodes["b"].ended.wait()
+        assert await needs(nodes["a"]) == [("instance", "critical", "b")]
+
+
+# --- events ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def served(monkeypatch):
+    monkeypatch.setattr(overview, "STEP_S", 0.02)
+    async with in_process(listener="lane") as running:
+        await running.create()
+        yield running
+
+
+def following(daemon, query=""):
+    return event_source(daemon.http.base_url, EVENTS + query)
+
+
+async def test_a_stream_begins_with_all_there_is_of_each_kind(served):
+    await served.publish("a")
+    async with following(served, "?topics=ns:t,ns:none") as source:
+        found = {event.kind: event.value for event in await take(source, 4)}
+        assert source.retry_ms == 2000
+    assert list(found) == ["topics", "transactions", "attention", "cluster"]
+    (row,) = (await served.call("GET", "/v1/topics")).json()["topics"]
+    assert [each | {"publishPerSecond": 0} for each in found["topics"]] == [row | {"publishPerSecond": 0}]
+    assert found["transactions"] == {"open": [], "total": 0}
+    assert found["attention"] == []
+    assert found["cluster"] == (await served.call("GET", "/v1/cluster")).json()
+
+
+async def test_only_what_changes_is_said_again(served):
+    async with following(served, "?topics=ns:t&kinds=transactions,attention") as source:
+        await take(source, 2)
+        begun = await begin(served)
+        (event,) = await take(source, 1)
+        assert (event.kind, event.value["total"], event.value["open"][0]["id"]) == ("transactions", 1, str(begun["id"]))
+        served.service.attention.sources.append(lambda: [Finding("disk", "warning", "", "nearly full")])
+        (event,) = await take(source, 1)
+        assert (event.kind, event.value[0]["kind"]) == ("attention", "disk")
+
+
+async def test_a_topic_that_grows_older_has_not_changed_and_one_that_gets_a_message_has(served):
+    async with following(served, "?topics=ns:t&kinds=topics") as source:
+        assert (await take(source, 1))[0].value[0]["messages"] == 0
+        await served.publish("a")
+        (event,) = await take(source, 1)
+        assert event.value[0]["messages"] == 1
+
+
+async def test_a_silent_stream_pings_and_one_whose_daemon_leaves_ends(served, monkeypatch):
+    monkeypatch.setattr(overview, "PING_S", 0.01)
+    async with following(served, "?kinds=attention") as source:
+        await take(source, 1)
+        async with trio.open_nursery() as nursery:
+            ended = []
+
+            async def read():
+                ended.extend([event.kind async for event in source])
+
+            nursery.start_soon(read)
+            await until(lambda: source.comments >= 2)
+            served.service.stopping.set()
+        assert ended == ["end"]
+
+
+async def test_what_an_instance_does_not_own_comes_through_it_too(monkeypatch):
+    monkeypatch.setattr(overview, "STEP_S", 0.02)
+    async with cluster("a", "b", transactions__service="embedded") as nodes:
+        nodes.move("ns:t", "b")
+        await nodes["a"].create()
+        for node in nodes.values():
+            query = "?topics=ns:t&kinds=topics,transactions"
+            async with event_source(f"http://{node.address}", EVENTS + query) as source:
+                found = {event.kind: event.value for event in await take(source, 2)}
+                assert found["topics"][0]["owner"] == nodes["b"].address
+                assert found["transactions"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "query", ["kinds=topic", "topics=t", "topics=ns:t%2F", "kind=topics", "topics=" + ",".join(["ns:t"] * 201)]
+)
+async def test_what_cannot_be_followed_is_refused(served, query):
+    answer = await served.call("GET", f"{EVENTS}?{query}", status=400)
+    assert answer.json()["code"] in ("invalid_parameter", "invalid_name")
