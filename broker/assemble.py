@@ -18,6 +18,7 @@ from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
 from actors.topic import TopicEnvironment
+from broker.api.backups import Backups
 from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
 from broker.api.console import Console
 from broker.api.events import EventStreams, MessageEvents
@@ -267,6 +268,14 @@ async def assemble(
             Readers(directory, config.readers.retention_s * 1000),
             Producers(directory, store, clock, policies, metrics.producer_refused),
             TransactionRoutes(authority, config.transactions),
+            Backups(
+                store,
+                clock,
+                environment.ownership.me.name,
+                release,
+                config.backup.hold_s,
+                config.backup.bytes_per_s,
+            ),
             ClusterRoutes(directory, environment.ownership, membership, links),
             Console(config.console.enabled),
             Health(

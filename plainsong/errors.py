@@ -35,6 +35,7 @@ from plainsong.protocol import errors as protocol_errors
 from plainsong.protocol.errors import (
     BY_CODE,
     AlreadyPublished,
+    BackupRunning,
     BadRequest,
     BodyTooLarge,
     ClusterUnavailable,
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyPublished",
+    "BackupRunning",
     "BadRequest",
     "BodyTooLarge",
     "BufferFull",

@@ -182,6 +182,10 @@ class StoreView(Reads, Protocol):
     exact: bool
     """Whether it is of one moment, between two commits; else later commits are seen."""
 
+    def renew(self, max_s: float) -> None:
+        """It ends ``max_s`` from now at the latest, instead of when it was to end; nothing once it has ended."""
+        ...
+
     async def aclose(self) -> None:
         """Let go of it. Idempotent."""
         ...

@@ -121,6 +121,11 @@ class MemoryView:
         self._refuse_if_over()
         await self._store.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
 
+    def renew(self, max_s: float) -> None:
+        """See ``StoreView.renew``."""
+        if trio.current_time() < self._ends_at:
+            self._ends_at = trio.current_time() + max_s
+
     async def aclose(self) -> None:
         """See ``StoreView.aclose``."""
         await self._store.aclose()

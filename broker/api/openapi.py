@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker.api.schemas import (
     CLUSTER_SCHEMAS,
     ISOLATION,
+    KEEPING_SCHEMAS,
     POSITIVE,
     PRODUCER_SCHEMAS,
     SCHEMAS,
@@ -32,6 +33,8 @@ _NAMES: dict[str, Schema] = {
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
     "file": {"type": "string", "description": "its path, which may have slashes"},
     "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
+    "backup": {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"},
+    "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "SHA-256 of its bytes"},
 }
 _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
 _QUERY: dict[str, tuple[str, Schema]] = {
@@ -72,9 +75,9 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "order": ("ascending, or descending", {"enum": ["asc", "desc"], "default": "asc"}),
     "follow.limit": ("messages after which the stream ends", POSITIVE),
     "reader": ("the id last read", ref("MessageId")),
-    "after": ("the name behind which to go on", STRING),
+    "after": ("the name, or the place, behind which to go on", STRING),
     "generation": ("of the topic; left out: the living one", POSITIVE),
-    "topic": ("whose owner to name, as namespace:topic", STRING),
+    "topic": ("which one, as namespace:topic", STRING),
     "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _REQUEST_HEADERS = {
@@ -117,7 +120,7 @@ def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
         # The empty one: authentication may be off.
         "security": [{"token": []}, {"certificate": []}, {}],
         "components": {
-            "schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS,
+            "schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS | KEEPING_SCHEMAS,
             "securitySchemes": {
                 "token": {
                     "type": "http",

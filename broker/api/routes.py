@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.api.backups import Backups
 from broker.api.cluster import ClusterRoutes
 from broker.api.console import Console
 from broker.api.events import MessageEvents
@@ -17,7 +18,7 @@ from broker.api.producers import Producers
 from broker.api.publish import Publishing
 from broker.api.readers import Readers
 from broker.api.route import JSON_TYPE, Body, Route
-from broker.api.schemas import _BASE64, ANY, BODY, COUNT, READS, STRING, WRITES, array, nullable, record, ref
+from broker.api.schemas import _BASE64, ANY, BODY, BOOLEAN, COUNT, READS, STRING, WRITES, array, nullable, record, ref
 from broker.api.stream import Streams
 from broker.api.topic_stats import Counting, offsets_wait_ms
 from broker.api.topics import NamespaceRoutes, Topics
@@ -39,6 +40,8 @@ TRANSACTIONS = "/v1/transactions"
 TRANSACTION = TRANSACTIONS + "/{transaction}"
 CLUSTER = "/v1/cluster"
 DRAIN = CLUSTER + "/instances/{instance}/drain"
+BACKUPS = "/v1/backups"
+BACKUP = BACKUPS + "/{backup}"
 PIN = CLUSTER + "/pins/{namespace}/{topic}"
 
 #: For examples: a message id, a write pointer.
@@ -838,6 +841,61 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Let a topic be where its name says.",
         answer=ref("Pinned"),
         errors=_CHANGES,
+    ),
+    Route(
+        "begin_backup",
+        "POST",
+        BACKUPS,
+        Backups,
+        Backups.begin,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="Hold a cut of the store for a backup; one at a time.",
+        body=Body(),
+        answer=ref("BegunBackup"),
+        errors=(*ANY, "backup_running", "storage_failed"),
+    ),
+    Route(
+        "list_backup_objects",
+        "GET",
+        BACKUP + "/objects",
+        Backups,
+        Backups.objects,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="Objects of a topic in the cut, by their digests, or of the transaction service, or of no topic.",
+        parameters=("topic", "after"),
+        answer=ref("BackupObjects"),
+        errors=(*ANY, "invalid_name", "not_found", "storage_failed"),
+    ),
+    Route(
+        "get_backup_object",
+        "GET",
+        BACKUP + "/objects/{digest}",
+        Backups,
+        Backups.show,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="The bytes of an object that was listed.",
+        answer={"type": "string", "format": "binary"},
+        answer_types=("application/octet-stream",),
+        errors=(*ANY, "not_found", "storage_failed"),
+    ),
+    Route(
+        "end_backup",
+        "DELETE",
+        BACKUP,
+        Backups,
+        Backups.end,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="Let go of the cut.",
+        answer=record("id ended", id=STRING, ended=BOOLEAN),
+        errors=(*ANY, "not_found", "storage_failed"),
     ),
     Route(
         "ping",

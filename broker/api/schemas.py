@@ -521,3 +521,47 @@ CLUSTER_SCHEMAS: dict[str, Schema] = {
     "Drained": record("instance drained", instance=STRING, drained=BOOLEAN),
     "Pinned": record("topic instance", topic=STRING, instance=nullable(STRING)),
 }
+
+
+# --- keeping ---------------------------------------------------------------------------------------
+
+
+KEEPING_SCHEMAS: dict[str, Schema] = {
+    "BegunBackup": record(
+        "format id expiresMs createdMs cutMs store exact version instances topics",
+        format=POSITIVE,
+        id=STRING,
+        expiresMs={**MILLISECONDS, "description": "when the cut ends unless something is asked of it"},
+        createdMs=MILLISECONDS,
+        cutMs={**MILLISECONDS, "description": "everything acknowledged before is in it"},
+        store=STRING,
+        exact={**BOOLEAN, "description": "whether all topics are of one instant"},
+        version=STRING,
+        instances=array(STRING),
+        topics=array(ref("BackupTopic")),
+    ),
+    "BackupTopic": record(
+        "namespace topic generation properties deletedMs",
+        namespace=STRING,
+        topic=STRING,
+        generation=nullable(POSITIVE),
+        properties={"type": "object"},
+        deletedMs=nullable(MILLISECONDS),
+    ),
+    "BackupObjects": record(
+        "objects next line expiresMs",
+        objects=array(ref("BackupObject")),
+        next=nullable({**STRING, "description": "`after` of the next page; null: there are no more"}),
+        line=nullable({**STRING, "description": "on the last page: the topic's last position, 20 hex digits"}),
+        expiresMs=MILLISECONDS,
+    ),
+    "BackupObject": record(
+        "sha256 table rows bytes fromMs toMs",
+        sha256=STRING,
+        table={"enum": ["messages", "payloads", "metadata", "service"]},
+        rows=POSITIVE,
+        bytes=POSITIVE,
+        fromMs=nullable(MILLISECONDS),
+        toMs=nullable(MILLISECONDS),
+    ),
+}

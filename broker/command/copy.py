@@ -179,13 +179,13 @@ class CopyReport:
         self._table([(each.part.label, each.source, each.target) for each in compared])
         self._end(verb, verb, [each.source for each in compared], same=all(each.is_same for each in compared))
 
-    def done_before(self) -> None:
-        """Says that the copy was done before, and nothing was changed."""
+    def done_before(self, what: str = "copy", hint: str = " (--verify-only compares)") -> None:
+        """Says that it was done before, and nothing was changed."""
         self.clear()
         if self._as_json:
             echo_json({"event": "done-before"})
         else:
-            click.echo("this copy was done before; nothing was changed (--verify-only compares)")
+            click.echo(f"this {what} was done before; nothing was changed{hint}")
 
     def _table(self, rows: Sequence[tuple[str, Figures, Figures | None]]) -> None:
         if self._as_json:

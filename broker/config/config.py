@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from broker.config.sections import (
     TAKE_OVER_S,
+    BackupConfig,
     CacheConfig,
     ClusterConfig,
     CommitConfig,
@@ -46,6 +47,7 @@ class Config:
     poll: PollConfig = field(default_factory=PollConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    backup: BackupConfig = field(default_factory=BackupConfig)
     readers: ReadersConfig = field(default_factory=ReadersConfig)
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)

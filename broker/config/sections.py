@@ -568,6 +568,29 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BackupConfig:
+    """Backups, which a client reads from the daemon while it serves."""
+
+    hold_s: int = whole_seconds(
+        600,
+        "How long the cut of a backup is held after its client asked for something last.",
+        small="a backup whose client is slow fails and has to begin again",
+        large="space of removed messages comes back so much later when a client has died",
+        low=1,
+        high=86_400,
+    )
+    bytes_per_s: int = size(
+        0,
+        "How much of the store a backup reads in a second, twice for what is new; 0: as much as its pauses allow, which "
+        "leave publishes and polls nine tenths of their rate.",
+        small="backups take long, and space of removed messages comes back later",
+        large="a slow disk has less for others",
+        low=0,
+        high=1 * TIB,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionConfig:
     """The janitor, which removes rows that no request can see any more."""
 

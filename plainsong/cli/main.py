@@ -52,6 +52,9 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "grants": Listed("broker.command.grants:grants", "Show and check what names may do."),
         "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
+        "backup": Listed(
+            "broker.command.backup:backup", "Back up a running deployment; verify, restore and remove backups."
+        ),
         "maintain": Listed(
             "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
         ),

@@ -293,6 +293,13 @@ class PreconditionFailed(PlainsongError):
     title = "It has changed since it was read"
 
 
+class BackupRunning(Conflict):
+    """Another backup is under way, and one at a time is."""
+
+    code = "backup_running"
+    title = "Another backup is under way"
+
+
 class Gone(PlainsongError):
     """It existed once and cannot be restored."""
 

@@ -54,6 +54,9 @@ class LiveView:
         self.get = store.get
         self.scan = store.scan
 
+    def renew(self, max_s: float) -> None:
+        """See ``StoreView.renew``: it has no end."""
+
     async def aclose(self) -> None:
         """See ``StoreView.aclose``: nothing is held."""
         await trio.lowlevel.checkpoint()

@@ -439,6 +439,10 @@ class LevelDBView:
 
         await self._store.run_reader(read)
 
+    def renew(self, max_s: float) -> None:
+        """See ``StoreView.renew``."""
+        self._view.renew(max_s)
+
     async def aclose(self) -> None:
         """See ``StoreView.aclose``."""
         if self._view.ended:

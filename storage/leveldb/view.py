@@ -42,6 +42,12 @@ class PinnedView:
         """Whether its time is."""
         return self.ended or time.monotonic() >= self._ends_at_s
 
+    def renew(self, max_s: float) -> None:
+        """Let it last for ``max_s`` from now on, unless it is over."""
+        with self._lock:
+            if not self.is_over:
+                self._ends_at_s = time.monotonic() + max_s
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """It does not end before the block does. Raises StoreError: it has ended."""

@@ -162,7 +162,7 @@ def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
     main = "plainsong.cli.main:main"
     assert found["client"] == {"console_scripts": {"plainsong": main}}
     assert found["server"]["console_scripts"] == {"plainsong-server": main}
-    assert set(found["server"]["plainsong.commands"]) == {"serve", "config", "store", "copy", "maintain"}
+    assert set(found["server"]["plainsong.commands"]) == {"serve", "config", "store", "copy", "backup", "maintain"}
     assert found["spark"] == {"plainsong.commands": {"pipeline": "pyspark_plainsong.pipeline.command:pipeline"}}
 
 
@@ -237,7 +237,7 @@ def test_the_client_alone_has_the_command_line(client_only, url):
 
 def test_a_verb_of_a_distribution_that_is_not_installed_says_so_and_what_to_install(client_only):
     listed = run(client_only, "plainsong", "--help").stdout
-    for name in ("serve", "config", "store", "copy", "maintain", "pipeline"):
+    for name in ("serve", "config", "store", "copy", "backup", "maintain", "pipeline"):
         assert re.search(rf"^  {name} +\(not installed\)$", listed, re.MULTILINE)
     said = run(client_only, "plainsong", "serve", "--data-dir", "x", code=Exit.USAGE).stderr
     assert said == "error: the daemon is not installed here\nhint: pip install plainsong-server\n"

@@ -61,7 +61,7 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     return Begun(
         Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
         record.expires_ms,
-        ledger.head.first,
+        ledger.head.service,
     )
 
 
@@ -88,7 +88,7 @@ def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerN
             checkpoint_write_pointers=record.checkpoints,
         ),
         record.expires_ms,
-        ledger.head.first,
+        ledger.head.service,
     )
 
 

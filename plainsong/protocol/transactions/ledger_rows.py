@@ -139,6 +139,7 @@ def number(value: object) -> int:
 #
 #     00 'x' 'h'        head       l last pointer issued  r read pointer  f first one issued
 #                                  g decisions up to this pointer may be forgotten  u change sets too
+#                                  i the service's name, where a restore gave it another one than f
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
 #     00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
@@ -202,16 +203,23 @@ class Head:
     """A pointer issued up to this one that is not known any more was decided and forgotten."""
     unchecked: int = 0
     """Change sets of commits up to this pointer were forgotten for lack of room."""
+    restored: int = 0
+    """The last pointer that may have been issued before the store was restored from a backup; 0: it never was."""
+
+    @property
+    def service(self) -> int:
+        """What tells this service from others, which may have issued the same pointers; 0: it has issued none."""
+        return self.restored or self.first
 
     def encode(self) -> bytes:
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
-        return pack_record({key: each for key, each in numbers.items() if each})
+        return pack_record({key: each for key, each in {**numbers, "i": self.restored}.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
         record = unpack_record(value, "head")
         try:
-            return cls(*(number(record.get(key, 0)) for key in "lrfgu"))
+            return cls(*(number(record.get(key, 0)) for key in "lrfgui"))
         except (TypeError, ValueError) as error:
             raise DamagedRow(f"the transaction service's head lacks a field or has a wrong one: {error!r}") from error
 

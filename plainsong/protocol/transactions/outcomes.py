@@ -26,7 +26,7 @@ def look_at(ledger: Ledger, step: ManagerStep, ask: LookAt, now: ManagerNow) -> 
     del step
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
-        return TransactionStatus(ask.pointer, "unknown", ask.pointer, service=ledger.head.first)
+        return TransactionStatus(ask.pointer, "unknown", ask.pointer, service=ledger.head.service)
     return _status(ledger, record, now)
 
 
@@ -66,7 +66,7 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
         record.decided_ms + ledger.settings.outcome_retention_ms if kept else None,
         record.decided_ms or None,
         record.pointers,
-        service=ledger.head.first,
+        service=ledger.head.service,
     )
 
 

@@ -1,0 +1,569 @@
+"""A backup as the store that it is to become: what was decided stays, what was open is undone, and times go on.
+
+    messages    as they were, up to a line; those of undone transactions rolled back
+    payloads    without those that only undone transactions, or later publishes, refer to
+    a topic     as its owner would load it from these rows, with the present time as its last position, and epochs of
+                producers that no client of before has
+    service     open transactions are invalid; pointers up to the present time count as decided; a name of its own
+
+Nothing is written here: `RestoreRun` copies this store into an empty one, as `plainsong copy` copies any other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import trio
+
+from actors.loading import load_topic
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_position
+from plainsong.protocol.keys import (
+    HIGH_WATER,
+    POINTER,
+    PRODUCER,
+    PRODUCERS,
+    SYSTEM,
+    DamagedRow,
+    generation_prefix,
+    metadata_key,
+    parse_pointer_key,
+    parse_system_key,
+    system_key,
+    topic_prefix,
+)
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import unpack_record
+from plainsong.protocol.rows import HAS_POINTER, NO_PAYLOAD, Stored, decode_row
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
+from plainsong.protocol.topic.state import TopicLimits
+from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.ledger_rows import (
+    AUTHORITY,
+    HEAD,
+    PASS,
+    TRANSACTION,
+    Head,
+    Record,
+    parse_service_key,
+    service_key,
+)
+from plainsong.protocol.transactions.manager import LedgerLoader
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+from storage.base import Claim, StoreError, StoreStatistics, StoreTraits, StoreUnusable, chunks
+from storage.copy_parts import Contents, contents_of, parts_of
+from storage.copying import CopyRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from plainsong.protocol.effects import Expect, Operation
+    from plainsong.protocol.topic.state import TopicState
+    from plainsong.protocol.transactions.transaction import Authority
+    from storage.backup.folder import BackupFolder
+    from storage.base import Row, StoreView
+    from storage.copy_parts import Part
+
+#: What the epochs of all producers grow by: more sessions than anybody opened between a backup and its loss.
+EPOCHS = 1_000_000
+#: Topics whose rows of metadata are kept once they are made: a copy asks for them kind by kind.
+_KEPT_TOPICS = 64
+_POSITION_BYTES = 10
+_LAST_SEQUENCE_ID = SEQUENCES_PER_MS - 1
+#: Rows of a list that a scan feeds.
+_CHUNK_ROWS = 1000
+#: Kinds of a topic's rows that are made anew.
+_MADE = (HIGH_WATER, POINTER, PRODUCER, PRODUCERS)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What to restore of a backup."""
+
+    at_ms: int | None = None
+    """Leave out whatever was published later; None: restore all."""
+    topics: tuple[TopicName, ...] | None = None
+    """As the backup names them; None: all."""
+    renamed: TopicName | None = None
+    """What the only topic is to be called; None: as it is."""
+
+    @property
+    def wanted(self) -> tuple[TopicName, ...] | None:
+        """The topics by their names in the target; None: all."""
+        return self.topics if self.renamed is None else (self.renamed,)
+
+
+@dataclass(slots=True)
+class _Topic:
+    """A topic of the backup."""
+
+    name: TopicName
+    """In the target."""
+    generation: int | None
+    old: bytes
+    """Its metadata key in the backup, with which all of its keys begin."""
+    new: bytes
+    objects: dict[str, list[Mapping[str, Any]]]
+    """By table, in key order."""
+    line: bytes | None = None
+    """The last position that is restored; None: the last one there is."""
+    discarded: set[int] = field(default_factory=set)
+    """Pointers of staged messages that were published behind the line."""
+
+
+class RestoredStore:
+    """``storage.base.Store`` of what a backup is to become; it can only be read."""
+
+    traits = StoreTraits("backup", "it is only read", None, whole_commits=True)
+
+    def __init__(self, folder: BackupFolder, manifest: Mapping[str, Any], request: RestoreRequest, now_ms: int) -> None:
+        """Use ``open``."""
+        self._folder = folder
+        self._manifest = manifest
+        self._request = request
+        self._now_ms = now_ms
+        self._lock = trio.CapacityLimiter(1)
+        self._topics: dict[bytes, _Topic] = {}
+        #: Pointers of transactions that do not count.
+        self._undone: set[int] = set()
+        #: Above it only these pointers count: a topic was read behind the service, and may have rows of transactions
+        #: that began in between. None: all is of one instant.
+        self._undone_above: int | None = None
+        self._counted: frozenset[int] = frozenset()
+        self._service: list[Row] = []
+        self._namespaces: list[Row] = []
+        self._authority: Authority | None = None
+        self._about: OrderedDict[bytes, list[Row]] = OrderedDict()
+        self._making = trio.Lock()
+
+    @classmethod
+    async def open(
+        cls, folder: BackupFolder, manifest: Mapping[str, Any], request: RestoreRequest, now_ms: int
+    ) -> RestoredStore:
+        """Read what decides the rest: the service, and with ``at_ms`` what was published later.
+
+        Raises:
+          StoreUnusable: a topic is not in the backup, or the service's rows cannot be read.
+          DamagedObject.
+        """
+        store = cls(folder, manifest, request, now_ms)
+        await trio.to_thread.run_sync(store._open, limiter=store._lock)
+        return store
+
+    def _open(self) -> None:
+        every = [self._topic_of(each) for each in self._manifest["topics"]]
+        self._namespaces = sorted(
+            row for entry in self._manifest["metadata"] for row in self._folder.rows(entry["sha256"])
+        )
+        chosen = self._chosen(every)
+        rows = [row for entry in self._manifest["service"] for row in self._folder.rows(entry["sha256"])]
+        if self._request.at_ms is not None:
+            for topic in every:
+                self._draw_line(topic, self._request.at_ms)
+        try:
+            self._settle_service(rows)
+        except DamagedRow as error:
+            raise StoreUnusable(f"the transaction service cannot be restored: {error.detail}") from error
+        self._topics = {topic.new: topic for topic in chosen}
+
+    def _topic_of(self, entry: Mapping[str, Any]) -> _Topic:
+        name = TopicName(entry["namespace"], entry["topic"])
+        objects: dict[str, list[Mapping[str, Any]]] = {"metadata": [], "messages": [], "payloads": []}
+        for each in entry["objects"]:
+            objects[each["table"]].append(each)
+        key = metadata_key(name)
+        return _Topic(name, entry["generation"], key, key, objects)
+
+    def _chosen(self, every: list[_Topic]) -> list[_Topic]:
+        wanted = self._request.topics
+        if wanted is None:
+            return every
+        by_name = {topic.name: topic for topic in every}
+        for name in wanted:
+            if name not in by_name:
+                raise StoreUnusable(
+                    f"backup {self._manifest['id']} has no topic {name}",
+                    hint="`plainsong backup list` shows its topics",
+                )
+        chosen = [by_name[name] for name in wanted]
+        renamed = self._request.renamed
+        if renamed is not None:
+            (topic,) = chosen
+            topic.name, topic.new = renamed, metadata_key(renamed)
+        return chosen
+
+    # --- what does not count -----------------------------------------------------------------------
+
+    def _draw_line(self, topic: _Topic, at_ms: int) -> None:
+        """Set the topic's line, and note the transactions and staged messages that were published behind it.
+
+        A request goes over from one millisecond to the next only where the first is full. Where both ends are there,
+        the line stands before all of that burst, since nothing says where in it a request began.
+        """
+        if topic.generation is None or not any(each["toMs"] > at_ms for each in topic.objects["messages"]):
+            return
+        prefix = topic.old + generation_prefix(topic.name, topic.generation)[len(metadata_key(topic.name)) :]
+        line_ms = at_ms
+        while self._has(topic, prefix + pack_position(line_ms, _LAST_SEQUENCE_ID)) and self._has(
+            topic, prefix + pack_position(line_ms + 1, 0)
+        ):
+            line_ms -= 1
+        topic.line = pack_position(line_ms, _LAST_SEQUENCE_ID)
+        for entry in topic.objects["messages"]:
+            if entry["toMs"] <= line_ms:
+                continue
+            for key, value in self._folder.rows(entry["sha256"]):
+                if key[-_POSITION_BYTES:] > topic.line and value and value[0] & (HAS_POINTER | NO_PAYLOAD):
+                    self._leave_out(topic, value)
+
+    def _leave_out(self, topic: _Topic, value: bytes) -> None:
+        if value[0] & HAS_POINTER and (pointer := _pointer_in(value)) > 0:
+            self._undone.add(pointer)
+        if value[0] & NO_PAYLOAD:
+            try:
+                stored = Stored.of(decode_row(value))
+            except DamagedRow:
+                return
+            if stored.staged is not None:
+                topic.discarded.add(stored.staged)
+
+    def _has(self, topic: _Topic, key: bytes) -> bool:
+        at_ms = int.from_bytes(key[-_POSITION_BYTES:-2], "big")
+        for entry in topic.objects["messages"]:
+            if entry["fromMs"] <= at_ms <= entry["toMs"] and any(
+                row[0] == key for row in self._folder.rows(entry["sha256"])
+            ):
+                return True
+        return False
+
+    def _settle_service(self, rows: list[Row]) -> None:
+        """The service's rows as they are to be, the transactions that do not count, and who decides pointers."""
+        records: dict[int, Record] = {}
+        head: Head | None = None
+        authority = ""
+        kept: list[Row] = []
+        for key, value in rows:
+            kind, pointer = parse_service_key(key)
+            if kind == HEAD:
+                head = Head.decode(value)
+            elif kind == TRANSACTION:
+                records[pointer] = Record.decode(pointer, value)
+            elif kind == AUTHORITY:
+                authority = str(unpack_record(value, "authority").get("a"))
+                kept.append((key, value))
+            elif kind == PASS:
+                kept.append((key, value))
+            # Change sets and enlistments are of open transactions, or for conflicts with those: there are none.
+        if authority not in ("", "embedded"):
+            # Whoever else decides pointers goes on to do so.
+            self._service = sorted(rows)
+            return
+        now_pointer = self._now_ms * POINTERS_PER_MS
+        known = [pointer for record in records.values() for pointer in (*record.pointers, record.decided_at)]
+        head = head or Head()
+        last = max(now_pointer, head.last + 1, *known, 0)
+        if not self._manifest["exact"]:
+            # The head was read first: whatever was issued up to it has a record that was read, or was decided long ago.
+            self._undone_above, self._counted = head.last, frozenset(known)
+        for record in records.values():
+            if record.state == "in_progress" or not self._undone.isdisjoint(record.pointers):
+                record.state, record.listed, record.aborting = "invalid", record.pointers, False
+                record.decided_ms, record.decided_at = self._now_ms, last
+            if record.listed or record.state in ("invalid", "aborted"):
+                self._undone.update(record.pointers)
+            kept.append((service_key(TRANSACTION, record.transaction_id), record.encode()))
+        head = Head(
+            last=last,
+            read_pointer=last,
+            # Pointers from the first one on count as decided. One that was issued after the cut must, although nobody
+            # remembers it: its client may still be there, and is told so.
+            first=head.first or self._manifest["cutMs"] * POINTERS_PER_MS,
+            forgotten=last,
+            unchecked=0,
+            restored=last,
+        )
+        kept.append((service_key(HEAD), head.encode()))
+        self._service = sorted(kept)
+        loader = LedgerLoader()
+        loader.feed(self._service)
+        self._authority = loader.core(TransactionSettings(), ManagerNow(self._now_ms, 0.0))
+
+    def _is_undone(self, pointer: int) -> bool:
+        above = self._undone_above
+        return pointer in self._undone or (above is not None and pointer > above and pointer not in self._counted)
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        """See ``Reads.get``."""
+        found: list[bytes] = []
+
+        def take(rows: list[Row]) -> bool:
+            found.append(rows[0][1])
+            return False
+
+        await self.scan(table, key, key + b"\x00", take, first_chunk=1)
+        return found[0] if found else None
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        """See ``Reads.scan``; upwards, and of metadata only ranges about one topic, the service or namespaces."""
+        if reverse:
+            raise NotImplementedError("a backup is read upwards")
+        if table is Table.METADATA:
+            rows: Iterable[Row] = await self._metadata(start, stop)
+        else:
+            rows = self._rows(table, start, stop)
+
+        def read() -> None:
+            for chunk in chunks(iter(rows), first_chunk):
+                if not feed(chunk if values else [(key, b"") for key, _ in chunk]):
+                    return
+
+        await trio.to_thread.run_sync(read, limiter=self._lock)
+
+    async def _metadata(self, start: bytes, stop: bytes) -> list[Row]:
+        prefix = topic_prefix(start[2:] if start[:1] == SYSTEM else start)
+        topic = self._topics.get(prefix)
+        rows = self._service + self._namespaces if topic is None else await self.about(topic)
+        return [row for row in rows if start <= row[0] < stop]
+
+    async def about(self, topic: _Topic) -> list[Row]:
+        """The rows of metadata about a topic, as they are to be."""
+        async with self._making:
+            rows = self._about.get(topic.new)
+            if rows is None:
+                rows = self._about[topic.new] = await self._made(topic)
+            self._about.move_to_end(topic.new)
+            while len(self._about) > _KEPT_TOPICS:
+                self._about.popitem(last=False)
+            return rows
+
+    async def _made(self, topic: _Topic) -> list[Row]:
+        found = await trio.to_thread.run_sync(self._kept_about, topic, limiter=self._lock)
+        if topic.generation is None:
+            return found
+        # Loaded from the rows of the backup, as its owner would.
+        raw = _AsItWas(self, found)
+        limits = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
+        try:
+            state = await load_topic(topic.name, raw, limits, self._authority)
+        except DamagedRow as error:
+            raise StoreUnusable(
+                f"{topic.name}: {error.detail}", hint="restore the other topics by their names"
+            ) from error
+        return _settled(state, found, topic.generation, self._now_ms)
+
+    def _kept_about(self, topic: _Topic) -> list[Row]:
+        """The rows of metadata in the backup, without those that are void; in a thread."""
+        found: list[Row] = []
+        for entry in topic.objects["metadata"]:
+            for key, value in self._folder.rows(entry["sha256"]):
+                own = value
+                if key[:1] != SYSTEM:
+                    new = topic.new
+                else:
+                    kind, rest = key[1:2], key[2 + len(topic.old) :]
+                    new = key[:2] + topic.new + rest
+                    if int.from_bytes(rest[:4], "big") == topic.generation:
+                        trimmed = self._trimmed(topic, kind, key, value)
+                        if trimmed is None:
+                            continue
+                        own = trimmed
+                found.append((new, own))
+        return sorted(found)
+
+    def _trimmed(self, topic: _Topic, kind: bytes, key: bytes, value: bytes) -> bytes | None:
+        """A row of the last generation up to the topic's line; None: it says nothing that still holds."""
+        try:
+            if kind == POINTER and self._is_undone(parse_pointer_key(key)[2]):
+                return None
+            if topic.line is None:
+                return value
+            if kind == HIGH_WATER:
+                return None  # it counts what is left out
+            if kind == PRODUCER:
+                return _producer_up_to(parse_system_key(key).rest.decode("utf-8", "replace"), value, topic.line)
+        except DamagedRow:
+            pass  # its owner says what it makes of it
+        return value
+
+    def _rows(self, table: Table, start: bytes, stop: bytes) -> Iterator[Row]:
+        topic = self._topics.get(topic_prefix(start))
+        if topic is None:
+            return
+        for entry in topic.objects["messages" if table is Table.MESSAGE else "payloads"]:
+            if table is Table.MESSAGE and not _may_have(entry, topic, start, stop):
+                continue
+            for key, value in self._folder.rows(entry["sha256"]):
+                new = topic.new + key[len(topic.old) :]
+                if not start <= new < stop:
+                    continue
+                if table is Table.PAYLOAD:
+                    pointer = int.from_bytes(key[-_POSITION_BYTES - 8 : -_POSITION_BYTES], "big", signed=True)
+                    if not self._is_undone(pointer) and pointer not in topic.discarded:
+                        yield new, value
+                elif topic.line is None or key[-_POSITION_BYTES:] <= topic.line:
+                    yield new, self._decided(value)
+
+    def _decided(self, value: bytes) -> bytes:
+        """A message's row; rolled back if its transaction does not count."""
+        if value and value[0] & HAS_POINTER and (pointer := _pointer_in(value)) > 0 and self._is_undone(pointer):
+            return value[:1] + (-pointer).to_bytes(8, "big", signed=True) + value[9:]
+        return value
+
+    # --- what a copy asks of its source --------------------------------------------------------------
+
+    def contents(self) -> Contents:
+        """The topics and the kinds of their rows."""
+        kinds = {
+            row[0][1:2]
+            for topic in self._topics.values()
+            for entry in topic.objects["metadata"]
+            for row in self._folder.rows(entry["sha256"])
+            if row[0][:1] == SYSTEM
+        }
+        return Contents(set(self._topics), kinds | set(_MADE))
+
+    async def claim(self, name: TopicName) -> Claim:
+        """See ``Store.claim``; nobody else has it."""
+        await trio.lowlevel.checkpoint()
+        return Claim(name, 0)
+
+    async def check(self, claim: Claim) -> None:
+        """See ``Store.check``; it holds."""
+        del claim
+        await trio.lowlevel.checkpoint()
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> NoReturn:
+        """See ``Store.write``; refused."""
+        raise _only_read()
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> NoReturn:
+        """See ``Store.discard``; refused."""
+        raise _only_read()
+
+    async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> NoReturn:
+        """See ``Store.drop``; refused."""
+        raise _only_read()
+
+    def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
+        """See ``Store.may_have``."""
+        del table
+        return start < stop
+
+    async def reclaim(self, table: Table, start: bytes, stop: bytes) -> NoReturn:
+        """See ``Store.reclaim``; refused."""
+        raise _only_read()
+
+    async def tidy(self) -> NoReturn:
+        """See ``Store.tidy``; refused."""
+        raise _only_read()
+
+    async def pin(self, max_s: float) -> StoreView:
+        """See ``Store.pin``; refused, as it never changes."""
+        raise _only_read()
+
+    def statistics(self) -> StoreStatistics:
+        """See ``Store.statistics``."""
+        return StoreStatistics(bytes=None, free_bytes=None)
+
+    async def aclose(self) -> None:
+        """See ``Store.aclose``; nothing is held."""
+        await trio.lowlevel.checkpoint()
+
+
+def _only_read() -> StoreError:
+    return StoreError("a backup can only be read")
+
+
+class _AsItWas(RestoredStore):
+    """The same messages, with rows of metadata as they were."""
+
+    def __init__(self, restored: RestoredStore, about: list[Row]) -> None:
+        self._restored = restored
+        self._found = about
+        self._lock = restored._lock
+
+    async def _metadata(self, start: bytes, stop: bytes) -> list[Row]:
+        return [row for row in self._found if start <= row[0] < stop]
+
+    def _rows(self, table: Table, start: bytes, stop: bytes) -> Iterator[Row]:
+        return self._restored._rows(table, start, stop)
+
+
+class RestoreRun(CopyRun):
+    """One run of a restore: a copy whose source is a backup."""
+
+    async def _parts(self) -> list[Part]:
+        assert isinstance(self._source, RestoredStore)
+        contents = self._source.contents()
+        there = await contents_of(self._target)
+        return parts_of(contents, self._request.topics, contents.kinds | there.kinds)
+
+
+# --- rows as they are to be --------------------------------------------------------------------------
+
+
+def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) -> list[Row]:
+    """The rows about a topic that was loaded: time has gone on, and nobody of before has a session."""
+    state.time_ms = max(state.time_ms, now_ms)
+    state.sequence.advance_past(now_ms, _LAST_SEQUENCE_ID)
+    name = state.name
+    made = {kind: system_key(kind, name, generation) for kind in _MADE}
+    rows = {key: value for key, value in found if not key.startswith(tuple(made.values()))}
+    before = dict(found)
+    mark = state.mark()
+    rows[mark.prefix + mark.suffixes[0]] = mark.values[0]
+    for pointer, pending in state.pending.items():
+        key = made[POINTER] + pointer.to_bytes(8, "big", signed=True)
+        rows[key] = before[key] if pending.damaged else pending.encode()
+    producers = state.producers
+    record = producers.record or DeduplicationRecord(on=False)
+    rows[made[PRODUCERS]] = replace(record, epochs=record.epochs + EPOCHS).encode()
+    for producer in producers.known.values():
+        rows[made[PRODUCER] + producer.name.encode()] = replace(producer, epoch=producer.epoch + EPOCHS).encode()
+    for damaged in producers.damaged:
+        key = made[PRODUCER] + damaged.encode()
+        if key in before:
+            rows[key] = before[key]
+    return sorted(rows.items())
+
+
+def _producer_up_to(name: str, value: bytes, line: bytes) -> bytes | None:
+    """A producer's row as of a line; None: the stamps of its messages say what was, as far as there are some."""
+    producer = Producer.decode(name, value)
+    recent = tuple(result for result in producer.recent if result.last <= line)
+    if len(recent) == len(producer.recent):
+        return value
+    if not recent:
+        return None
+    high = recent[-1].high
+    highest = min(producer.highest_transactional, high)
+    return replace(producer, recent=recent, pushed=high, persisted=high, highest_transactional=highest).encode()
+
+
+def _pointer_in(value: bytes) -> int:
+    return int.from_bytes(value[1:9], "big", signed=True)
+
+
+def _may_have(entry: Mapping[str, Any], topic: _Topic, start: bytes, stop: bytes) -> bool:
+    """Whether an object of messages can have rows of a range, and before the topic's line."""
+    if topic.line is not None and pack_position(entry["fromMs"], 0) > topic.line:
+        return False
+    if topic.generation is None:
+        return True
+    prefix = generation_prefix(topic.name, topic.generation)
+    low, high = prefix + pack_position(entry["fromMs"], 0), prefix + pack_position(entry["toMs"], _LAST_SEQUENCE_ID)
+    return low < stop and start <= high

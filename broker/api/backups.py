@@ -1,0 +1,192 @@
+"""Backups over HTTP: a cut of the store is held while a client reads its objects, one backup at a time."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from broker.api.route import json_answer
+from broker.http.messages import Answer
+from plainsong.protocol.errors import BackupRunning, InvalidParameter, NotFound
+from plainsong.protocol.names import topic_name
+from storage.backup.cut import Cut, NotListed, Pace
+from storage.backup.folder import FORMAT
+from storage.backup.objects import MAX_OBJECT_BYTES
+
+if TYPE_CHECKING:
+    from actors.observe import Clock
+    from broker.http.messages import Request
+    from storage.backup.cut import CutTopic, Page
+    from storage.base import Store, StoreView
+
+#: A new backup takes the place of one whose client has asked for nothing for so long: it is gone.
+SILENT_S = 20.0
+#: ``?topic=`` of what belongs to no topic.
+SERVICE, METADATA = "service", "metadata"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(slots=True)
+class _Held:
+    """The cut that is held."""
+
+    backup_id: str
+    view: StoreView
+    cut: Cut
+    topics: list[CutTopic]
+    cut_ms: int
+    asked_s: float
+    """When something was asked of it last, on the clock of trio."""
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    """Requests for it take turns: a backup takes no more than its share, whatever its client does."""
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was asked of it; 0 while something is being answered."""
+        return 0.0 if self.turn.locked() else trio.current_time() - self.asked_s
+
+
+@dataclass(slots=True)
+class Backups:
+    """The routes of backups."""
+
+    store: Store
+    clock: Clock
+    instance: str
+    version: str
+    hold_s: float
+    bytes_per_s: int
+    _held: _Held | None = None
+    _beginning: bool = False
+
+    async def begin(self, request: Request) -> Answer:
+        """Hold a cut: every publish acknowledged before this request is in it. Raises BackupRunning, StoreError."""
+        request.parameters()
+        held = self._held
+        if self._beginning or (held is not None and held.silent_s < min(SILENT_S, self.hold_s)):
+            raise BackupRunning(
+                "another backup is under way",
+                hint="wait for it, or end it: DELETE /v1/backups/ID; one that asks for nothing ends by itself",
+            )
+        self._beginning = True
+        try:
+            await self._end()
+            self._held = held = await self._cut()
+        finally:
+            self._beginning = False
+        return json_answer(
+            {
+                "format": FORMAT,
+                "id": held.backup_id,
+                "expiresMs": self._expires_ms(),
+                "createdMs": held.cut_ms,
+                "cutMs": held.cut_ms,
+                "store": self.store.traits.kind,
+                "exact": held.view.exact,
+                "version": self.version,
+                "instances": [self.instance],
+                "topics": [each.shown() for each in held.topics],
+            }
+        )
+
+    async def _cut(self) -> _Held:
+        # Read before the view is made: what was acknowledged by then is in it, whatever the clock does.
+        cut_ms = self.clock.now_ms()
+        view = await self.store.pin(self.hold_s)
+        try:
+            cut = Cut(view, Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s)))
+            await cut.look()
+            topics = await cut.topics()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await view.aclose()
+            raise
+        when = datetime.fromtimestamp(cut_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+        return _Held(f"{when}-{secrets.token_hex(3)}", view, cut, topics, cut_ms, trio.current_time())
+
+    async def objects(self, request: Request) -> Answer:
+        """The names of objects of a topic, or of no topic, page by page. Raises NotFound, InvalidParameter, StoreError."""
+        given = request.parameters("topic", "after")
+        held = self._asked(request)
+        about, after = given.get("topic", ""), given.get("after")
+        async with held.turn:
+            page = await self._page(held, about, after)
+        self._renew(held)
+        found = {"objects": [each.shown() for each in page.objects], "next": page.next, "line": page.line}
+        return json_answer({**found, "expiresMs": self._expires_ms()})
+
+    async def _page(self, held: _Held, about: str, after: str | None) -> Page:
+        if about == SERVICE:
+            return await held.cut.service()
+        if about == METADATA:
+            return await held.cut.metadata()
+        namespace, colon, topic = about.partition(":")
+        if not colon:
+            raise InvalidParameter(
+                f"topic is {about[:80]!r}", hint=f"write namespace:topic, or {SERVICE}, or {METADATA}"
+            )
+        try:
+            return await held.cut.page(topic_name(namespace, topic), after)
+        except ValueError as error:
+            raise InvalidParameter(f"after: {error}", hint="use `next` of the page before") from None
+
+    async def show(self, request: Request) -> Answer:
+        """An object's bytes, as they are named. Raises NotFound: list them again; StoreError."""
+        request.parameters()
+        held = self._asked(request)
+        name = request.path["digest"]
+        if request.room is not None:
+            await request.room.take(MAX_OBJECT_BYTES, MAX_OBJECT_BYTES)
+        try:
+            async with held.turn:
+                data = await held.cut.object(name)
+        except NotListed:
+            shown = name if _DIGEST.fullmatch(name) else name[:80]
+            raise NotFound(
+                f"no object {shown} was listed lately, or its rows have changed", hint="list the topic's objects again"
+            ) from None
+        if request.room is not None:
+            request.room.must_have(len(data))
+        self._renew(held)
+        return Answer(200, data, "application/octet-stream")
+
+    async def end(self, request: Request) -> Answer:
+        """Let go of the cut. Raises NotFound: it has ended before."""
+        request.parameters()
+        self._asked(request)
+        await self._end()
+        return json_answer({"id": request.path["backup"], "ended": True})
+
+    # --- what is held ----------------------------------------------------------------------------
+
+    def _asked(self, request: Request) -> _Held:
+        """The cut of the request's path; it is held for another while. Raises NotFound."""
+        held = self._held
+        if held is None or held.backup_id != request.path["backup"] or self._is_over(held):
+            raise NotFound(
+                f"no backup {request.path['backup'][:80]!r} is under way here",
+                hint="it has ended, or another instance has it: begin again",
+            )
+        self._renew(held)
+        return held
+
+    def _is_over(self, held: _Held) -> bool:
+        return held.silent_s >= self.hold_s
+
+    def _renew(self, held: _Held) -> None:
+        held.asked_s = trio.current_time()
+        held.view.renew(self.hold_s)
+
+    def _expires_ms(self) -> int:
+        return self.clock.now_ms() + round(self.hold_s * 1000)
+
+    async def _end(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            await held.view.aclose()

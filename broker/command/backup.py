@@ -1,0 +1,453 @@
+"""``plainsong backup``: backups of a running deployment, and stores made of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+
+from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
+from broker.command.copy import CopyReport
+from broker.command.options import leaves, load_settings, until_ctrl_c
+from broker.stores import StoreUrl, open_named
+from plainsong.cli import output
+from plainsong.cli.backups import HeldCut
+from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.connection import where_options
+from plainsong.cli.options import Length, show_time
+from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
+from plainsong.protocol.errors import InvalidName, NotFound, PlainsongError
+from plainsong.protocol.names import TopicName, topic_name
+from storage.backup.folder import BackupFolder, objects_of
+from storage.backup.objects import DamagedObject
+from storage.base import Deposed, StoreError, StoreUnusable
+from storage.copy_parts import copy_row
+from storage.copying import CopyRequest, StoresDiffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from broker.config.sections import HBaseConfig
+    from plainsong.cli.connection import Where
+    from storage.backup.folder import Verified
+
+_FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+#: How often a page whose rows change while it is read is listed again, on a store without one instant for all.
+_LISTINGS = 20
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
+
+
+@click.group(cls=VerbGroup)
+def backup() -> None:
+    """Back up a running deployment; verify, restore and remove backups.
+
+    DIR keeps any number of backups, which share what is the same in them. Only
+    `create` needs a daemon. A backup has no tokens, grants or keys; it has every
+    message, so DIR is readable by its owner alone.
+    """
+
+
+# --- create ----------------------------------------------------------------------------------------
+
+
+@backup.command(
+    cls=Verb,
+    examples=[
+        "plainsong backup create /backup/plainsong",
+        "plainsong backup create --url http://h1:7420 /backup --json",
+    ],
+)
+@_FOLDER
+@json_option
+@where_options
+def create(folder: Path, as_json: bool, where: Where) -> None:
+    """Back up everything, while the daemon serves.
+
+    Every publish that was acknowledged before is in it. Only what DIR does not
+    have yet is sent. After an interruption, run it again: what was written
+    serves the next backup.
+    """
+    with _said():
+        kept = BackupFolder.make(folder)
+        # One instance holds the cut.
+        with kept.locked(), replace(where, urls=where.urls[:1]).client() as client:
+            cut = HeldCut(client)
+            try:
+                making = Making(kept, cut)
+                manifest = kept.put_manifest(making.manifest())
+            finally:
+                _end(cut)
+    if as_json:
+        shown = {name: manifest[name] for name in ("id", "cutMs", "sha256")}
+        echo_json({**shown, "topics": len(manifest["topics"]), **making.figures()})
+        return
+    figures = making.figures()
+    click.echo(
+        f"backup {manifest['id']}: {counted(len(manifest['topics']), 'topic')}, "
+        f"{show_count(figures['messages'])} messages, {show_bytes(figures['bytes'])}; "
+        f"new {counted(figures['newObjects'], 'object')}, {show_bytes(figures['newBytes'])}"
+    )
+
+
+def _end(cut: HeldCut) -> None:
+    try:
+        cut.end()
+    except PlainsongError:
+        note("the daemon lets go of the cut by itself (backup.hold_s)")
+
+
+class Making:
+    """Reads a cut into a folder, topic by topic."""
+
+    def __init__(self, folder: BackupFolder, cut: HeldCut) -> None:
+        self._folder = folder
+        self._cut = cut
+        self._new_objects = self._new_bytes = self._messages = self._bytes = self._objects = 0
+        #: Digests of the files of objects, from the backup before; others are read and checked before they are used.
+        self._digests = _digests(folder)
+
+    def manifest(self) -> dict[str, Any]:
+        """Write the objects; returns the manifest, which is not written yet. Raises PlainsongError, OSError."""
+        begun = {name: value for name, value in self._cut.begun.items() if name != "expiresMs"}
+        service = self._pages("service")[0]
+        metadata = self._pages("metadata")[0]
+        topics = [self._topic(each) for each in begun["topics"]]
+        return {**begun, "topics": topics, "service": service, "metadata": metadata}
+
+    def figures(self) -> dict[str, int]:
+        """What was read, and what of it was new."""
+        return {
+            "messages": self._messages,
+            "bytes": self._bytes,
+            "objects": self._objects,
+            "newObjects": self._new_objects,
+            "newBytes": self._new_bytes,
+        }
+
+    def _topic(self, topic: Mapping[str, Any]) -> dict[str, Any]:
+        objects, line = self._pages(f"{topic['namespace']}:{topic['topic']}")
+        messages = sum(each["rows"] for each in objects if each["table"] == "messages")
+        size = sum(each["bytes"] for each in objects)
+        self._messages += messages
+        return {**topic, "line": line, "messages": messages, "bytes": size, "objects": objects}
+
+    def _pages(self, about: str) -> tuple[list[dict[str, Any]], str | None]:
+        """All objects of a topic, and its line."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            page = self._page(about, after)
+            found += page["objects"]
+            after = page["next"]
+            if after is None:
+                self._objects += len(found)
+                self._bytes += sum(each["bytes"] for each in found)
+                return found, page["line"]
+            note(f"{about}: {show_count(sum(each['rows'] for each in found))} rows")
+
+    def _page(self, about: str, after: str | None) -> dict[str, Any]:
+        for _ in range(_LISTINGS):
+            page = self._cut.page(about, after)
+            fetched = [self._fetch(each) for each in page["objects"]]
+            if all(fetched):
+                return page
+        raise CommandFailed(
+            f"{about}: its rows change faster than they are read", hint="try again later", code=Exit.UNAVAILABLE
+        )
+
+    def _fetch(self, entry: dict[str, Any]) -> bool:
+        """Write an object that is not there, and note its file's digest. False: its rows have changed since."""
+        name = entry["sha256"]
+        digest = self._digests.get(name) if self._folder.has(name) else None
+        digest = digest or self._folder.digest(name)
+        if digest is not None:
+            entry["kept"] = digest
+            return True
+        try:
+            data = self._cut.object(name)
+        except NotFound:
+            return False
+        entry["kept"] = self._folder.put(name, data)
+        self._new_objects += 1
+        self._new_bytes += len(data)
+        return True
+
+
+def _digests(folder: BackupFolder) -> dict[str, str]:
+    try:
+        last = folder.manifest(folder.last_id())
+    except StoreUnusable:
+        return {}
+    return {entry["sha256"]: entry["kept"] for _, entry in objects_of(last)}
+
+
+# --- list, verify, prune ---------------------------------------------------------------------------
+
+
+@backup.command(name="list", cls=Verb, examples=["plainsong backup list /backup/plainsong"])
+@_FOLDER
+@json_option
+def list_backups(folder: Path, as_json: bool) -> None:
+    """Show the complete backups in DIR, oldest first."""
+    with _said():
+        kept = BackupFolder.open(folder)
+        manifests = [kept.manifest(each) for each in kept.ids()]
+    if as_json:
+        fields = ("id", "createdMs", "cutMs", "store", "version", "sha256")
+        echo_json(
+            [
+                {
+                    **{name: each[name] for name in fields},
+                    "messages": _sum(each, "messages"),
+                    "bytes": _sum(each, "bytes"),
+                    "topics": [f"{topic['namespace']}:{topic['topic']}" for topic in each["topics"]],
+                }
+                for each in manifests
+            ]
+        )
+        return
+    rows = [
+        (
+            each["id"],
+            show_time(each["cutMs"]),
+            each["store"],
+            show_count(len(each["topics"])),
+            show_count(_sum(each, "messages")),
+            show_bytes(_sum(each, "bytes")),
+        )
+        for each in manifests
+    ]
+    output.echo_lines(output.table(("BACKUP", "AS OF", "STORE", ">TOPICS", ">MESSAGES", ">BYTES"), rows, columns=200))
+
+
+def _sum(manifest: Mapping[str, Any], field: str) -> int:
+    return sum(topic[field] for topic in manifest["topics"])
+
+
+@backup.command(cls=Verb, examples=["plainsong backup verify /backup/plainsong --deep"])
+@_FOLDER
+@click.option("--id", "backup_id", metavar="ID", help="Which backup; the newest by default.")
+@click.option("--deep", is_flag=True, help="Parse every row, too.")
+@json_option
+def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> None:
+    """Read every object of a backup, and name what is missing or damaged.
+
+    Exits with 1 when something is.
+    """
+    with _said():
+        kept = BackupFolder.open(folder)
+        manifest = kept.manifest(backup_id or kept.last_id())
+        found = kept.verify(manifest, deep=deep)
+    if as_json:
+        echo_json({"id": manifest["id"], **found.shown()})
+    else:
+        output.echo_lines(list(_findings(manifest, found)))
+    if not found.ok:
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _findings(manifest: Mapping[str, Any], found: Verified) -> Iterator[str]:
+    for name in found.missing:
+        yield f"missing  {name}"
+    for each in found.damaged:
+        times = "" if each.from_ms is None else f" from {show_time(each.from_ms)} to {show_time(each.to_ms or 0)}"
+        what = f"{counted(each.messages, 'message')}{times}" if each.messages else "rows of metadata or stored payloads"
+        yield f"damaged  {each.sha256}  {each.topic or 'no topic'}: {what}: {each.why}"
+    verdict = "all is there and whole" if found.ok else "NOT whole"
+    yield f"backup {manifest['id']}: {counted(found.objects, 'object')} read, {verdict}"
+
+
+@backup.command(
+    cls=Verb, examples=["plainsong backup prune /backup --keep 7d", "plainsong backup prune /backup --keep-last 10"]
+)
+@_FOLDER
+@click.option("--keep", "keep_ms", type=Length(0.001), metavar="TIME", help="Keep the backups of so long, as 7d.")
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep so many of the newest.")
+@json_option
+def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: bool) -> None:
+    """Remove old backups, then the objects that no other backup has.
+
+    A backup stays that either option keeps; the newest one always stays.
+    """
+    if keep_ms is None and keep_last is None:
+        raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
+    with _said():
+        kept = BackupFolder.open(folder)
+        with kept.locked():
+            newest = set(kept.ids()[-(keep_last or 1) :])
+            since_ms = None if keep_ms is None else _now_ms() - keep_ms
+            gone, objects, size = kept.prune(
+                lambda each: each["id"] in newest or (since_ms is not None and each["cutMs"] >= since_ms)
+            )
+    if as_json:
+        echo_json({"removed": gone, "objects": objects, "bytes": size})
+    else:
+        click.echo(f"removed {counted(len(gone), 'backup')} and {counted(objects, 'object')}, {show_bytes(size)}")
+
+
+# --- restore ---------------------------------------------------------------------------------------
+
+
+@backup.command(
+    cls=Verb,
+    examples=[
+        "plainsong backup restore /backup --to leveldb:/var/lib/plainsong",
+        "plainsong backup restore /backup --to leveldb:new --at 2026-11-22T05:00Z",
+        "plainsong backup restore /backup --to leveldb:new shop:orders --as shop:old",
+    ],
+)
+@_FOLDER
+@click.argument("topics", nargs=-1, metavar="[NS:TOPIC]...")
+@click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
+@click.option("--id", "backup_id", metavar="ID", help="Which backup; the newest by default.")
+@click.option("--at", "at", metavar="TIME", help="Leave out what was published later.")
+@click.option("--as", "renamed", metavar="NS:TOPIC", help="What the one topic is called from now on.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
+@click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
+@json_option
+def restore(
+    folder: Path,
+    topics: tuple[str, ...],
+    target: str,
+    backup_id: str | None,
+    at: str | None,
+    renamed: str | None,
+    file: Path | None,
+    shown: bool | None,
+    as_json: bool,
+) -> None:
+    """Make a store of a backup, for a daemon to serve.
+
+    Verifies the backup first, writes only where none of its topics is, and
+    compares at the end. After an interruption, run the same command again: it
+    continues.
+
+    Open transactions become invalid. Producers' sessions of before are over:
+    programs open theirs again, learn the last id that is there and send the
+    rest. --at TIME (2026-11-22T05:00Z, or milliseconds since 1970) leaves out
+    every transaction, batch and request with a message that was published
+    later: by publish time, not by the time of a commit.
+    """
+    settings = load_settings(file, None, None, ()).config.storage.hbase
+    try:
+        url = StoreUrl.parse(target, settings.table_prefix)
+        chosen = tuple(sorted({_topic(each) for each in topics})) or None
+        name = None if renamed is None else _topic(renamed)
+    except (ValueError, InvalidName) as error:
+        raise CommandFailed(str(error), code=Exit.USAGE) from error
+    if name is not None and len(chosen or ()) != 1:
+        raise CommandFailed("--as renames one topic", hint="name the topic to restore", code=Exit.USAGE)
+    request = RestoreRequest(None if at is None else _at_ms(at), chosen, name)
+    with _said():
+        kept = BackupFolder.open(folder)
+        manifest = kept.manifest(backup_id or kept.last_id())
+        _refuse_damaged(manifest, kept, request)
+        report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
+        try:
+            trio.run(until_ctrl_c, partial(_restore, kept, manifest, request, url, settings, report))
+        finally:
+            report.clear()
+
+
+async def _restore(
+    kept: BackupFolder,
+    manifest: Mapping[str, Any],
+    request: RestoreRequest,
+    url: StoreUrl,
+    settings: HBaseConfig,
+    report: CopyReport,
+) -> None:
+    origin = f"backup {manifest['id']}"
+    origin += "" if request.at_ms is None else f" at {request.at_ms}"
+    origin += "" if request.renamed is None or request.topics is None else f" {request.topics[0]}"
+    async with open_named(url, settings, make=True) as target:
+        asked = CopyRequest(origin, request.wanted)
+        # A later run makes the same rows as the first one, which it may have to compare.
+        before = await copy_row(target)
+        begun_ms = before.begun_ms if before is not None and before.is_same(asked.row()) else _now_ms()
+        source = await RestoredStore.open(kept, manifest, request, begun_ms)
+        run = RestoreRun(source, target, asked, on_rows=report.step)
+        done = await run.run(lambda: begun_ms)
+    if done is None:
+        report.done_before("restore", "")
+    else:
+        report.compared(done, "restored")
+
+
+def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: RestoreRequest) -> None:
+    """Raise CommandFailed if an object that is needed is not whole."""
+
+    def needed(topic: Mapping[str, Any]) -> bool:
+        # Messages of other topics decide which transactions are left out.
+        is_chosen = request.topics is None or TopicName(topic["namespace"], topic["topic"]) in request.topics
+        return is_chosen or request.at_ms is not None
+
+    found = kept.verify(manifest, topics=needed)
+    if not found.ok:
+        lines = list(_findings(manifest, found))
+        raise CommandFailed(
+            "\n".join([f"backup {manifest['id']} is not whole, and nothing was restored", *lines[:-1]]),
+            hint="restore another backup, or the topics that are whole by their names",
+        )
+
+
+# --- what all share --------------------------------------------------------------------------------
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Errors of folders and stores with their exit codes; those of the daemon go through. Raises CommandFailed."""
+    try:
+        yield
+    except BaseException as error:
+        for leaf in leaves(error):
+            if isinstance(leaf, KeyboardInterrupt):
+                raise leaf from None
+            if (code := _exit_of(leaf)) is not None:
+                hint = getattr(leaf, "hint", "") or ("run it again: it continues" if code is Exit.UNAVAILABLE else "")
+                failed = CommandFailed(getattr(leaf, "detail", "") or str(leaf), hint=hint, code=code)
+                failed.word = getattr(leaf, "code", "")
+                raise failed from error
+        raise
+
+
+def _exit_of(error: BaseException) -> Exit | None:
+    if isinstance(error, StoreUnusable):
+        return Exit.STORE
+    if isinstance(error, DamagedObject | StoresDiffer | Deposed | OSError):
+        return Exit.FAILED
+    return Exit.UNAVAILABLE if isinstance(error, StoreError) else None
+
+
+def _topic(text: str) -> TopicName:
+    namespace, colon, topic = text.partition(":")
+    return topic_name(namespace, topic) if colon else topic_name("default", text)
+
+
+def _at_ms(text: str) -> int:
+    """A time in milliseconds since 1970. Raises CommandFailed."""
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    if _TIME.fullmatch(text):
+        try:
+            return int(datetime.fromisoformat(text.rstrip("Z")).replace(tzinfo=UTC).timestamp() * 1000)
+        except ValueError:
+            pass
+    raise CommandFailed(
+        f"--at {text[:60]!r} is no time",
+        hint="write 2026-11-22T05:00Z (in UTC), or milliseconds since 1970",
+        code=Exit.USAGE,
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

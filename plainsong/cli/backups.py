@@ -1,0 +1,52 @@
+"""What ``plainsong backup create`` asks a daemon: a cut, the objects in it, and their bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from plainsong.calls import Call, Request
+from plainsong.cli.connection import run_call
+
+if TYPE_CHECKING:
+    from plainsong import Client
+    from plainsong.calls import Answer
+
+_PATH = "/v1/backups"
+#: How long a daemon may take for an answer: where `backup.bytes_per_s` is low, an object takes a while.
+WAIT_S = 600.0
+
+
+class HeldCut:
+    """A cut that the daemon holds, and its manifest without objects."""
+
+    def __init__(self, client: Client) -> None:
+        """Begin. Raises PlainsongError: BackupRunning, or the daemon cannot be asked."""
+        self._client = client
+        self.begun: dict[str, Any] = self._json("POST", "", repeat=False)
+        self._path = f"/{self.begun['id']}"
+
+    def page(self, topic: str, after: str | None = None) -> dict[str, Any]:
+        """Objects of ``namespace:topic``, or ``service``, or ``metadata``, from the place ``after`` on."""
+        query = {"topic": topic} | ({} if after is None else {"after": after})
+        return self._json("GET", f"{self._path}/objects?{urlencode(query)}")
+
+    def object(self, name: str) -> bytes:
+        """The bytes of an object that was listed. Raises NotFound: its rows have changed since."""
+        return self._send("GET", f"{self._path}/objects/{name}").body
+
+    def end(self) -> None:
+        """Let the daemon let go of it."""
+        self._json("DELETE", self._path)
+
+    def _json(self, method: str, rest: str, *, repeat: bool = True) -> dict[str, Any]:
+        return dict(json.loads(self._send(method, rest, repeat=repeat).body))
+
+    def _send(self, method: str, rest: str, *, repeat: bool = True) -> Answer:
+        request = Request(method, _PATH + rest)
+        return run_call(self._client, Call(request, _whole, "harmless" if repeat else "twice", wait_s=WAIT_S))
+
+
+def _whole(answer: Answer) -> Answer:
+    return answer

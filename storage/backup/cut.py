@@ -1,0 +1,385 @@
+"""A cut of a store, from which a backup is read: its topics, their objects page by page, and the bytes of each.
+
+Nothing of it is kept but a view of the store and the bounds of the objects listed last, so memory does not grow with
+what is backed up. Rows are read in small steps with pauses, as long as `Pace` says: publishes and polls go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import (
+    COPYING,
+    HIGH_WATER,
+    MESSAGE_TAIL_BYTES,
+    PAYLOAD_TAIL_BYTES,
+    SERVICE,
+    SYSTEM,
+    DamagedRow,
+    generation_prefix,
+    metadata_key,
+    stop_after,
+    system_key,
+    topic_of,
+    topic_prefix,
+    topic_range,
+)
+from plainsong.protocol.records import HighWater, Metadata
+from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
+from storage.backup.objects import Window, WindowedRows, encode_row, keyed_windows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+    from plainsong.protocol.names import TopicName
+    from storage.base import Reads, Row
+
+#: Bytes of keys and values read at a time: a worker thread holds the interpreter for under a millisecond.
+STEP_BYTES = 128 << 10
+#: A pause is so many times as long as the step before it took. Reading then takes a sixth of a core, and publishes on two
+#: busy cores keep nine tenths of their rate (docs/benchmarks.md).
+REST = 5.0
+#: A page of objects ends after so many of them, or so many seconds.
+PAGE_OBJECTS = 500
+PAGE_S = 2.0
+#: Objects whose bounds are remembered: those of the last pages.
+KNOWN_OBJECTS = 4 * PAGE_OBJECTS
+#: An object spans at most 2^26 ms, under 19 hours, of publish times (16 bits of sequence ids are below them); or of
+#: write pointers, a million of which are issued in a millisecond, with 80 bits of time and sequence id below them.
+_MESSAGE_BITS = 26 + 16
+_PAYLOAD_BITS = 46 + 80
+_GENERATION_BYTES = 4
+#: The names of the tables in a manifest; a topic's rows of metadata come first.
+TABLES = {"metadata": Table.METADATA, "messages": Table.MESSAGE, "payloads": Table.PAYLOAD}
+_KIND_STOP = SYSTEM + b"\xff"
+
+
+class NotListed(KeyError):
+    """No object of this name was listed lately."""
+
+
+class Pace:
+    """How fast a store is read: with pauses, and within a number of bytes a second.
+
+    Args:
+      on_pause: called at each pause; it renews the view that is read.
+    """
+
+    def __init__(self, bytes_per_s: int = 0, rest: float = REST, on_pause: Callable[[], object] = lambda: None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._rest = rest
+        self._on_pause = on_pause
+
+    async def rest(self, busy_s: float, size: int) -> None:
+        """Pause after a step that took ``busy_s`` for ``size`` bytes."""
+        pause_s = busy_s * self._rest
+        if self._bytes_per_s:
+            pause_s = max(pause_s, size / self._bytes_per_s - busy_s)
+        self._on_pause()
+        await trio.sleep(pause_s)
+
+
+async def paced_rows(
+    view: Reads, table: Table, start: bytes, stop: bytes, pace: Pace, work: Callable[[list[Row]], object]
+) -> AsyncGenerator[int, None]:
+    """Read a range in steps; ``work`` runs with the rows of each in the thread that reads them.
+
+    Yields the bytes of each step, before its pause: whoever has enough ends the iteration. Raises StoreError.
+    """
+    more = True
+    while more:
+        step = _Step(work)
+        begun_s = trio.current_time()
+        await view.scan(table, start, stop, step.take, first_chunk=256)
+        busy_s = trio.current_time() - begun_s
+        if step.last is None:
+            return
+        start, more = step.last + b"\x00", step.cut
+        yield step.size
+        await pace.rest(busy_s, step.size)
+
+
+class _Step:
+    """Rows of one step; in a worker thread."""
+
+    def __init__(self, work: Callable[[list[Row]], object]) -> None:
+        self._work = work
+        self.last: bytes | None = None
+        self.size = 0
+        self.cut = False
+
+    def take(self, rows: list[Row]) -> bool:
+        self._work(rows)
+        self.size += sum(len(key) + len(value) for key, value in rows)
+        self.last = rows[-1][0]
+        self.cut = self.size >= STEP_BYTES
+        return not self.cut
+
+
+@dataclass(frozen=True, slots=True)
+class CutTopic:
+    """A topic in a cut."""
+
+    name: TopicName
+    metadata: Metadata | None
+    """None: its row cannot be read."""
+
+    def shown(self) -> dict[str, object]:
+        """As a manifest has it, without its objects."""
+        found: dict[str, object] = {"namespace": self.name.namespace, "topic": self.name.topic}
+        if self.metadata is None:
+            return {**found, "generation": None, "properties": {}, "deletedMs": None}
+        return {
+            **found,
+            "generation": self.metadata.generation,
+            "properties": self.metadata.properties.stored(),
+            "deletedMs": self.metadata.deleted_ms,
+        }
+
+
+class CutObject(NamedTuple):
+    """An object that was listed."""
+
+    sha256: str
+    table: str
+    rows: int
+    bytes: int
+    from_ms: int | None
+    to_ms: int | None
+
+    def shown(self) -> dict[str, object]:
+        """As a manifest has it."""
+        times = {"fromMs": self.from_ms, "toMs": self.to_ms}
+        return {"sha256": self.sha256, "table": self.table, "rows": self.rows, "bytes": self.bytes, **times}
+
+
+class _Bounds(NamedTuple):
+    table: Table
+    first: bytes
+    last: bytes
+    about: TopicName | None
+    """The topic whose rows of metadata these are; they are not one range."""
+
+
+@dataclass(slots=True)
+class Page:
+    """Some objects of a topic, or of no topic."""
+
+    objects: list[CutObject] = field(default_factory=list)
+    next: str | None = None
+    """Where the next page begins; None: this is the last one."""
+    line: str | None = None
+    """On the last page: the last position given in the topic, 20 hex digits; None: none was."""
+
+
+class Cut:
+    """What a backup holds, as long as its view does.
+
+    A topic's rows of metadata are listed before its messages. Where the view is not of one moment, this makes what is
+    read a state from which its owner could start after a crash: messages behind the high-water mark are replayed.
+
+    Args:
+      view: of the store; where it is not of one moment, rows may change between two readings, and their objects with
+        them.
+    """
+
+    def __init__(self, view: Reads, pace: Pace) -> None:
+        self._view = view
+        self._pace = pace
+        self._known: OrderedDict[str, _Bounds] = OrderedDict()
+        self._kinds: list[bytes] = []
+        self._others: list[bytes] = []
+        #: The end of the messages that were listed last.
+        self._listed_to = b""
+
+    async def look(self) -> None:
+        """Find the kinds of rows there are. Raises StoreError."""
+        start = SYSTEM
+        while row := await self._first(start, _KIND_STOP):
+            kind = row[0][1:2]
+            start = SYSTEM + bytes([kind[0] + 1])
+            if kind not in (SERVICE, COPYING):
+                (self._kinds if topic_prefix(row[0][2:]) else self._others).append(kind)
+
+    async def topics(self) -> list[CutTopic]:
+        """Every topic, also those that are deleted, by name. Raises StoreError."""
+        found: list[CutTopic] = []
+
+        def take(rows: list[Row]) -> None:
+            found.extend(CutTopic(topic_of(key)[0], _metadata(value)) for key, value in rows)
+
+        async for _ in paced_rows(self._view, Table.METADATA, *topic_range(), self._pace, take):
+            pass
+        return found
+
+    # --- pages ---------------------------------------------------------------------------------
+
+    async def service(self) -> Page:
+        """The objects of the transaction service. Raises StoreError."""
+        return self._listed(await self._gathered([SERVICE_RANGE]), "service")
+
+    async def metadata(self) -> Page:
+        """The objects of rows that belong to no topic. Raises StoreError."""
+        ranges = [(SYSTEM + kind, stop_after(SYSTEM + kind)) for kind in self._others]
+        return self._listed(await self._gathered(ranges), "metadata")
+
+    async def page(self, name: TopicName, after: str | None) -> Page:
+        """Objects of a topic, from ``Page.next`` on. Raises StoreError; ValueError: ``after`` is none of its places."""
+        row = await self._view.get(Table.METADATA, metadata_key(name))
+        metadata = None if row is None else _metadata(row)
+        page = Page()
+        until_s = trio.current_time() + PAGE_S
+        at, floor = _place(after)
+        if at == "metadata":
+            rows = await self._about(name)
+            page.objects += self._listed(rows, "metadata", name).objects
+            at = "messages"
+        if metadata is None:
+            return page
+        prefix = generation_prefix(name, metadata.generation)
+        for table in ("messages", "payloads"):
+            if at != table:
+                continue
+            stopped_at = await self._windows(prefix, table, floor, page, until_s)
+            if stopped_at is not None:
+                page.next = f"{table}.{stopped_at:x}"
+                return page
+            at, floor = "payloads", 0
+        page.line = await self._line(name, metadata.generation, prefix)
+        return page
+
+    async def _windows(self, prefix: bytes, table: str, floor: int, page: Page, until_s: float) -> int | None:
+        """Add the objects of a table to a page; where the next one begins, None: there are no more."""
+        tail_bytes = (MESSAGE_TAIL_BYTES if table == "messages" else PAYLOAD_TAIL_BYTES) - _GENERATION_BYTES
+        bits = _MESSAGE_BITS if table == "messages" else _PAYLOAD_BITS
+        if floor >= 1 << 8 * tail_bytes:
+            return None
+        windowed = WindowedRows(prefix, tail_bytes, bits, floor)
+        start, stop = prefix + floor.to_bytes(tail_bytes, "big"), stop_after(prefix)
+        steps = paced_rows(self._view, TABLES[table], start, stop, self._pace, windowed.feed)
+        try:
+            async for _ in steps:
+                if windowed.is_due:
+                    await self._add(windowed.windows(complete=False), table, page)
+                    if len(page.objects) >= PAGE_OBJECTS or trio.current_time() >= until_s:
+                        return windowed.floor
+        finally:
+            await steps.aclose()
+        await self._add(windowed.windows(complete=True), table, page)
+        return None
+
+    async def _add(self, windows: Iterator[Window], table: str, page: Page) -> None:
+        while (window := await trio.to_thread.run_sync(next, windows, None)) is not None:
+            name = await trio.to_thread.run_sync(_name_of, window.data)
+            page.objects.append(CutObject(name, table, window.count, len(window.data), *window.times_ms))
+            self._remember(name, _Bounds(TABLES[table], window.first, window.last, None))
+            if table == "messages":
+                self._listed_to = window.last
+
+    async def _line(self, name: TopicName, generation: int, prefix: bytes) -> str | None:
+        """The last position of the messages that were listed, or one that was given behind them."""
+        last = [self._listed_to[len(prefix) :]] if self._listed_to.startswith(prefix) else []
+        value = await self._view.get(Table.METADATA, system_key(HIGH_WATER, name, generation))
+        if value is not None:
+            try:
+                mark = HighWater.decode(value)
+                if mark.last_sequence_id >= 0:
+                    last.append(mark.last_ts_ms.to_bytes(8, "big") + mark.last_sequence_id.to_bytes(2, "big"))
+            except DamagedRow:
+                pass
+        return max(last).hex() if last else None
+
+    # --- rows of metadata, which are few ---------------------------------------------------------
+
+    async def _about(self, name: TopicName) -> list[Row]:
+        """The rows of metadata about a topic, by key."""
+        key = metadata_key(name)
+        ranges = [(SYSTEM + kind + key, stop_after(SYSTEM + kind + key)) for kind in self._kinds]
+        return await self._gathered([*ranges, (key, key + b"\x00")])
+
+    async def _gathered(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[Row]:
+        found: list[Row] = []
+        for start, stop in ranges:
+            async for _ in paced_rows(self._view, Table.METADATA, start, stop, self._pace, found.extend):
+                pass
+        return found
+
+    def _listed(self, rows: list[Row], table: str, about: TopicName | None = None) -> Page:
+        page = Page()
+        for window in keyed_windows(rows):
+            name = _name_of(window.data)
+            page.objects.append(CutObject(name, table, window.count, len(window.data), None, None))
+            self._remember(name, _Bounds(Table.METADATA, window.first, window.last, about))
+        return page
+
+    # --- objects -------------------------------------------------------------------------------
+
+    def _remember(self, name: str, bounds: _Bounds) -> None:
+        self._known[name] = bounds
+        self._known.move_to_end(name)
+        while len(self._known) > KNOWN_OBJECTS:
+            self._known.popitem(last=False)
+
+    async def object(self, name: str) -> bytes:
+        """An object's bytes. Raises NotListed, also if its rows have changed since; StoreError."""
+        bounds = self._known.get(name)
+        if bounds is None:
+            raise NotListed(name)
+        parts: list[bytes] = []
+        if bounds.about is not None:
+            rows = await self._about(bounds.about)
+            parts += [encode_row(row) for row in rows if bounds.first <= row[0] <= bounds.last]
+        else:
+            work = partial(_encode_into, parts)
+            stop = bounds.last + b"\x00"
+            async for _ in paced_rows(self._view, bounds.table, bounds.first, stop, self._pace, work):
+                pass
+        data = b"".join(parts)
+        if await trio.to_thread.run_sync(_name_of, data) != name:
+            raise NotListed(name)
+        return data
+
+    async def _first(self, start: bytes, stop: bytes) -> Row | None:
+        found: list[Row] = []
+
+        def take(rows: list[Row]) -> bool:
+            found.append(rows[0])
+            return False
+
+        await self._view.scan(Table.METADATA, start, stop, take, first_chunk=1, values=False)
+        return found[0] if found else None
+
+
+def _encode_into(parts: list[bytes], rows: list[Row]) -> None:
+    parts += map(encode_row, rows)
+
+
+def _name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _metadata(value: bytes) -> Metadata | None:
+    try:
+        return Metadata.decode(value)
+    except DamagedRow:
+        return None
+
+
+def _place(after: str | None) -> tuple[str, int]:
+    """The table and the place in it where a page begins. Raises ValueError."""
+    if after is None:
+        return "metadata", 0
+    table, dot, floor = after.partition(".")
+    if table not in ("messages", "payloads") or not dot or len(floor) > 40:
+        raise ValueError(f"{after[:60]!r} is no place in a topic")
+    at = int(floor, 16)
+    if at < 0:
+        raise ValueError(f"{after[:60]!r} is no place in a topic")
+    return table, at

@@ -1,0 +1,364 @@
+"""A folder of backups: objects by their names, and a manifest for each backup, written last.
+
+    FORMAT                       {"format":1}
+    objects/ab/<sha256>          an object, in one zlib stream
+    backups/<id>.json            a manifest: the topics, their objects, and its own digest
+    lock                         held while backups are made or removed
+
+An object is written beside its place, synced and renamed, so it is whole or absent; a manifest likewise, once all of its
+objects are there. What a killed ``create`` leaves are objects that the next one finds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from plainsong.protocol.keys import DamagedRow, parse_message_key, parse_payload_key
+from plainsong.protocol.rows import decode_row
+from storage.backup.objects import DamagedObject, compress, decode_rows, decompress, name_of
+from storage.base import StoreInUse, StoreTooNew, StoreUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from storage.base import Row
+
+FORMAT = 1
+FORMAT_NAME = "FORMAT"
+_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+#: Objects that a reader keeps decoded: a step of a restore ends within one, and the next goes on there.
+_KEPT = 4
+
+
+class DamagedManifest(StoreUnusable):
+    """A manifest is not what was written."""
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """A manifest's only form: equal manifests have equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with its own digest."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    return {**rest, "sha256": hashlib.sha256(canonical(rest)).hexdigest()}
+
+
+@dataclass(slots=True)
+class Damage:
+    """An object that is not what a manifest says."""
+
+    sha256: str
+    topic: str | None
+    """``namespace:topic``; None: of the transaction service, or of namespaces."""
+    from_ms: int | None
+    to_ms: int | None
+    messages: int
+    why: str
+
+    def shown(self) -> dict[str, object]:
+        """Ready for JSON."""
+        shown = {"sha256": self.sha256, "topic": self.topic, "fromMs": self.from_ms, "toMs": self.to_ms}
+        return {**shown, "messages": self.messages, "why": self.why}
+
+
+@dataclass(slots=True)
+class Verified:
+    """What verifying found."""
+
+    objects: int = 0
+    missing: list[str] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every object is there and whole."""
+        return not self.missing and not self.damaged
+
+    def shown(self) -> dict[str, object]:
+        """Ready for JSON."""
+        damaged = [each.shown() for each in self.damaged]
+        return {"ok": self.ok, "objects": self.objects, "missing": self.missing, "damaged": damaged}
+
+
+class BackupFolder:
+    """A folder of backups on this machine. Methods block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._objects = path / "objects"
+        self._backups = path / "backups"
+        self._decoded: OrderedDict[str, list[Row]] = OrderedDict()
+
+    @classmethod
+    def make(cls, path: Path) -> BackupFolder:
+        """The folder, made if there is none; only its owner may look into it. Raises StoreUnusable."""
+        folder = cls(path)
+        if (path / FORMAT_NAME).exists():
+            return cls.open(path)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(each.name != "lock" for each in path.iterdir()):
+                raise StoreUnusable(f"{path} has files and is no folder of backups", hint="name an empty directory")
+            path.chmod(0o700)
+            folder._objects.mkdir(exist_ok=True)
+            folder._backups.mkdir(exist_ok=True)
+            _write(path / FORMAT_NAME, canonical({"format": FORMAT}))
+        except OSError as error:
+            raise StoreUnusable(f"{path} cannot be made a folder of backups: {error.strerror}") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> BackupFolder:
+        """A folder that is there. Raises StoreUnusable, StoreTooNew."""
+        try:
+            text = (path / FORMAT_NAME).read_bytes()
+        except OSError as error:
+            raise StoreUnusable(
+                f"{path} is no folder of backups: it has no FORMAT", hint="`plainsong backup create` makes one"
+            ) from error
+        try:
+            number = json.loads(text)["format"]
+        except (ValueError, KeyError, TypeError):
+            number = None
+        if type(number) is int and number > FORMAT:
+            raise StoreTooNew(f"{path} has format {number}; this version reads {FORMAT}", hint="use a newer plainsong")
+        if text != canonical({"format": FORMAT}):
+            raise StoreUnusable(f"{path / FORMAT_NAME} is damaged: it says {text[:40]!r}")
+        return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else makes or removes backups here. Raises StoreInUse."""
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StoreInUse(f"another process makes or removes backups in {self.path}") from error
+            yield
+        finally:
+            os.close(lock)
+
+    # --- objects -------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether an object is there; it may be damaged."""
+        return self._place(name).exists()
+
+    def digest(self, name: str) -> str | None:
+        """The digest of an object's file, which is read; None: it is not there, or not whole. Raises OSError."""
+        try:
+            kept = self._place(name).read_bytes()
+            decompress(kept, name)
+        except (FileNotFoundError, DamagedObject):
+            return None
+        return name_of(kept)
+
+    def put(self, name: str, data: bytes) -> str:
+        """Keep an object, durably; returns the digest of its file. Raises DamagedObject: the bytes have another name. OSError."""
+        if name_of(data) != name:
+            raise DamagedObject(f"object {name} arrived with other bytes than its name says")
+        place = self._place(name)
+        place.parent.mkdir(exist_ok=True)
+        kept = compress(data)
+        _write(place, kept)
+        return name_of(kept)
+
+    def get(self, name: str) -> bytes:
+        """An object's bytes, checked. Raises DamagedObject; FileNotFoundError."""
+        return decompress(self._place(name).read_bytes(), name)
+
+    def rows(self, name: str) -> list[Row]:
+        """An object's rows; the last few objects are kept decoded. Raises DamagedObject, also for one that is missing."""
+        found = self._decoded.get(name)
+        if found is None:
+            try:
+                found = decode_rows(self.get(name))
+            except OSError as error:
+                raise DamagedObject(f"object {name} cannot be read: {error.strerror}") from error
+            self._decoded[name] = found
+            while len(self._decoded) > _KEPT:
+                self._decoded.popitem(last=False)
+        return found
+
+    def _place(self, name: str) -> Path:
+        return self._objects / name[:2] / name
+
+    # --- manifests -----------------------------------------------------------------------------
+
+    def ids(self) -> list[str]:
+        """The backups that are complete, oldest first."""
+        return sorted(each.stem for each in self._backups.glob("*.json") if _ID.fullmatch(each.stem))
+
+    def last_id(self) -> str:
+        """The newest backup. Raises StoreUnusable: there is none."""
+        ids = self.ids()
+        if not ids:
+            raise StoreUnusable(f"{self.path} has no complete backup", hint="`plainsong backup create` makes one")
+        return ids[-1]
+
+    def manifest(self, backup_id: str) -> dict[str, Any]:
+        """A manifest, checked. Raises DamagedManifest; StoreUnusable: there is none; StoreTooNew."""
+        if not _ID.fullmatch(backup_id):
+            raise StoreUnusable(f"{backup_id!r} is no id of a backup", hint="`plainsong backup list` shows them")
+        try:
+            text = (self._backups / f"{backup_id}.json").read_bytes()
+        except FileNotFoundError as error:
+            raise StoreUnusable(
+                f"{self.path} has no backup {backup_id}", hint="`plainsong backup list` shows them"
+            ) from error
+        try:
+            found = json.loads(text)
+            is_whole = isinstance(found, dict) and canonical(found) == text and sealed(found) == found
+        except ValueError:
+            is_whole = False
+        if not is_whole or found["id"] != backup_id:
+            raise DamagedManifest(
+                f"the manifest of backup {backup_id} is damaged", hint="restore another backup of this folder"
+            )
+        if found["format"] > FORMAT:
+            raise StoreTooNew(
+                f"backup {backup_id} has format {found['format']}; this version reads {FORMAT}",
+                hint="use a newer plainsong",
+            )
+        return dict(found)
+
+    def put_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Complete a backup: from here on it is there. Returns the manifest with its digest. Raises OSError."""
+        complete = sealed({**manifest, "complete": True})
+        _write(self._backups / f"{manifest['id']}.json", canonical(complete))
+        return complete
+
+    # --- verifying and removing ----------------------------------------------------------------
+
+    def verify(
+        self,
+        manifest: Mapping[str, Any],
+        *,
+        deep: bool = False,
+        topics: Callable[[Mapping[str, Any]], bool] = lambda topic: True,
+        on_object: Callable[[int], None] = lambda size: None,
+    ) -> Verified:
+        """Read every object of a backup.
+
+        Args:
+          deep: also parse each row.
+          topics: which topics' objects to read.
+          on_object: called with the bytes of each.
+        """
+        found = Verified()
+        seen: set[str] = set()
+        for topic, entry in objects_of(manifest, topics):
+            name = entry["sha256"]
+            if name in seen:
+                continue
+            seen.add(name)
+            found.objects += 1
+            on_object(entry["bytes"])
+            if not self.has(name):
+                found.missing.append(name)
+            elif why := self._fault(entry, deep=deep):
+                messages = entry["rows"] if entry.get("table") == "messages" else 0
+                found.damaged.append(Damage(name, topic, entry["fromMs"], entry["toMs"], messages, why))
+        return found
+
+    def _fault(self, entry: Mapping[str, Any], *, deep: bool) -> str:
+        """What is wrong with an object; empty: nothing."""
+        name = entry["sha256"]
+        try:
+            kept = self._place(name).read_bytes()
+            data = decompress(kept, name)
+            rows = decode_rows(data)
+        except DamagedObject as error:
+            return error.detail
+        except OSError as error:
+            return f"it cannot be read: {error.strerror}"
+        if name_of(kept) != entry["kept"]:
+            return "a bit of its file has changed, though not of its rows"
+        if len(data) != entry["bytes"] or len(rows) != entry["rows"]:
+            return f"it has {len(rows)} rows and {len(data)} bytes"
+        return _first_fault(rows, entry.get("table", "")) if deep else ""
+
+    def prune(self, keep: Callable[[Mapping[str, Any]], bool]) -> tuple[list[str], int, int]:
+        """Remove the backups that are not to be kept, then the objects that no other one names.
+
+        Returns the ids removed, and the objects and bytes. Raises DamagedManifest: nothing was removed, since nobody
+        knows which objects that backup needs. OSError.
+        """
+        manifests = {each: self.manifest(each) for each in self.ids()}
+        gone = [each for each, manifest in manifests.items() if not keep(manifest)]
+        for each in gone:
+            (self._backups / f"{each}.json").unlink()
+        _sync_directory(self._backups)
+        kept = {
+            entry["sha256"]
+            for each, manifest in manifests.items()
+            if each not in gone
+            for _, entry in objects_of(manifest)
+        }
+        count = size = 0
+        for shelf in sorted(self._objects.iterdir()):
+            for place in sorted(shelf.iterdir()):
+                if place.name not in kept:
+                    count, size = count + 1, size + place.stat().st_size
+                    place.unlink()
+        return gone, count, size
+
+
+def objects_of(
+    manifest: Mapping[str, Any], topics: Callable[[Mapping[str, Any]], bool] = lambda topic: True
+) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """The objects of a backup: their topic (None: of no topic), and what the manifest says."""
+    for entry in (*manifest["service"], *manifest["metadata"]):
+        yield None, entry
+    for topic in manifest["topics"]:
+        if topics(topic):
+            for entry in topic["objects"]:
+                yield f"{topic['namespace']}:{topic['topic']}", entry
+
+
+def _first_fault(rows: Iterable[Row], table: str) -> str:
+    parse = {"messages": parse_message_key, "payloads": parse_payload_key}.get(table)
+    try:
+        for key, value in rows:
+            if parse is not None:
+                parse(key)
+                decode_row(value)
+    except DamagedRow as error:
+        return f"row {key.hex()}: {error.detail}"
+    return ""
+
+
+def _write(place: Path, data: bytes) -> None:
+    """Write a file that is whole or absent, durably. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=place.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, place)
+    except BaseException:
+        os.unlink(name)
+        raise
+    _sync_directory(place.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

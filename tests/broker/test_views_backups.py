@@ -1,0 +1,89 @@
+"""Backups over HTTP: one cut at a time, held as long as it is asked for, and objects that are what they are named."""
+
+from __future__ import annotations
+
+import hashlib
+
+from broker_in_process import in_process
+
+from broker.api.backups import Backups
+from storage.backup.objects import decode_rows
+
+BACKUPS = "/v1/backups"
+
+
+def backups_of(daemon) -> Backups:
+    handlers = (endpoint.handler for endpoint in daemon.service.endpoints)
+    return next(each.__self__ for each in handlers if isinstance(getattr(each, "__self__", None), Backups))
+
+
+async def begin(daemon, **more):
+    return (await daemon.call("POST", BACKUPS, **more)).json()
+
+
+async def objects_of(daemon, begun, topic="ns:t"):
+    answer = await daemon.call("GET", f"{BACKUPS}/{begun['id']}/objects", params={"topic": topic})
+    return answer.json()
+
+
+async def test_a_cut_has_what_was_published_before_and_nothing_later(daemon):
+    await daemon.create()
+    _, last = await daemon.publish("before")
+    begun = await begin(daemon)
+    await daemon.publish("later")
+    await daemon.create("other")
+    assert [(each["namespace"], each["topic"]) for each in begun["topics"]] == [("ns", "t")]
+    assert begun["exact"]
+    page = await objects_of(daemon, begun)
+    assert page["next"] is None
+    assert page["line"] == last[:20]
+    rows = {}
+    for each in page["objects"]:
+        data = (await daemon.call("GET", f"{BACKUPS}/{begun['id']}/objects/{each['sha256']}")).content
+        assert hashlib.sha256(data).hexdigest() == each["sha256"]
+        assert len(data) == each["bytes"]
+        rows[each["table"]] = decode_rows(data)
+        assert len(rows[each["table"]]) == each["rows"]
+    assert [value[-6:] for _, value in rows["messages"]] == [b"before"]
+    assert len(rows["metadata"]) >= 1
+
+
+async def test_a_second_backup_is_refused_until_the_first_has_ended(daemon):
+    begun = await begin(daemon)
+    await daemon.call("POST", BACKUPS, status=409, code="backup_running")
+    assert (await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}")).json() == {"id": begun["id"], "ended": True}
+    other = await begin(daemon)
+    assert other["id"] != begun["id"]
+    await daemon.call("GET", f"{BACKUPS}/{begun['id']}/objects?topic=service", status=404, code="not_found")
+
+
+async def test_a_backup_whose_client_has_been_silent_gives_way_to_a_new_one(daemon):
+    begun = await begin(daemon)
+    backups_of(daemon)._held.asked_s -= 21
+    other = await begin(daemon)
+    await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}", status=404, code="not_found")
+    await daemon.call("DELETE", f"{BACKUPS}/{other['id']}")
+
+
+async def test_a_cut_ends_when_nothing_was_asked_of_it_for_as_long_as_it_is_held():
+    async with in_process(backup__hold_s=30) as daemon:
+        begun = await begin(daemon)
+        backups_of(daemon)._held.asked_s -= 29
+        await objects_of(daemon, begun, "service")
+        backups_of(daemon)._held.asked_s -= 29
+        await objects_of(daemon, begun, "metadata")
+        backups_of(daemon)._held.asked_s -= 31
+        path = f"{BACKUPS}/{begun['id']}/objects?topic=service"
+        await daemon.call("GET", path, status=404, code="not_found")
+
+
+async def test_what_cannot_be_meant_is_refused(daemon):
+    await daemon.create()
+    begun = await begin(daemon)
+    path = f"{BACKUPS}/{begun['id']}/objects"
+    await daemon.call("GET", f"{path}?topic=orders", status=400, code="invalid_parameter")
+    await daemon.call("GET", f"{path}?topic=ns:t&after=x", status=400, code="invalid_parameter")
+    await daemon.call("GET", f"{path}?topic=ns:t&after=messages.-1", status=400, code="invalid_parameter")
+    await daemon.call("GET", f"{path}?topic=n/s:t", status=400, code="invalid_name")
+    await daemon.call("GET", f"{path}/{'0' * 64}", status=404, code="not_found")
+    assert (await objects_of(daemon, begun, "ns:none"))["objects"] == []

@@ -1,0 +1,373 @@
+"""``plainsong backup``: what is in a backup that was made while everybody went on, and what a restore serves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from plainsong import Client
+from plainsong.protocol.errors import ProducerFenced, TransactionNotInProgress
+from tests.daemon.deployment import EACH, REQUESTS, fill, is_no_topic, new_messages_come_behind
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually
+
+ACCOUNTS = ("a", "b", "c")
+
+
+def url_of(daemon: Daemon) -> str:
+    return "http://{}:{}".format(*daemon.address)
+
+
+def backup(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    line = [str(PLAINSONG), "backup", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), timeout=300, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def made(*words: object, code: int = 0) -> dict:
+    return json.loads(backup(*words, "--json", code=code).stdout)
+
+
+def restored(folder: Path, to: Path, *words: object) -> Path:
+    backup("restore", folder, "--to", f"leveldb:{to}", *words)
+    return to
+
+
+def killed_once(is_far: threading.Event, *words: object) -> None:
+    """SIGKILL a command once ``is_far`` is set."""
+    line = [str(PLAINSONG), "backup", *map(str, words)]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environ()) as process:
+        is_far.wait(60)
+        process.send_signal(signal.SIGKILL)
+
+
+def when(condition) -> threading.Event:
+    """An event that is set once the condition holds."""
+    found = threading.Event()
+
+    def look() -> None:
+        eventually("the command has come so far", condition)
+        found.set()
+
+    threading.Thread(target=look, daemon=True).start()
+    return found
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A folder with a backup of a deployment, the deployment, and what was told to those who made it."""
+    base = tmp_path_factory.mktemp("kept")
+    with Daemon(base / "data", "retention.interval_s=3600") as daemon, Client(url_of(daemon)) as client:
+        told = fill(client)
+        client.store("twice", [b"never published"], transaction=told.open)
+        first = made("create", base / "backups", "--url", url_of(daemon))
+        again = made("create", base / "backups", "--url", url_of(daemon))
+        open_, epoch = told.open, client.producer_state("orders", "till")["epoch"]
+        # What is lost: it was told, and is in no backup.
+        lost = client.publish("orders", [b"lost"])
+        with client.producer("orders", "till") as producer:
+            producer.publish([b"lost too"])
+            lost_epoch = producer.epoch
+        later = client.transactions.begin(client_id="lost")
+        service = client.transactions.get(later).service
+        daemon.stop()
+    assert first["newObjects"] > 3
+    assert again["newObjects"] == 0
+    return (
+        base / "backups",
+        told,
+        {"open": open_, "epochs": (epoch, lost_epoch), "id": bytes(lost.last_id), "later": later, "service": service},
+    )
+
+
+def test_a_restore_serves_what_was_there_and_whatever_comes_is_new(filled, tmp_path):
+    folder, told, lost = filled
+    with Daemon(restored(folder, tmp_path / "data")) as daemon, Client(url_of(daemon)) as client:
+        ids = [bytes(message.id) for message in client.read("orders", isolation="committed")]
+        assert len(ids) == REQUESTS * EACH + 1
+        assert set(ids) < set(told.ids)
+        uncommitted = [message.value for message in client.read("orders", isolation="uncommitted")]
+        assert b"undecided" in uncommitted  # as any message of an invalid transaction
+        assert b"lost" not in uncommitted
+        assert client.properties("twice")["generation"] == "2"
+        assert client.reader("orders", "ana")["position"] == told.reader.hex()
+        assert client.namespaces.show()["properties"]["deduplication"] == "enabled"
+        new = client.publish("orders", [b"new"])
+        assert bytes(new.first_id) > lost["id"]
+        told.ids.append(bytes(new.first_id))
+        new_messages_come_behind(client, told)
+
+
+def test_open_transactions_are_invalid_and_the_service_is_another_one(filled, tmp_path):
+    folder, told, lost = filled
+    with Daemon(restored(folder, tmp_path / "data")) as daemon, Client(url_of(daemon)) as client:
+        status = client.transactions.get(told.open)
+        assert status.state == "invalid"
+        assert status.service != lost["service"]
+        assert client.transactions.get(lost["later"]).state == "unknown"
+        for gone in (told.open, lost["later"]):
+            with pytest.raises(TransactionNotInProgress):
+                client.publish("orders", [b"too late"], transaction=gone)
+        assert client.transactions.begin().id > lost["later"].id
+        assert client.transactions.get(client.transactions.begin()).service == status.service
+
+
+def test_producers_of_before_are_fenced_and_send_the_rest_again(filled, tmp_path):
+    folder, _, lost = filled
+    with Daemon(restored(folder, tmp_path / "data")) as daemon, Client(url_of(daemon)) as client:
+        for epoch in lost["epochs"]:
+            with pytest.raises(ProducerFenced):
+                _publish_as(url_of(daemon), "till", epoch, REQUESTS * EACH)
+        with client.producer("orders", "till") as producer:
+            assert producer.last_sequence_id == REQUESTS * EACH - 1
+            receipt = producer.publish([b"sent again"])
+        assert not receipt.duplicate
+        assert client.poll("orders", receipt.first_id, isolation="uncommitted") is not None
+        values = Counter(message.value for message in client.read("orders", isolation="uncommitted"))
+        assert values[b"sent again"] == 1
+
+
+def _publish_as(url: str, producer: str, epoch: int, sequence_id: int) -> None:
+    with Client(url) as client:
+        body = {"messages": ["x"], "producer": producer, "producerEpoch": epoch, "sequenceIds": [sequence_id]}
+        request = urllib.request.Request(
+            f"{url}/v1/namespaces/default/topics/orders/publish",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            urllib.request.urlopen(request).read()
+        except urllib.error.HTTPError as error:
+            problem = json.loads(error.read())
+            assert client is not None
+            assert (error.code, problem["code"]) == (409, "producer_fenced"), problem
+            raise ProducerFenced(problem["detail"]) from error
+
+
+def test_a_create_that_is_killed_leaves_no_backup_and_its_objects_serve_the_next(tmp_path):
+    with Daemon(tmp_path / "data", "backup.bytes_per_s=8MiB", "backup.hold_s=4") as daemon:
+        with Client(url_of(daemon)) as client:
+            fill(client)
+        folder = tmp_path / "backups"
+        killed_once(
+            when(lambda: len([each for each in folder.glob("objects/*/*") if len(each.name) == 64]) >= 3),
+            "create",
+            folder,
+            "--url",
+            url_of(daemon),
+        )
+        assert json.loads(backup("list", folder, "--json").stdout) == []
+        left = len([each for each in folder.glob("objects/*/*") if len(each.name) == 64])
+        eventually("the cut of the one that was killed ends", lambda: _can_begin(url_of(daemon)))
+        done = made("create", folder, "--url", url_of(daemon))
+        assert done["newObjects"] <= done["objects"] - left + 2
+        assert made("verify", folder, "--deep")["ok"]
+
+
+def _can_begin(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/backups", method="POST")) as answer:
+            begun = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        assert error.code == 409
+        return False
+    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/backups/{begun['id']}", method="DELETE")).read()
+    return True
+
+
+def test_a_restore_that_is_killed_is_not_served_and_goes_on_when_it_is_run_again(filled, tmp_path):
+    folder, _told, _ = filled
+    target = tmp_path / "data"
+    words = ("restore", folder, "--to", f"leveldb:{target}")
+    killed_once(when(lambda: sum(each.stat().st_size for each in target.rglob("*.log")) > 1 << 20), *words)
+    with pytest.raises(DaemonEnded, match="not complete"), Daemon(target):
+        pass
+    assert "both sides are the same" in backup(*words).stdout
+    assert "done before" in backup(*words).stdout
+    with Daemon(target) as daemon, Client(url_of(daemon)) as client:
+        assert len(list(client.read("orders"))) == REQUESTS * EACH + 1
+
+
+def test_one_topic_is_restored_under_another_name_beside_what_is_there(filled, tmp_path):
+    folder, *_ = filled
+    target = tmp_path / "data"
+    with Daemon(target) as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("twice")
+        client.publish("twice", b"of now")
+        daemon.stop()
+    backup("restore", folder, "--to", f"leveldb:{target}", "default:twice", code=3)
+    restored(folder, target, "default:twice", "--as", "default:twice_before")
+    with Daemon(target) as daemon, Client(url_of(daemon)) as client:
+        assert [message.value for message in client.read("twice")] == [b"of now"]
+        assert [message.value for message in client.read("twice_before")] == [b"of the second generation"]
+        assert is_no_topic(client, "orders")
+
+
+def test_one_flipped_bit_is_found_its_messages_are_named_and_nothing_is_restored(filled, tmp_path):
+    folder, *_ = filled
+    place = max(folder.glob("objects/*/*"), key=lambda each: each.stat().st_size)
+    whole = place.read_bytes()
+    try:
+        place.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
+        found = made("verify", folder, code=1)
+        assert not found["ok"]
+        (damaged,) = found["damaged"]
+        assert (damaged["sha256"], damaged["topic"]) == (place.name, "default:orders")
+        assert damaged["messages"] > 100
+        assert damaged["fromMs"] <= damaged["toMs"]
+        done = backup("restore", folder, "--to", f"leveldb:{tmp_path / 'data'}", code=1)
+        assert place.name in done.stderr
+        assert not (tmp_path / "data").exists()
+    finally:
+        place.write_bytes(whole)
+
+
+# --- sums over topics ------------------------------------------------------------------------------
+
+
+class Transfers:
+    """Moves amounts from topic to topic, each in a transaction, until it is left; and publishes to one of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self.acknowledged = 0
+        self.transfers = 0
+        self._threads = [threading.Thread(target=work) for work in (self._transfer, self._transfer, self._publish)]
+
+    def __enter__(self) -> Transfers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _transfer(self) -> None:
+        with Client(self._url) as client:
+            number = 0
+            while not self._stop.is_set():
+                number += 1
+                transaction = client.transactions.begin()
+                one, other = ACCOUNTS[number % 3], ACCOUNTS[(number + 1) % 3]
+                client.publish(one, [b"%d" % -number], transaction=transaction)
+                if number % 4 == 0:
+                    client.store(other, [b"%d" % number], transaction=transaction)
+                    client.publish(other, [], transaction=transaction)
+                else:
+                    client.publish(other, [b"%d" % number], transaction=transaction)
+                if number % 5 == 0:
+                    client.transactions.abort(transaction)
+                else:
+                    client.transactions.commit(transaction)
+                    self.transfers += 1
+
+    def _publish(self) -> None:
+        with Client(self._url) as client:
+            while not self._stop.is_set():
+                client.publish("log", [b"%d" % self.acknowledged, b"same request"])
+                self.acknowledged += 1
+
+
+def sums(client: Client, suffix: str = "") -> tuple[int, int]:
+    """Of all amounts that a committed reader sees; and how many there are."""
+    amounts = [int(message.value) for name in ACCOUNTS for message in client.read(name + suffix, isolation="committed")]
+    return sum(amounts), len(amounts)
+
+
+def test_sums_over_topics_are_kept_in_every_restore_to_a_point_in_time_too(tmp_path):
+    folder = tmp_path / "backups"
+    with Daemon(tmp_path / "data", "backup.bytes_per_s=64KiB") as daemon:
+        with Client(url_of(daemon)) as client:
+            for name in (*ACCOUNTS, "log"):
+                client.create_topic(name)
+        begun_ms = time.time_ns() // 1_000_000
+        ids, floors = [], []
+        with Transfers(url_of(daemon)) as going_on:
+            for _ in range(3):
+                transfers = going_on.transfers
+                eventually("there is more to keep", lambda before=transfers: going_on.transfers > before + 30)
+                acknowledged = going_on.acknowledged
+                ids.append(made("create", folder, "--url", url_of(daemon))["id"])
+                floors.append(acknowledged)
+        ended_ms = time.time_ns() // 1_000_000
+        daemon.stop()
+    counts = []
+    for number, (backup_id, floor) in enumerate(zip(ids, floors, strict=True)):
+        target = restored(folder, tmp_path / f"whole{number}", "--id", backup_id)
+        with Daemon(target) as daemon, Client(url_of(daemon)) as client:
+            total, count = sums(client)
+            published = [message.value for message in client.read("log")]
+        assert total == 0
+        # Every publish that was acknowledged before `create` began, as a prefix of whole requests.
+        assert len(published) >= 2 * floor
+        assert published == [each for n in range(len(published) // 2) for each in (b"%d" % n, b"same request")]
+        counts.append(count)
+    assert counts == sorted(set(counts))
+    span_ms = ended_ms - begun_ms
+    for part in (1, 3, 5, 7):
+        at_ms = begun_ms + span_ms * part // 8
+        target = restored(folder, tmp_path / f"at{part}", "--at", at_ms)
+        with Daemon(target) as daemon, Client(url_of(daemon)) as client:
+            total, count = sums(client)
+            last = [int.from_bytes(bytes(message.id)[:8], "big") for name in ACCOUNTS for message in client.read(name)]
+            published = [message.value for message in client.read("log")]
+        assert total == 0
+        assert max(last, default=0) <= at_ms
+        assert published[-1:] in ([], [b"same request"])
+        assert count <= counts[-1]
+
+
+def test_pruning_keeps_what_the_backups_that_stay_need(tmp_path):
+    folder = tmp_path / "backups"
+    with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("t")
+        for number in range(4):
+            client.publish("t", [b"%d" % number + bytes(100)] * 100)
+            made("create", folder, "--url", url_of(daemon))
+        daemon.stop()
+    assert len(made("prune", folder, "--keep-last", 2)["removed"]) == 2
+    kept = [each["id"] for each in json.loads(backup("list", folder, "--json").stdout)]
+    assert len(kept) == 2
+    assert all(made("verify", folder, "--id", each, "--deep")["ok"] for each in kept)
+    assert made("prune", folder, "--keep", "7d")["removed"] == []
+    assert backup("prune", folder, code=2)
+    with Daemon(restored(folder, tmp_path / "new", "--id", kept[0])) as daemon, Client(url_of(daemon)) as client:
+        assert len(list(client.read("t"))) == 300
+
+
+def test_memory_stays_flat_however_many_messages_a_topic_has(tmp_path):
+    folder = tmp_path / "backups"
+    with Daemon(tmp_path / "data", "cache.max_bytes=0") as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("t")
+        for _ in range(40):
+            client.publish("t", [bytes(60)] * 10_000)
+        before = _rss_kib(daemon)
+        done = made("create", folder, "--url", url_of(daemon))
+        assert done["messages"] == 400_000
+        # An object and the rows behind it, twice: nothing grows with the messages, which have 30 MiB here.
+        assert _peak_kib(daemon) - before < 40 << 10
+
+
+def _rss_kib(daemon: Daemon) -> int:
+    Path(f"/proc/{daemon.pid}/clear_refs").write_text("5")
+    return _status(daemon, "VmRSS")
+
+
+def _peak_kib(daemon: Daemon) -> int:
+    return _status(daemon, "VmHWM")
+
+
+def _status(daemon: Daemon, name: str) -> int:
+    lines = Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))

@@ -1,0 +1,147 @@
+"""A folder of backups: manifests and objects that are whole or absent, and what pruning leaves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from storage.backup.folder import BackupFolder, DamagedManifest, canonical
+from storage.backup.objects import DamagedObject, encode_row, name_of
+from storage.base import StoreInUse, StoreTooNew, StoreUnusable
+
+ROWS = [(b"shop:orders:\x00\x00\x00\x01" + each.to_bytes(10, "big"), b"\x00\x02m") for each in range(9)]
+
+
+def an_object(folder, rows, table="messages"):
+    data = b"".join(map(encode_row, rows))
+    times = {"fromMs": 5, "toMs": 7, "kept": folder.put(name_of(data), data)}
+    return {"sha256": name_of(data), "table": table, "rows": len(rows), "bytes": len(data), **times}
+
+
+def a_backup(folder, day, *entries):
+    topic = {"namespace": "shop", "topic": "orders", "objects": list(entries)}
+    backup_id = f"2026112{day}T055514Z-00000{day}"
+    return folder.put_manifest(
+        {"format": 1, "id": backup_id, "cutMs": day, "topics": [topic], "service": [], "metadata": []}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return BackupFolder.make(tmp_path / "backups")
+
+
+def test_only_its_owner_may_look_into_a_folder(folder):
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"")
+    with pytest.raises(StoreUnusable, match="is no folder of backups"):
+        BackupFolder.make(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_a_folder_of_a_newer_format_is_refused(folder):
+    (folder.path / "FORMAT").write_bytes(canonical({"format": 2}))
+    with pytest.raises(StoreTooNew, match="format 2"):
+        BackupFolder.make(folder.path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_found(folder):
+    made = a_backup(folder, 1, an_object(folder, ROWS))
+    place = folder.path / "backups" / f"{made['id']}.json"
+    whole = place.read_bytes()
+    assert folder.manifest(made["id"]) == made
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        place.write_bytes(flipped)
+        with pytest.raises((DamagedManifest, StoreTooNew)):
+            folder.manifest(made["id"])
+
+
+def test_every_flipped_bit_of_an_object_is_found(folder):
+    """Also those that change no row: bits of a compressed stream that say nothing."""
+    made = a_backup(folder, 1, an_object(folder, ROWS * 3))
+    (entry,) = made["topics"][0]["objects"]
+    place = next(folder.path.rglob(entry["sha256"]))
+    whole = place.read_bytes()
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        place.write_bytes(flipped)
+        assert [each.sha256 for each in folder.verify(made).damaged] == [entry["sha256"]], bit
+    place.write_bytes(whole)
+    assert folder.verify(made).ok
+
+
+def test_an_object_that_is_damaged_is_none_to_use_again(folder):
+    entry = an_object(folder, ROWS)
+    assert folder.digest(entry["sha256"]) == entry["kept"]
+    next(folder.path.rglob(entry["sha256"])).write_bytes(b"something else")
+    assert folder.digest(entry["sha256"]) is None
+
+
+def test_what_is_missing_or_damaged_is_named_with_its_messages(folder):
+    gone, bad, good = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
+    made = a_backup(folder, 1, gone, bad, good)
+    assert folder.verify(made, deep=True).ok
+    place = next(folder.path.rglob(bad["sha256"]))
+    flipped = bytearray(place.read_bytes())
+    flipped[10] ^= 4
+    place.write_bytes(flipped)
+    next(folder.path.rglob(gone["sha256"])).unlink()
+    shown = folder.verify(made).shown()
+    assert shown["missing"] == [gone["sha256"]]
+    (damaged,) = shown["damaged"]
+    assert damaged.pop("why")
+    assert damaged == {"sha256": bad["sha256"], "topic": "shop:orders", "fromMs": 5, "toMs": 7, "messages": 3}
+    assert not shown["ok"]
+
+
+def test_deep_verifying_parses_rows(folder):
+    made = a_backup(folder, 1, an_object(folder, [(ROWS[0][0], b"\xff not a row")]))
+    assert folder.verify(made).ok
+    assert not folder.verify(made, deep=True).ok
+
+
+def test_pruning_removes_what_no_backup_that_stays_has(folder):
+    old, shared, new = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
+    first, second = a_backup(folder, 1, old, shared), a_backup(folder, 2, shared, new)
+    (folder.path / "objects" / shared["sha256"][:2] / ".new-killed").write_bytes(b"half")
+    gone, count, _ = folder.prune(lambda manifest: manifest["cutMs"] >= 2)
+    assert gone == [first["id"]]
+    assert count == 2
+    assert not folder.has(old["sha256"])
+    assert folder.ids() == [second["id"]]
+    assert folder.verify(second, deep=True).ok
+
+
+def test_nothing_is_pruned_while_it_is_unknown_what_a_backup_needs(folder):
+    made = a_backup(folder, 1, an_object(folder, ROWS))
+    (folder.path / "backups" / f"{made['id']}.json").write_bytes(b"{}")
+    with pytest.raises(DamagedManifest):
+        folder.prune(lambda manifest: False)
+    assert folder.has(name_of(b"".join(map(encode_row, ROWS))))
+
+
+def test_two_processes_do_not_change_a_folder_at_once(folder):
+    with folder.locked(), pytest.raises(StoreInUse), BackupFolder.open(folder.path).locked():
+        pass
+    with folder.locked():
+        pass
+
+
+def test_an_object_under_a_wrong_name_is_refused(folder):
+    with pytest.raises(DamagedObject):
+        folder.put("0" * 64, b"something else")
+    assert not folder.has("0" * 64)
+
+
+def test_a_manifest_is_there_only_once_it_is_complete(folder):
+    (folder.path / "backups" / ".new-abc").write_bytes(json.dumps({"id": "x"}).encode())
+    assert folder.ids() == []
+    with pytest.raises(StoreUnusable, match="no complete backup"):
+        folder.last_id()
