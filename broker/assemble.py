@@ -50,6 +50,7 @@ from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import Decisions, Rates
+from broker.reload import Reloads
 from broker.stores import message_bound, place_of
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.topic.state import TopicLimits
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.http.messages import Begin, Handler
     from broker.metrics import Metrics
+    from broker.tls import Certificates
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
     from storage.base import Store
@@ -405,7 +407,13 @@ class Contention:
 
 
 async def serve(
-    daemon: Daemon, budget: BodyBudget, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]]
+    daemon: Daemon,
+    budget: BodyBudget,
+    stop: trio.Event,
+    certificates: Certificates | None = None,
+    reloads: Reloads | None = None,
+    *,
+    task_status: trio.TaskStatus[list[str]],
 ) -> None:
     """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     config = daemon.config
@@ -416,8 +424,19 @@ async def serve(
             answering = Answering(
                 daemon.endpoints, daemon.begin, daemon.publishing, daemon.accounting, daemon.answers, budget
             )
-            await serve_front_ends(config, answering, peers, stop=stop, task_status=task_status)
+            await serve_front_ends(
+                config,
+                answering,
+                peers,
+                stop=stop,
+                certificates=certificates,
+                reloads=reloads or Reloads(),
+                task_status=task_status,
+            )
             return
+        check = origin_check(config)
+        if certificates is not None:
+            certificates.tell_names(check.serve_names)
         await serve_http(
             settings,
             daemon.endpoints,
@@ -427,7 +446,8 @@ async def serve(
             budget=budget,
             stop=stop,
             grace_s=config.shutdown.drain_s,
-            check=origin_check(config),
+            tls=certificates,
+            check=check,
             begin=daemon.begin,
             peers=peers,
             turns=daemon.directory.environment.turns,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import BodyBudget
     from broker.link.client import Links
     from broker.metrics import Metrics
+    from broker.tls import Certificates
     from plainsong.protocol.topic.producer_state import ProducerTable
     from plainsong.protocol.topic.state import TopicState
     from plainsong.protocol.transactions.asks import ServiceFigures
@@ -93,6 +94,21 @@ def add_gauges(
 def add_event_gauges(metrics: Metrics, streams: EventStreams) -> None:
     """Register what is read of the streams of events."""
     metrics.reads("plainsong_event_streams", "Streams of server-sent events now.", lambda: streams.open)
+
+
+def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:
+    """Register what is read of the certificate and of handshakes."""
+    metrics.reads(
+        "plainsong_tls_certificate_not_after_seconds",
+        "When the certificate that is served expires, in seconds since 1970.",
+        lambda: certificates.now.not_after_s,
+    )
+    metrics.reads(
+        "plainsong_tls_reload_failures_total",
+        "Times that changed files of the certificate could not be used since the start.",
+        lambda: certificates.failures,
+    )
+    certificates.on_handshake = metrics.shook_hands
 
 
 def add_link_gauges(metrics: Metrics, links: Links) -> None:

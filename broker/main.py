@@ -37,11 +37,13 @@ from broker.cluster.join import (
     verify_advertised_address,
 )
 from broker.config.values import UNIX
-from broker.gauges import add_cluster_gauges, add_gauges, add_transaction_gauges
+from broker.gauges import add_cluster_gauges, add_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
+from broker.reload import Reloads
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
+from broker.tls import certificates_of
 from plainsong.protocol.version import VERSION
 from storage.copy_parts import refuse_unfinished
 
@@ -63,12 +65,14 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
 
     Raises:
+      TlsUnusable: the certificate cannot be used; nothing was opened.
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
       NameTaken: another instance of the cluster has our name.
     """
     notifier = Notifier(os.environ)
     stop = trio.Event()
+    certificates, reloads = certificates_of(config), Reloads()
     async with open_store(config) as store, trio.open_nursery() as actors:
         config = fitted(config, store.traits)
         await refuse_unfinished(store)
@@ -92,7 +96,12 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             add_cluster_gauges(metrics, membership)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
-            addresses = await servers.start(partial(serve, daemon, budget, stop))
+            await servers.start(reloads.run)
+            if certificates is not None:
+                reloads.add(certificates.look_again)
+                servers.start_soon(certificates.watch, config.security.reload_s)
+                add_tls_gauges(metrics, certificates)
+            addresses = await servers.start(partial(serve, daemon, budget, stop, certificates, reloads))
             thrift = await start_thrift(daemon, stop, servers)
             if membership is not None:
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
@@ -121,7 +130,7 @@ def _running(
     config, traits = daemon.config, daemon.store.traits
     return Running(
         version=daemon.version,
-        addresses=[address if address.startswith(UNIX) else f"http://{address}" for address in addresses],
+        addresses=[url_of(address, config) for address in addresses],
         data_dir=config.storage.data_dir if traits.kind == "leveldb" else None,
         place=place_of(config),
         store_kind=traits.kind,
@@ -131,6 +140,13 @@ def _running(
         cluster="" if membership is None else describe_membership(membership),
         testing="" if testing is None else str(testing.path),
     )
+
+
+def url_of(address: str, config: Config) -> str:
+    """The URL of a place that is listened on."""
+    if address.startswith(UNIX):
+        return address
+    return f"{'https' if config.tls.certificate else 'http'}://{address}"
 
 
 async def _stop_at_signal(stop: trio.Event) -> None:

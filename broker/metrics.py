@@ -80,6 +80,9 @@ class Metrics:
         self._falls = Counter(
             "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
         )
+        self._handshakes = Counter(
+            "plainsong_tls_handshakes_total", "TLS handshakes, by result.", ["result"], registry=registry
+        )
         #: Called for each topic that another instance has claimed; None: not called.
         self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
@@ -251,6 +254,10 @@ class Metrics:
         """The janitor removed rows."""
         self._expired.inc(expired)
         self._purged.inc(purged)
+
+    def shook_hands(self, result: str) -> None:
+        """A TLS handshake has ended."""
+        self._handshakes.labels(result).inc()
 
     # --- scrapes -------------------------------------------------------------------------------
 

@@ -18,7 +18,14 @@ import plainsong
 from broker.api.schemas import status_of_code
 from broker.config import every_setting
 from broker.config.config import sections
-from broker.gauges import add_cluster_gauges, add_event_gauges, add_gauges, add_link_gauges, add_transaction_gauges
+from broker.gauges import (
+    add_cluster_gauges,
+    add_event_gauges,
+    add_gauges,
+    add_link_gauges,
+    add_tls_gauges,
+    add_transaction_gauges,
+)
 from broker.metrics import Metrics
 from plainsong.cli.job_metrics import METRICS, PREFIX
 from plainsong.cli.main import program
@@ -113,6 +120,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     add_cluster_gauges(metrics, nothing)
     add_link_gauges(metrics, nothing)
     add_event_gauges(metrics, nothing)
+    add_tls_gauges(metrics, nothing)
     metrics.registry.unregister(metrics.readings)
     found = {family.name: family.type for family in (*metrics.registry.collect(), *metrics.readings.describe())}
     return {f"{name}_total" if kind == "counter" else name: kind for name, kind in found.items()}

@@ -18,6 +18,7 @@ from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
+from broker.tls import TlsUnusable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
@@ -123,6 +124,8 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
+        if isinstance(leaf, TlsUnusable):
+            return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
         if isinstance(leaf, FrontEndFailed):

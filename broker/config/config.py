@@ -22,6 +22,7 @@ from broker.config.sections import (
     SecurityConfig,
     ShutdownConfig,
     StorageConfig,
+    TlsConfig,
     TopicConfig,
     TransactionsConfig,
     is_wildcard,
@@ -53,6 +54,7 @@ class Config:
     deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 
@@ -176,6 +178,7 @@ _AT_LEAST = (
 def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """The problems of settings that are valid alone and cannot work together."""
     return [
+        *_tls_problems(config, origins),
         *_too_small(config, origins),
         *_service_mismatches(config, origins),
         *_cluster_problems(config, origins),
@@ -232,6 +235,22 @@ def _service_mismatches(config: Config, origins: Mapping[str, str]) -> list[Prob
             what = f'{_shown(config, name)} needs transactions.service = "{needs}"'
             found.append(Problem(_both(origins[name], origins[service]), what, "remove it, or change the service"))
     return found
+
+
+def _tls_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    tls = config.tls
+    needed = {
+        "tls.certificate": bool(tls.key or tls.client_ca or tls.client_certificates != "off"),
+        "tls.key": bool(tls.certificate),
+        "tls.client_ca": tls.client_certificates != "off",
+    }
+    given = (origins[f"tls.{key}"] for key in ("certificate", "key", "client_certificates", "client_ca"))
+    set_here = next((origin for origin in given if origin != "default"), "default")
+    return [
+        Problem(set_here, f"TLS needs {name}", f"set {name}")
+        for name, is_needed in needed.items()
+        if is_needed and not config.value(name)
+    ]
 
 
 def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:

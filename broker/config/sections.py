@@ -511,6 +511,28 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """TLS on all addresses of http.bind, and on links to other instances; Unix sockets stay as they are."""
+
+    certificate: str = text(
+        "",
+        "The file with this daemon's certificate and those that vouch for it, PEM; empty: no TLS. It and the other "
+        "files are loaded again when they change, for connections that begin then; see security.reload_s.",
+    )
+    key: str = text("", "The file with its key, PEM, without a password, which others may neither read nor write.")
+    minimum: str = choice("1.2", "The oldest version of TLS that is spoken.", "1.2", "1.3")
+    client_ca: str = text("", "The file with the authorities whose certificates clients and other instances show, PEM.")
+    client_certificates: str = choice(
+        "off",
+        "Whether clients are asked for a certificate. optional: one that is shown is checked. required: there is no "
+        "connection without.",
+        "off",
+        "optional",
+        "required",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """The daemon's log, on its standard output."""
 

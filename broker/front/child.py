@@ -26,9 +26,13 @@ from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.wire import WITHIN_DAEMON
 from broker.logs import AccessLog, process, setup_logs
+from broker.reload import Reloads
+from broker.tls import certificates_of
 
 if TYPE_CHECKING:
     from broker.config import Config
+    from broker.http.tls_socket import TlsStream
+    from broker.tls import Certificates
 
 log = logging.getLogger(__name__)
 #: How long the last answers may take to leave once the owning process has ended.
@@ -57,7 +61,7 @@ class FrontEnd:
             try:
                 with trio.open_signal_receiver(signal.SIGTERM) as signals:  # before it accepts connections
                     nursery.start_soon(self._stop_at, signals)
-                    await self._serve(config, has_peers=answer["peers"])
+                    await self._serve(config, nursery, has_peers=answer["peers"])
                     nursery.cancel_scope.cancel()
             finally:
                 logs.close()
@@ -72,11 +76,23 @@ class FrontEnd:
         async for _ in signals:
             self._stop.set()
 
-    async def _serve(self, config: Config, *, has_peers: bool) -> None:
+    async def _reload_at_signal(self, certificates: Certificates) -> None:
+        reloads = Reloads()
+        reloads.add(certificates.look_again)
+        await reloads.run()
+
+    async def _serve(self, config: Config, nursery: trio.Nursery, *, has_peers: bool) -> None:
         settings = http_settings(config)
         forwarding = FrontForwarding(self._link)
         endpoints = forwarding.endpoints()
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
+        check = origin_check(config)
+        certificates = certificates_of(config)
+        if certificates is not None:
+            certificates.on_handshake = forwarding.count_handshake
+            certificates.tell_names(check.serve_names)
+            nursery.start_soon(certificates.watch, config.security.reload_s)
+            nursery.start_soon(self._reload_at_signal, certificates)
         try:
             if not (await self._link.call("ready", None)).value:
                 return
@@ -90,19 +106,28 @@ class FrontEnd:
             budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
             stop=self._stop,
             grace_s=config.shutdown.drain_s,
-            check=origin_check(config),
+            tls=certificates,
+            check=check,
             begin=forwarding.begin,
             peers=self._hand_peer_over if has_peers else None,
         )
         with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()
 
-    async def _hand_peer_over(self, stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
+    async def _hand_peer_over(
+        self, stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event
+    ) -> None:
         """Hands a connection of another instance to the owning process."""
         del stop
-        connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
-        await stream.aclose()
-        await sockets.send_connection(self._handover, connection, already_read)
+        if isinstance(stream, trio.SocketStream):
+            connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
+            await stream.aclose()
+            await sockets.send_connection(self._handover, connection, already_read)
+            return
+        # What TLS knows of a connection cannot be handed over: it stays here, and its bytes are passed on.
+        ours, theirs = socket.socketpair()
+        await sockets.send_connection(self._handover, theirs, already_read)
+        await sockets.passed_on(stream, sockets.stream_of(ours))
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:

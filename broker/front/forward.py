@@ -63,6 +63,10 @@ class FrontForwarding:
         del requests
         self._link.notify("counted", [route, status, seconds])
 
+    def count_handshake(self, result: str) -> None:
+        """Has the owning process count a TLS handshake of this one."""
+        self._link.notify("handshake", result)
+
     async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
         try:
             return await self._link.call(kind, value, body, at_once=at_once)

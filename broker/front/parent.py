@@ -8,6 +8,7 @@ open when a front end dies, so that connections wait for its successor instead o
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from dataclasses import dataclass, field, replace
 from socket import socketpair
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin, Conversation
     from broker.http.server import PeerHandler
     from broker.link.server import Call, PendingReply, ServedChannel
+    from broker.reload import Reloads
+    from broker.tls import Certificates
 
 log = logging.getLogger(__name__)
 #: Pauses before a front end that ended is started again, in seconds; the last one repeats.
@@ -62,7 +65,7 @@ AFTER_LINK_S = 5.0
 LAST_S = 1.0
 #: The least budget of answers of a front end; they stream through it.
 MIN_ANSWER_BYTES = 4 << 20
-_SECTIONS = ("http", "security", "cluster", "log", "shutdown")
+_SECTIONS = ("http", "security", "tls", "cluster", "log", "shutdown")
 
 
 async def serve_front_ends(
@@ -71,11 +74,14 @@ async def serve_front_ends(
     peers: PeerHandler | None,
     *,
     stop: trio.Event,
+    certificates: Certificates | None = None,
+    reloads: Reloads,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Runs ``http.processes`` front ends until ``stop`` is set and they have left, within ``shutdown.drain_s``.
 
-    ``task_status`` gets the addresses once all of them accept; ``peers`` gets the connections of other instances.
+    ``task_status`` gets the addresses once all of them accept; ``peers`` gets the connections of other instances;
+    ``certificates`` counts the handshakes of all. Front ends look at files again when this process does.
 
     Raises:
       OSError: the address cannot be listened on.
@@ -85,7 +91,9 @@ async def serve_front_ends(
     files = SocketFiles(rows[0])
     try:
         async with trio.open_nursery() as nursery:
-            shared = _Shared(share_of(config), answering, peers, stop, nursery, config.http.max_connections)
+            shared = _Shared(
+                share_of(config), answering, peers, stop, nursery, config.http.max_connections, certificates, reloads
+            )
             front_ends = [_FrontEndProcess(f"front-{number}", row, shared) for number, row in enumerate(rows, 1)]
             for each in front_ends:
                 nursery.start_soon(each.keep)
@@ -147,12 +155,16 @@ class _Shared:
         stop: trio.Event,
         nursery: trio.Nursery,
         max_peers: int,
+        certificates: Certificates | None,
+        reloads: Reloads,
     ) -> None:
         self.settings = settings
         self.answering = answering
         self.peers = peers
         self.stop = stop
         self.nursery = nursery
+        self.certificates = certificates
+        self.reloads = reloads
         #: Set once the sockets listen, or the stop came before.
         self.begun = trio.Event()
         #: Connections of other instances: how many there may be, and are.
@@ -212,6 +224,12 @@ class _FrontEndProcess:
             for each in theirs:
                 each.close()
         link, handover = ours
+
+        def reload() -> None:
+            if process.returncode is None and self.ready.is_set():
+                process.send_signal(signal.SIGHUP)
+
+        self._shared.reloads.add(reload)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve, sockets.stream_of(link), process)
@@ -221,6 +239,7 @@ class _FrontEndProcess:
                 nursery.cancel_scope.cancel()
             return status
         finally:
+            self._shared.reloads.remove(reload)
             handover.close()
             if process.returncode is None:
                 process.kill()
@@ -241,6 +260,10 @@ class _FrontEndProcess:
     async def _dispatch(self, call: Call) -> Reply:
         if call.kind == "settings":
             return Reply({"settings": self._shared.settings, "peers": self._shared.peers is not None})
+        if call.kind == "handshake":
+            if self._shared.certificates is not None:
+                self._shared.certificates.count(call.value)
+            return Reply()
         if call.kind != "ready":
             return await self._shared.answering.dispatch(call)
         self.ready.set()

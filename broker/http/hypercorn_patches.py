@@ -19,6 +19,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
 from broker.http.messages import answer_for, new_request_id, sane_request_id
 from broker.http.peer import NO_PEER
+from broker.http.tls_socket import TlsStream
 from broker.http.websocket import StreamSocket
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
@@ -372,11 +373,13 @@ _TLS_VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
 class ResumedStream(trio.abc.HalfCloseableStream):
     """A socket stream whose first ``receive_some`` returns the bytes that were read before."""
 
-    def __init__(self, stream: trio.SocketStream, already_read: bytes) -> None:
+    def __init__(self, stream: trio.SocketStream | TlsStream, already_read: bytes) -> None:
         self._stream = stream
+        #: None: it is plain.
+        self.tls = stream.tls if isinstance(stream, TlsStream) else None
         self._already_read = already_read
         #: Hypercorn takes the addresses of both ends from it.
-        self.socket = stream.socket
+        self.socket: Any = stream.socket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """The next bytes; ``b""`` at the end."""
@@ -403,7 +406,7 @@ class ResumedStream(trio.abc.HalfCloseableStream):
         await self._stream.aclose()
 
 
-def with_certificate(app: AppWrapper, stream: trio.SSLStream[trio.SocketStream]) -> AppWrapper:
+def with_certificate(app: AppWrapper, stream: ssl.SSLObject) -> AppWrapper:
     """``app`` with ASGI's ``tls`` extension in its scopes: the version, and the client's certificate if it sent one."""
     shown = stream.getpeercert(binary_form=True)
     tls = {

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
+    from broker.http.tls_socket import TlsStream
 
 #: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
 SEND_BYTES = 64 << 10
@@ -67,9 +68,9 @@ class HypercornConnection(TCPServer):
         """Serves the connection to its end."""
         with self._life:
             try:
-                await self._serve(*await self._shake_hands())
-            except (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # the client has gone, or never sent a handshake
+                await self._serve()
+            except (OSError, trio.BrokenResourceError):
+                pass  # the client has gone
             finally:
                 await trio.aclose_forcefully(self.stream)
 
@@ -80,16 +81,10 @@ class HypercornConnection(TCPServer):
         if self._sending is not None:
             self._sending.cancel()
 
-    async def _shake_hands(self) -> tuple[str, Any, bool]:
-        """The negotiated protocol, the socket, and whether it is TLS."""
-        if not isinstance(self.stream, trio.SSLStream):
-            return "http/1.1", self.stream.socket, False
-        with trio.fail_after(self._header_timeout_s):
-            await self.stream.do_handshake()
-        self.app = with_certificate(self.app, self.stream)
-        return self.stream.selected_alpn_protocol() or "http/1.1", self.stream.transport_stream.socket, True
-
-    async def _serve(self, alpn_protocol: str, socket: Any, tls: bool) -> None:
+    async def _serve(self) -> None:
+        socket, tls = self.stream.socket, self.stream.tls
+        if tls is not None:
+            self.app = with_certificate(self.app, tls.ssl_object)
         client = parse_socket_addr(socket.family, socket.getpeername())
         server = parse_socket_addr(socket.family, socket.getsockname())
         state = ConnectionState(self.state)
@@ -97,8 +92,18 @@ class HypercornConnection(TCPServer):
         self.app = with_extension(self.app, PEER, self._peer)
         async with TaskGroup() as tasks:
             self._task_group = tasks
-            ends = (self.app, self.config, self.context, tasks, state, tls, client, server, self.protocol_send)
-            self.protocol = ProtocolWrapper(*ends, alpn_protocol)
+            ends = (
+                self.app,
+                self.config,
+                self.context,
+                tasks,
+                state,
+                self._peer.tls,
+                client,
+                server,
+                self.protocol_send,
+            )
+            self.protocol = ProtocolWrapper(*ends, (tls and tls.alpn) or "http/1.1")
             if isinstance(self.protocol.protocol, H11Protocol):
                 self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations, peer=self._peer)
             await self.protocol.initiate()
@@ -161,7 +166,7 @@ class HypercornConnection(TCPServer):
         self._closing = True
         self._reading.deadline = min(self._reading.deadline, trio.current_time() + BRIEF_LINGER_S)
         async with self.send_lock:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, AttributeError):  # TLS has no half close
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.stream.send_eof()
 
     async def _read_data(self) -> None:
@@ -225,12 +230,9 @@ class HypercornServer:
             await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
 
-    async def serve(
-        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes, peer: Peer
-    ) -> None:
+    async def serve(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
-        whole = ResumedStream(stream, already_read) if isinstance(stream, trio.SocketStream) else stream
-        connection = HypercornConnection(self, whole, peer)
+        connection = HypercornConnection(self, ResumedStream(stream, already_read), peer)
         self._connections.add(connection)
         try:
             await connection.run()

@@ -29,7 +29,7 @@ from broker.http.budgets import (
     too_slow,
 )
 from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
-from broker.http.peer import peer_of
+from broker.http.tls_socket import TlsSocket
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
 from plainsong.protocol.errors import Overloaded, PlainsongError
 from plainsong.protocol.link import PREFACE
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import HttpSettings
     from broker.http.messages import Answer, BodyStream
     from broker.http.origin_check import OriginCheck
+    from broker.http.peer import Peer
     from broker.http.reactor import Reactor
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
@@ -90,9 +91,9 @@ class Lane:
         "served",
     )
 
-    def __init__(self, sock: socket.socket, parts: LaneParts) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, parts: LaneParts, peer: Peer) -> None:
         self._parts = parts
-        self._connection = Connection(sock, parts.settings.send_timeout_s, parts.reactor, self)
+        self._connection = Connection(sock, parts.settings.send_timeout_s, parts.reactor, self, peer)
         #: The last head and its bytes: clients repeat theirs, and the same bytes say the same.
         self._head_bytes = b""
         self._head: Head | None = None
@@ -724,6 +725,7 @@ class Connection:
         "_receiver",
         "_send_timeout_s",
         "_sock",
+        "_tls",
         "_unsent",
         "_watching",
         "edge",
@@ -735,8 +737,11 @@ class Connection:
         "wanted_bytes",
     )
 
-    def __init__(self, sock: socket.socket, send_timeout_s: float, reactor: Reactor, lane: Lane) -> None:
+    def __init__(
+        self, sock: socket.socket | TlsSocket, send_timeout_s: float, reactor: Reactor, lane: Lane, peer: Peer
+    ) -> None:
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._send_timeout_s = send_timeout_s
         self._reactor = reactor
         self._lane = lane
@@ -744,14 +749,14 @@ class Connection:
         self._watching: trio.CancelScope | None = None
         self._unsent = memoryview(b"")
         #: Whether there may be something to read; whether the end has come with it; and whether it was read.
-        self.edge = False
+        self.edge = self._tls is not None  # what came with the end of the handshake makes no edge
         self._ends = False
         self.ended = False
         #: Whether the connection waits for its next request, or for the answer to one without its task.
         self.resting = False
         #: Around everything; its end is the connection's.
         self.scope = trio.CancelScope()
-        self.peer = peer_of(sock)
+        self.peer = peer
         #: Received, and not yet part of a request.
         self.pending = b""
         #: How much is read at once while the connection rests.
@@ -799,7 +804,7 @@ class Connection:
             self.ended = True
             return True
         # Behind a short read nothing is left, but for the end: that came with the same edge, or has one of its own.
-        self.edge = self._ends or len(data) == self.wanted_bytes
+        self.edge = self._ends or len(data) == self.wanted_bytes or (self._tls is not None and self._tls.ended)
         self.pending = self.pending + data if self.pending else data
         return True
 
@@ -868,7 +873,7 @@ class Connection:
             except BlockingIOError:
                 self.edge = False
                 continue
-            self.edge = self._ends or len(data) == max_bytes
+            self.edge = self._ends or len(data) == max_bytes or (self._tls is not None and self._tls.ended)
             if not data:
                 raise PeerLeft
             return data

@@ -51,6 +51,10 @@ class OriginCheck:
         #: Called with what was refused (``host`` or ``origin``), by whom it was sent, and the refusal.
         self.on_refused: Callable[[str, Peer, PlainsongError], None] = lambda what, peer, error: None
 
+    def serve_names(self, names: frozenset[str]) -> None:
+        """The certificate that is served has these names."""
+        self.certificate_names = names
+
     def is_clear(self, headers: Mapping[str, str], peer: Peer) -> bool:
         """Whether a head is allowed by its host alone: no browser sent it. Anything else needs ``refusal``."""
         return "origin" not in headers and "sec-fetch-site" not in headers and self._host_problem(headers, peer) is None

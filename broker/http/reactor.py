@@ -19,7 +19,6 @@ import trio
 from trio.lowlevel import wait_readable
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import NoReturn
 
@@ -29,6 +28,12 @@ _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 MAX_READY = 128
 #: How often connections that rest too long, and requests that wait too long, are looked for.
 SWEEP_S = 0.25
+
+
+class Socket(Protocol):
+    """Anything with a descriptor."""
+
+    def fileno(self) -> int: ...
 
 
 class Member(Protocol):
@@ -68,12 +73,12 @@ class Reactor:
         self._epoll.close()
         os.close(self._bell)
 
-    def add(self, sock: socket.socket, member: Member) -> None:
+    def add(self, sock: Socket, member: Member) -> None:
         """Have ``member`` told of what comes from now on; also of what has come before."""
         self._members[sock.fileno()] = member
         self._epoll.register(sock, _EDGES)
 
-    def remove(self, sock: socket.socket, member: Member) -> None:
+    def remove(self, sock: Socket, member: Member) -> None:
         """Forget a member. Idempotent."""
         if self._members.get(sock.fileno()) is member:
             del self._members[sock.fileno()]

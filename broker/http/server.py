@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 from trio.lowlevel import wait_readable
@@ -17,7 +18,8 @@ from broker.http.origin_check import OriginCheck
 from broker.http.peer import peer_of
 from broker.http.reactor import Reactor
 from broker.http.sockets import SocketFiles, address_of, listen_on
-from plainsong.protocol.errors import Overloaded
+from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
+from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
 from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
@@ -35,7 +37,18 @@ if TYPE_CHECKING:
     from broker.http.peer import Peer
 
 if TYPE_CHECKING:
-    PeerHandler: TypeAlias = Callable[[trio.SocketStream, bytes, trio.Event], Awaitable[None]]
+    PeerHandler: TypeAlias = Callable[[trio.SocketStream | TlsStream, bytes, trio.Event], Awaitable[None]]
+
+
+class Listening(Protocol):
+    """How TLS is spoken to those who connect."""
+
+    def context(self) -> ssl.SSLContext:
+        """For the next handshake."""
+        ...
+
+    def count(self, result: str, /) -> None:
+        """A handshake has ended: ``ok``, ``failed``, ``timeout``, or ``plain`` where there was none."""
 
 
 log = logging.getLogger("plainsong.http")
@@ -45,6 +58,8 @@ ACCEPT_PAUSE_S = 0.1
 #: Connections that are being refused at a time, and how long each may take to read the refusal.
 MAX_REFUSING = 64
 REFUSAL_S = 1.0
+#: TLS handshakes under way at a time.
+MAX_HANDSHAKES = 64
 
 
 async def serve_http(
@@ -57,7 +72,7 @@ async def serve_http(
     budget: BodyBudget,
     stop: trio.Event,
     grace_s: float,
-    tls: ssl.SSLContext | None = None,
+    tls: Listening | None = None,
     check: OriginCheck | None = None,
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
@@ -70,7 +85,7 @@ async def serve_http(
       build: makes the application behind hypercorn, in a thread, when the first connection needs it.
       binds: addresses and Unix sockets to listen on, or sockets that listen already.
       unix_mode: the permissions of Unix sockets.
-      tls: with it, hypercorn serves all connections.
+      tls: with it, connections to addresses are TLS; those to Unix sockets are not.
       check: of Host and Origin; None: addresses, ``localhost`` and the daemon's own pages alone.
       begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
@@ -128,13 +143,14 @@ class _Server:
         settings: HttpSettings,
         parts: LaneParts,
         hypercorn: _Hypercorn,
-        tls: ssl.SSLContext | None,
+        tls: Listening | None,
         peers: PeerHandler | None,
     ) -> None:
         self._settings = settings
         self._parts = parts
         self._hypercorn = hypercorn
         self._tls = tls
+        self._shaking: OrderedDict[trio.CancelScope, None] = OrderedDict()
         self._peers = peers
         self._stop = trio.Event()
         self._lanes: set[Lane] = set()
@@ -207,10 +223,21 @@ class _Server:
             self._open -= 1
 
     async def _dispatch(self, sock: socket.socket) -> None:
+        peer = peer_of(sock)
+        if self._tls is None or peer.unix is not None:
+            await self._talk(sock, peer)
+            return
+        tls = await self._secure(sock, self._tls)
+        if tls is not None:
+            await self._talk(tls, secured(peer, tls))
+
+    async def _talk(self, sock: socket.socket | TlsSocket, peer: Peer) -> None:
+        """Serves a connection whose handshake, if there is one, is over."""
         already_read: bytes | None = b""
         is_link = False
-        if self._tls is None and (self._settings.lane or self._peers is not None):
-            lane = Lane(sock, self._parts)
+        is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
+        if not is_http_2 and (self._settings.lane or self._peers is not None):
+            lane = Lane(sock, self._parts, peer)
             self._lanes.add(lane)
             try:
                 already_read = await lane.run()
@@ -219,34 +246,71 @@ class _Server:
             is_link = self._peers is not None and not lane.served and (already_read or b"").startswith(PREFACE)
         if already_read is None:
             return
-        peer = peer_of(sock)
-        # From here on the descriptor is the stream's.
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach())))
+        stream: trio.SocketStream | TlsStream
+        if isinstance(sock, TlsSocket):
+            stream = TlsStream(sock)
+        else:  # from here on the descriptor is the stream's
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach())))
         if is_link and self._peers is not None:
             await self._peers(stream, already_read, self._stop)
-        elif self._tls is None:
-            await self._hypercorn.serve(stream, already_read, peer)
         else:
-            await self._hypercorn.serve(
-                trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True), already_read, peer
-            )
+            await self._hypercorn.serve(stream, already_read, peer)
+
+    async def _secure(self, sock: socket.socket, listening: Listening) -> TlsSocket | None:
+        """The connection behind its handshake; None: there was none, and the connection is to be closed."""
+        result, tls = "timeout", None
+        with trio.move_on_after(self._settings.header_timeout_s) as scope:
+            await wait_readable(sock)
+            if len(self._shaking) >= MAX_HANDSHAKES:
+                # The oldest makes room: clients that begin and stall keep nobody out.
+                self._shaking.popitem(last=False)[0].cancel()
+            self._shaking[scope] = None
+            try:
+                result, tls = await self._shake_hands(sock, listening)
+            except OSError as error:
+                result = "failed"
+                log.debug("a handshake failed", extra={"why": str(error)})
+        self._shaking.pop(scope, None)
+        listening.count(result)
+        return tls
+
+    async def _shake_hands(self, sock: socket.socket, listening: Listening) -> tuple[str, TlsSocket | None]:
+        """How it went, and the connection if it went well. Raises OSError."""
+        first = sock.recv(len(PREFACE), socket.MSG_PEEK)
+        if first and first[0] != HANDSHAKE:
+            await self._refuse_plain(sock, first)
+            return "plain", None
+        tls = TlsSocket(sock, listening.context())
+        await tls.shake_hands()
+        return "ok", tls
+
+    async def _refuse_plain(self, sock: socket.socket, first: bytes) -> None:
+        """Answers plain HTTP as such; anything else, links among it, is cut."""
+        if first.isascii() and first[:1].isalpha() and first != PREFACE:
+            await _answer_and_leave(sock, TlsRequired("this port speaks TLS", hint="use https:// in the URL"))
 
     async def _refuse(self, sock: socket.socket) -> None:
         """Answers a connection over the bound with 503, and waits a little for the client to read it."""
-        answer = answer_for(
-            Overloaded(f"{self._settings.max_connections} connections are open", hint="raise http.max_connections")
-        )
-        assert isinstance(answer.body, bytes)
+        full = f"{self._settings.max_connections} connections are open"
         try:
-            sock.send(wire.answer_head(answer, new_request_id(), chunks=False, close=True) + answer.body)
-            sock.shutdown(socket.SHUT_WR)
-            with trio.move_on_after(REFUSAL_S):
-                await _drain(sock)
-        except OSError:
-            pass
+            if self._tls is None or sock.family == socket.AF_UNIX:  # else it would take a handshake to say so
+                await _answer_and_leave(sock, Overloaded(full, hint="raise http.max_connections"))
         finally:
             sock.close()
             self._refusing -= 1
+
+
+async def _answer_and_leave(sock: socket.socket, error: PlainsongError) -> None:
+    """Answers a connection of which nothing was read, and waits a little for the client to read that."""
+    answer = answer_for(error)
+    assert isinstance(answer.body, bytes)
+    try:
+        sock.send(wire.answer_head(answer, new_request_id(), chunks=False, close=True) + answer.body)
+        sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(REFUSAL_S):
+            await _drain(sock)
+    except OSError:
+        pass
 
 
 async def _drain(sock: socket.socket) -> None:
@@ -296,9 +360,7 @@ class _Hypercorn:
         self._ended.set()
         self._wanted.set()
 
-    async def serve(
-        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], already_read: bytes, peer: Peer
-    ) -> None:
+    async def serve(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
         """Serves one connection, whose first bytes have been read already, to its end."""
         self._wanted.set()
         try:

@@ -217,6 +217,8 @@ def _explained(error: OSError, bind: str) -> BindFailed:
 
 #: The most that may have been read of a connection that is handed over: its preface and a little more.
 MAX_READ_BYTES = 64 << 10
+#: What is read at once of a connection whose bytes are passed on.
+PASSED_BYTES = 64 << 10
 
 
 async def send_connection(handover: socket.socket, connection: socket.socket, already_read: bytes) -> None:
@@ -254,6 +256,20 @@ def handover_pair() -> tuple[socket.socket, socket.socket]:
     for end in ends:
         end.setblocking(False)
     return ends
+
+
+async def passed_on(one: trio.abc.HalfCloseableStream, other: trio.abc.HalfCloseableStream) -> None:
+    """Passes bytes on both ways until one side ends or breaks; closes both."""
+
+    async def pump(source: trio.abc.ReceiveStream, target: trio.abc.SendStream, nursery: trio.Nursery) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await source.receive_some(PASSED_BYTES):
+                await target.send_all(data)
+        nursery.cancel_scope.cancel()
+
+    async with one, other, trio.open_nursery() as nursery:
+        nursery.start_soon(pump, one, other, nursery)
+        nursery.start_soon(pump, other, one, nursery)
 
 
 def stream_of(connection: socket.socket) -> trio.SocketStream:

@@ -19,6 +19,7 @@ from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
     from broker.http.server import PeerHandler
+    from broker.http.tls_socket import TlsStream
     from plainsong.protocol.link import Vocabulary
 
 __all__ = ["Call", "Dispatch", "InlineHandler", "PendingReply", "ServedChannel", "serve_link"]
@@ -322,15 +323,15 @@ class ServedChannel:
 def peer_handler(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerHandler:
     """Serves connections on the HTTP port that begin with the preface of a link; ``dispatch`` answers their calls."""
 
-    async def serve(stream: trio.SocketStream, already_read: bytes, stop: trio.Event) -> None:
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    async def serve(stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event) -> None:
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer = peer_address(stream.socket)
         await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer)
 
     return serve
 
 
-def peer_address(sock: trio.socket.SocketType) -> str:
+def peer_address(sock: trio.socket.SocketType | socket.socket) -> str:
     """The address of the other end, as ``host:port``; empty when it has gone already."""
     try:
         host, port = sock.getpeername()[:2]

@@ -73,6 +73,13 @@ class InvalidParameter(BadRequest):
     """A query parameter or header has a value that is not allowed."""
 
 
+class TlsRequired(BadRequest):
+    """The port speaks TLS, and the request was sent without it."""
+
+    code = "tls_required"
+    title = "This port speaks TLS"
+
+
 class MalformedBody(BadRequest):
     """The body does not decode; the detail names the position."""
 

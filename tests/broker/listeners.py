@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
+import trio.testing
 from quart import Response
 from quart_trio import QuartTrio
 
@@ -112,6 +113,27 @@ class Toys:
 
 
 @dataclass
+class Secured:
+    """TLS for a listener, with a context that a test may change, and the results of handshakes."""
+
+    serving: ssl.SSLContext
+    results: list[str] = field(default_factory=list)
+
+    def context(self) -> ssl.SSLContext:
+        return self.serving
+
+    def count(self, result: str) -> None:
+        self.results.append(result)
+
+    async def counted(self, results: int) -> list[str]:
+        """The results, once there are so many."""
+        with trio.fail_after(5):
+            while len(self.results) < results:
+                await trio.testing.wait_all_tasks_blocked()
+        return self.results
+
+
+@dataclass
 class Listener:
     """A running server."""
 
@@ -155,7 +177,7 @@ async def running(
     *,
     bind: str = "127.0.0.1:0",
     grace_s: float = 5,
-    tls: ssl.SSLContext | None = None,
+    tls: Secured | None = None,
     begin: Begin | None = None,
     check: OriginCheck | None = None,
     **changes: Any,

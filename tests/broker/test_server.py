@@ -15,7 +15,7 @@ import trio
 from broker.http.peer import Peer
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
-from tests.broker.listeners import Reader, ask, post, running
+from tests.broker.listeners import Reader, Secured, ask, post, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,7 +182,7 @@ async def test_a_clients_certificate_is_told_to_the_application(tmp_path: Path) 
     serving.verify_mode = ssl.CERT_OPTIONAL
     trusting = ssl.create_default_context(cafile=tmp_path / "server.pem")
     trusting.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
-    async with running(tls=serving) as listener, httpx.AsyncClient(verify=trusting, trust_env=False) as client:
+    async with running(tls=Secured(serving)) as listener, httpx.AsyncClient(verify=trusting, trust_env=False) as client:
         told = (await client.get(f"https://127.0.0.1:{listener.port}/tls")).json()
         assert told["client_cert_name"] == "CN=client,O=Choir"
         assert told["client_cert_chain"][0].startswith("-----BEGIN CERTIFICATE-----")

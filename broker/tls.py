@@ -1,0 +1,212 @@
+"""The daemon's certificate: loaded, checked, and loaded anew when its files change; and who may connect by TLS."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+from cryptography import x509
+
+from broker.security.files import read_guarded, stamp_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from broker.config import Config
+    from broker.config.sections import TlsConfig
+    from broker.security.files import Stamp
+
+log = logging.getLogger("plainsong.tls")
+#: Forward secrecy and authenticated encryption only; version 1.3 has nothing else.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+ALPN = ("h2", "http/1.1")
+MAX_FILE_BYTES = 1 << 20
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_DEMANDS = {"off": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class TlsUnusable(Exception):
+    """A certificate, its key or the authorities of clients cannot be used; ``setting`` is the one to look at."""
+
+    def __init__(self, setting: str, why: str, hint: str = "") -> None:
+        super().__init__(f"{setting}: {why}")
+        self.setting = setting
+        self.why = why
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What one reading of the files gave."""
+
+    server: ssl.SSLContext
+    """For connections that are accepted; with ALPN for HTTP."""
+    links: ssl.SSLContext
+    """For links to other instances, which show the same certificate."""
+    names: frozenset[str]
+    """The DNS names in it."""
+    not_after_s: float
+    """When it expires, in seconds since 1970."""
+
+
+class Certificates:
+    """The certificate that is served, which follows its files.
+
+    Args:
+      settings: with a certificate.
+      clock: seconds since 1970.
+    Raises:
+      TlsUnusable: the files cannot be used.
+    """
+
+    def __init__(self, settings: TlsConfig, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._paths = [Path(path) for path in (settings.certificate, settings.key, settings.client_ca) if path]
+        self._seen = self._stamps()
+        self._failed: list[Stamp | None] | None = None
+        self.now = load(settings, clock())
+        #: Times that changed files could not be used.
+        self.failures = 0
+        #: Called with the result of each handshake: ``ok``, ``failed``, ``timeout``, ``plain`` (no TLS at all).
+        self.on_handshake: Callable[[str], None] = lambda result: None
+        self._on_names: Callable[[frozenset[str]], None] = lambda names: None
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection that is accepted."""
+        return self.now.server
+
+    def look_again(self) -> None:
+        """Loads the files whether they have changed or not."""
+        self.look(again=True)
+
+    def tell_names(self, on_names: Callable[[frozenset[str]], None]) -> None:
+        """Calls ``on_names`` now, and whenever the certificate was loaded."""
+        self._on_names = on_names
+        on_names(self.now.names)
+
+    def count(self, result: str) -> None:
+        """Counts a handshake."""
+        self.on_handshake(result)
+
+    def look(self, *, again: bool = False) -> None:
+        """Loads the files if they have changed, or ``again`` in any case; what cannot be used changes nothing.
+
+        The two files of a pair are replaced one after the other, so what does not fit is an error only once it stays.
+        """
+        stamps = self._stamps()
+        if stamps == self._seen and not again:
+            return
+        try:
+            self.now = load(self._settings, self._clock())
+        except TlsUnusable as error:
+            if stamps == self._failed or again:
+                self._seen = stamps
+                self.failures += 1
+                log.error(
+                    "the certificate could not be loaded again; the one before stays",
+                    extra={"setting": error.setting, "why": error.why},
+                )
+            self._failed = stamps
+            return
+        self._seen, self._failed = stamps, None
+        self._on_names(self.now.names)
+        log.info("the certificate was loaded", extra={"not_after": _written(self.now.not_after_s)})
+
+    async def watch(self, reload_s: float) -> NoReturn:
+        """Looks every ``reload_s`` seconds, until cancelled; 0: never."""
+        while True:
+            await trio.sleep(reload_s or float("inf"))
+            self.look()
+
+    def _stamps(self) -> list[Stamp | None]:
+        return [stamp_of(path) for path in self._paths]
+
+
+def certificates_of(config: Config) -> Certificates | None:
+    """The certificate of ``config``; None: it has none. Raises TlsUnusable."""
+    return Certificates(config.tls) if config.tls.certificate else None
+
+
+def load(settings: TlsConfig, now_s: float) -> Certificate:
+    """Reads and checks the files of ``settings``. Raises TlsUnusable."""
+    first = _first_certificate(settings.certificate)
+    if not first.not_valid_before_utc.timestamp() <= now_s <= first.not_valid_after_utc.timestamp():
+        valid = f"from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to {first.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        raise TlsUnusable("tls.certificate", f"{settings.certificate} is valid {valid}, which is not now", "renew it")
+    _check_key(Path(settings.key))
+    server = _context(ssl.PROTOCOL_TLS_SERVER, settings)
+    server.set_alpn_protocols(ALPN)
+    server.verify_mode = _DEMANDS[settings.client_certificates]
+    links = _context(ssl.PROTOCOL_TLS_CLIENT, settings)
+    # Instances advertise addresses of all kinds; each proves itself by its certificate and the secret of the cluster.
+    links.check_hostname = False
+    return Certificate(server, links, _dns_names(first), first.not_valid_after_utc.timestamp())
+
+
+def _context(protocol: int, settings: TlsConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = _VERSIONS[settings.minimum]
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    try:
+        context.load_cert_chain(settings.certificate, settings.key, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        why = f"{settings.certificate} and {settings.key} are no pair: {_reason(error)}"
+        raise TlsUnusable("tls.key", why, "PEM, the key without a password") from error
+    if settings.client_ca:
+        try:
+            context.load_verify_locations(settings.client_ca)
+        except (OSError, ValueError) as error:
+            raise TlsUnusable(
+                "tls.client_ca", f"{settings.client_ca}: {_reason(error)}", "certificates, PEM"
+            ) from error
+    return context
+
+
+def _refuse_password() -> str:
+    raise ValueError("it has a password")
+
+
+def _check_key(path: Path) -> None:
+    try:
+        read_guarded(path, MAX_FILE_BYTES)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise TlsUnusable("tls.key", _reason(error), "chmod 600, owned by the daemon's user or root") from error
+    if mode & stat.S_IROTH:
+        raise TlsUnusable("tls.key", f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+
+
+def _first_certificate(path: str) -> x509.Certificate:
+    """The one that is the daemon's; those of the authorities follow it."""
+    try:
+        with Path(path).open("rb") as file:
+            return x509.load_pem_x509_certificates(file.read(MAX_FILE_BYTES))[0]
+    except (OSError, ValueError) as error:
+        raise TlsUnusable("tls.certificate", f"{path}: {_reason(error)}", "certificates, PEM") from error
+
+
+def _dns_names(certificate: x509.Certificate) -> frozenset[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset(name.lower().removesuffix(".") for name in names.get_values_for_type(x509.DNSName))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _written(time_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))

@@ -1,0 +1,197 @@
+"""The daemon under TLS: its own certificate, renewed while it runs."""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import signal
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from plainsong.cli.command import Exit
+from tests.certificates import DAY, Authority
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Soon enough for any test; the real default is a second.
+HOUR = datetime.timedelta(hours=1)
+
+
+@pytest.fixture
+def authority(tmp_path) -> Authority:
+    return Authority(tmp_path)
+
+
+def settings(authority: Authority, *names: str, **more: object) -> list[str]:
+    pair = authority.issue("server", *names)
+    given = {"certificate": pair.certificate, "key": pair.key, **more}
+    return [f"tls.{name}={value}" for name, value in given.items()]
+
+
+def ask(
+    daemon: Daemon, context: ssl.SSLContext, method: str, path: str, body: str = "", host: str = "localhost"
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPSConnection(*daemon.address, context=context, timeout=20)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json", "Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def served(daemon: Daemon, authority: Authority) -> int:
+    """The number of the certificate that a new connection is shown."""
+    connection = http.client.HTTPSConnection(*daemon.address, context=authority.trusting(), timeout=20)
+    connection.connect()
+    try:
+        return int(str(connection.sock.getpeercert()["serialNumber"]), 16)
+    finally:
+        connection.close()
+
+
+def gauge(daemon: Daemon, authority: Authority, name: str) -> float:
+    text = ask(daemon, authority.trusting(), "GET", "/metrics")[1].decode()
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))
+    )
+
+
+TOPIC = "/v1/namespaces/ring/topics/t"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_route_is_served_by_tls_and_none_without(daemon, authority, processes):
+    running = daemon(*settings(authority), f"http.processes={processes}")
+    assert running.serving["addresses"] == [f"https://127.0.0.1:{running.address[1]}"]
+    context = authority.trusting()
+    assert ask(running, context, "PUT", TOPIC)[0] == 200
+    for _ in range(5):
+        assert ask(running, context, "POST", f"{TOPIC}/publish", '{"messages": ["m"]}')[0] == 200
+    assert ask(running, context, "POST", f"{TOPIC}/poll", "{}")[1].count(b'"m"') == 5
+    plain = http.client.HTTPConnection(*running.address, timeout=20)
+    plain.request("GET", "/ping")
+    answer = plain.getresponse()
+    assert (answer.status, b'"tls_required"' in answer.read()) == (400, True)
+    plain.close()
+    eventually("handshakes are counted", lambda: gauge(running, authority, "plainsong_tls_handshakes_total") >= 9)
+
+
+def test_a_unix_socket_beside_it_stays_plain(daemon, authority, tmp_path):
+    path = tmp_path / "a.sock"
+    running = daemon(*settings(authority), bind=f"unix:{path},127.0.0.1:0")
+    assert [url.partition(":")[0] for url in running.serving["addresses"]] == ["unix", "https"]
+    asked = subprocess.run(
+        ["curl", "-s", "--unix-socket", str(path), "http://localhost/ping"], capture_output=True, timeout=20, check=True
+    )
+    assert asked.stdout.strip() == b"OK"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_renewed_pair_is_served_without_a_signal_and_open_connections_stay(daemon, authority, processes):
+    running = daemon(*settings(authority, "old.example"), f"http.processes={processes}")
+    context = authority.trusting()
+    kept = http.client.HTTPSConnection(*running.address, context=context, timeout=20)
+    kept.request("GET", "/ping")
+    kept.getresponse().read()
+    before, expires_s = served(running, authority), not_after(running, authority)
+    assert ask(running, context, "GET", "/ping", host="old.example")[0] == 200
+    assert ask(running, context, "GET", "/ping", host="new.example")[0] == 403
+    authority.issue("server", "new.example", ends=20 * DAY)
+    eventually("the new certificate is served", lambda: served(running, authority) != before)
+    eventually("by every process", lambda: served_by_all(running, authority) == {200})
+    eventually("so does the metric", lambda: not_after(running, authority) > expires_s + 9 * 86_400)
+    kept.request("GET", "/ping")
+    assert kept.getresponse().status == 200
+    kept.close()
+
+
+def served_by_all(running: Daemon, authority: Authority) -> set[int]:
+    return {ask(running, authority.trusting(), "GET", "/ping", host="new.example")[0] for _ in range(8)}
+
+
+def not_after(running: Daemon, authority: Authority) -> float:
+    return gauge(running, authority, "plainsong_tls_certificate_not_after_seconds")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_signal_looks_at_once(daemon, authority, processes):
+    running = daemon(*settings(authority), "security.reload_s=0", f"http.processes={processes}")
+    before = served(running, authority)
+    authority.issue("server")
+    assert {served(running, authority) for _ in range(4)} == {before}
+    running.signal(signal.SIGHUP)
+    eventually("the new certificate is served", lambda: all(served(running, authority) != before for _ in range(6)))
+
+
+@pytest.mark.parametrize("what", ["no pair", "expired", "not yet valid", "garbage", "gone", "readable by everybody"])
+def test_what_cannot_be_served_changes_nothing_and_is_counted(daemon, authority, tmp_path, what):
+    running = daemon(*settings(authority))
+    before = served(running, authority)
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    if what == "no pair":
+        certificate.write_bytes(authority.issue("other").certificate.read_bytes())
+    elif what == "expired":
+        authority.issue("server", begins=-2 * DAY, ends=-HOUR)
+    elif what == "not yet valid":
+        authority.issue("server", begins=HOUR)
+    elif what == "garbage":
+        certificate.write_text("-----BEGIN CERTIFICATE-----\nnonsense")
+    elif what == "gone":
+        key.unlink()
+    else:
+        key.chmod(0o604)
+        running.signal(signal.SIGHUP)  # a mode is no new content
+    failures = "plainsong_tls_reload_failures_total"
+    eventually("it is counted", lambda: gauge(running, authority, failures) == 1)
+    assert served(running, authority) == before
+    assert any("the certificate could not be loaded again" in line for line in running.lines)
+    authority.issue("server")
+    eventually("a good one is taken", lambda: served(running, authority) != before)
+    assert gauge(running, authority, failures) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("no key", "TLS needs tls.key"),
+        ("no pair", "tls.key: "),
+        ("mode", "can be read by everybody"),
+        ("writable", "can be written"),
+        ("expired", "which is not now"),
+        ("missing", "No such file"),
+        ("authority", "tls.client_ca: "),
+        ("demand", "TLS needs tls.client_ca"),
+    ],
+)
+def test_a_daemon_whose_certificate_cannot_be_used_does_not_start(authority, tmp_path, what, error):
+    given = settings(authority)
+    if what == "no key":
+        given = given[:1]
+    elif what == "no pair":
+        given[1] = f"tls.key={authority.issue('other').key}"
+    elif what in ("mode", "writable"):
+        (tmp_path / "server.key").chmod(0o604 if what == "mode" else 0o620)
+    elif what == "expired":
+        authority.issue("server", begins=-2 * DAY, ends=-HOUR)
+    elif what == "missing":
+        (tmp_path / "server.pem").unlink()
+    elif what == "authority":
+        given.append(f"tls.client_ca={tmp_path}/none.pem")
+    else:
+        given.append("tls.client_certificates=required")
+    ended = serve(tmp_path / "data", *given)
+    assert (ended.returncode, error in ended.stderr) == (Exit.USAGE, True), ended.stderr
+    assert ended.stderr.startswith("error: ")
+    assert not (tmp_path / "data").exists()
+
+
+def serve(data_dir: Path, *sets: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PLAINSONG), "serve", "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
+    command += [word for each in sets for word in ("--set", each)]
+    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
