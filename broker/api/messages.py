@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
+from codecs import utf_8_decode
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
 from broker.api.poll import bytes_within, hold_gathered
 from broker.api.route import json_answer, off_loop
-from broker.http.messages import one_of, whole_number
+from broker.http.messages import Answer, one_of, whole_number
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.json_values import parse_query_position
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
-from plainsong.protocol.ids import FIRST_BOUND, bound_at, unpack_position
+from plainsong.protocol.errors import InvalidParameter, NotFound, TransactionsUnavailable
+from plainsong.protocol.ids import FIRST_BOUND, after, bound_at, parse_id, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import items_in
 from plainsong.protocol.rows import BATCH, INDEX, Stamp, decode_row
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from broker.authority import Transactions
-    from broker.http.messages import Answer, Request
+    from broker.http.messages import Request
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.rows import MessageRow
     from plainsong.protocol.topic.asks import Span
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
+#: Messages that one request looks at for a text, and for how long.
+MAX_SCANNED = 50_000
+MAX_SCAN_S = 2.0
+OCTETS = "application/octet-stream"
 #: An aborted transaction's rows hold readers until they have been rolled back.
 _STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "invalid": "invalid"}
 _SEEN = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
@@ -62,23 +68,59 @@ class Messages:
           TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: nothing happens by looking.
         """
         name = request.name
-        parameters = request.parameters("from", "to", "limit", "payload", "longs")
+        parameters = request.parameters("from", "to", "limit", "payload", "longs", "payloadBytes", "order", "filter")
         since = query_bound(parameters, "from") or FIRST_BOUND
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
             raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
+        payload_bytes = whole_number(parameters, "payloadBytes")
+        if payload_bytes is not None and payload_bytes < 0:
+            raise InvalidParameter(f"payloadBytes is {payload_bytes}", hint="use 0 or more")
+        ttl_ms, span = await self._look(name, Look(since, query_bound(parameters, "to")))
+        shown = _Shown(
+            span,
+            limit or DEFAULT_LIMIT,
+            await bytes_within(request.room, self.max_bytes),
+            payload_bytes=payload_bytes,
+            newest_first=one_of(parameters, "order", ("asc", "desc"), "asc") == "desc",
+            text=parameters.get("filter", "").encode(),
+        )
+        form = await self._gather(request, parameters, ttl_ms, shown)
+        return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
+
+    async def show_one(self, request: Request) -> Answer:
+        """One message, whole; its bare payload, if that is what the client accepts.
+
+        Raises:
+          TopicNotFound, InvalidMessageId, StoreError; NotFound: there is no such message, or not any more.
+        """
+        name = request.name
+        parameters = request.parameters("payload", "longs")
+        message_id = parse_id(request.path["message"])
+        ttl_ms, span = await self._look(name, Look(message_id, after(message_id)))
+        shown = _Shown(span, 1, await bytes_within(request.room, self.max_bytes))
+        form = await self._gather(request, parameters, ttl_ms, shown)
+        if not shown.messages:
+            raise NotFound(f"topic {name} has no message {message_id.hex()}", hint="it may have expired")
+        message = shown.messages[0]
+        if OCTETS in request.headers.get("accept", ""):
+            if message.damage is not None:
+                raise DamagedRow(message.damage)
+            disposition = f'attachment; filename="{name.topic}-{message_id.hex()}"'
+            return Answer(200, message.payload, OCTETS, [("Content-Disposition", disposition)])
+        return await off_loop(shown.bytes, JSON, lambda: json_answer(form.written(message)))
+
+    async def _gather(self, request: Request, parameters: dict[str, str], ttl_ms: int, shown: _Shown) -> _Form:
+        """Read what is to be shown, and find out how it is to be written."""
         as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
         as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
-        ttl_ms, span = await self._look(name, Look(since, query_bound(parameters, "to")))
-        shown = _Shown(span, limit or DEFAULT_LIMIT, await bytes_within(request.room, self.max_bytes))
         await walk_rows(self.store, shown)
         hold_gathered(request.room, shown.bytes)
         if any(each.pointer > 0 for each in shown.messages):
             await self._learn()
         states = {pointer: self._state(pointer) for pointer in {each.pointer for each in shown.messages}}
-        origins = await shown.origins.find(self.store, span.prefix)
-        form = _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
-        return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
+        origins = await shown.origins.find(self.store, shown.span.prefix)
+        return _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
 
     async def _look(self, name: TopicName, look: Look) -> tuple[int, Span]:
         """The topic's time to live and its span, of one and the same generation."""
@@ -130,6 +172,8 @@ class _Message(NamedTuple):
     """When its own time to live ends; 0: it has none."""
     attributes: Mapping[str, str] = {}
     damage: str | None = None
+    cut_from: int | None = None
+    """The size of the whole payload, of which this is the beginning; None: it is whole."""
 
 
 class _Shown(Walk):
@@ -137,12 +181,33 @@ class _Shown(Walk):
 
     with_attributes = True
 
-    def __init__(self, span: Span, limit: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        span: Span,
+        limit: int,
+        max_bytes: int,
+        *,
+        payload_bytes: int | None = None,
+        newest_first: bool = False,
+        text: bytes = b"",
+    ) -> None:
+        """
+        Args:
+          payload_bytes: how much of each payload is shown; None: all of it.
+          text: what a payload has to contain.
+        """
         super().__init__(span, with_pointers=True)
+        self.reverse = newest_first
         self.messages: list[_Message] = []
         self.bytes = 0
         self.cut = False
         self.origins = Origins()
+        #: With a text, the messages that were looked at, and the last of them.
+        self.scanned = 0
+        self.last_scanned: bytes | None = None
+        self.text = text
+        self._payload_bytes = payload_bytes
+        self._until_s = perf_counter() + MAX_SCAN_S
         self._limit = limit
         self._max_bytes = max_bytes
 
@@ -169,16 +234,46 @@ class _Shown(Walk):
         assert expiries is not None  # row by row
         for item, pointer, expires_ms in zip(items, pointers, expiries, strict=True):
             ((message_id, payload),) = items_in(item)
-            message = _Message(message_id, payload, pointer, expires_ms, self.attributes.get(message_id, {}))
-            if not self._add(message, len(payload)):
+            if self.reverse and not self.span.start <= message_id < self.span.until:
+                continue  # it stands in the row of a message that is wanted
+            if self.text and not self._has_text(message_id, payload):
+                self.origins.forget(message_id)
+                if self._is_tired():
+                    self.cut = True
+                    return False
+                continue
+            size = len(payload)
+            shown = payload if self._payload_bytes is None else payload[: self._payload_bytes]
+            cut_from = size if len(shown) < size else None
+            attributes = self.attributes.get(message_id, {})
+            if not self._add(
+                _Message(message_id, shown, pointer, expires_ms, attributes, cut_from=cut_from), len(shown)
+            ):
                 return False
         return True
 
+    def _has_text(self, message_id: bytes, payload: bytes) -> bool:
+        if self._is_full:
+            return True  # it is not looked at: the next answer begins with it
+        self.scanned += 1
+        self.last_scanned = message_id
+        return self.text in payload
+
+    def _is_tired(self) -> bool:
+        """Whether so much was looked at that the client should ask again for the rest."""
+        return self.scanned >= MAX_SCANNED or (self.scanned % 256 == 0 and perf_counter() > self._until_s)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.messages) == self._limit
+
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
+        if self.text:
+            return True  # nobody can say what is in it
         return self._add(_Message(message_id, damage=damage.detail), 0)
 
     def _add(self, message: _Message, size: int) -> bool:
-        if len(self.messages) == self._limit or (self.messages and self.bytes + size > self._max_bytes):
+        if self._is_full or (self.messages and self.bytes + size > self._max_bytes):
             self.cut = True
             return False
         self.messages.append(message)
@@ -210,8 +305,9 @@ class _Form:
             "expiresMs": min(expires_ms, message.expires_ms or expires_ms),
             "state": self.states[message.pointer],
             "writePointer": str(pointer) if self.as_strings and pointer is not None else pointer,
-            "size": len(message.payload),
-            "payload": _payload(message.payload, as_base64=self.as_base64),
+            "size": len(message.payload) if message.cut_from is None else message.cut_from,
+            "payload": _payload(message.payload, as_base64=self.as_base64, is_cut=message.cut_from is not None),
+            **({} if message.cut_from is None else {"truncated": True}),
             "attributes": message.attributes,
             "producer": origin.producer,
             "sequenceId": origin.sequence_id,
@@ -222,16 +318,20 @@ class _Form:
 def _answer(shown: _Shown, form: _Form) -> Answer:
     """What was gathered, with the headers a poll has."""
     headers = [("Plainsong-End", "more" if shown.cut else "end")]
-    last_id = shown.messages[-1].message_id if shown.cut else shown.span.resume
-    if last_id is not None:
+    last_id = shown.messages[-1].message_id if shown.cut and shown.messages else shown.span.resume
+    if shown.text:
+        headers.append(("Plainsong-Scanned", str(shown.scanned)))
+        last_id = shown.last_scanned if shown.cut and shown.last_scanned is not None else last_id
+    if last_id is not None and (shown.cut or not shown.reverse):
         headers.append(("Plainsong-Last-Id", last_id.hex()))
     return json_answer([form.written(each) for each in shown.messages], headers=headers)
 
 
-def _payload(payload: bytes, *, as_base64: bool) -> str | dict[str, str]:
+def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | dict[str, str]:
     if not as_base64:
         try:
-            return payload.decode()
+            # A cut may go through a character, of which the beginning is left out.
+            return utf_8_decode(payload, "strict", not is_cut)[0]
         except UnicodeDecodeError:
             pass
     return {"base64": b2a_base64(payload, newline=False).decode()}
@@ -303,6 +403,10 @@ class Origins:
             return  # the message itself is whole
         if index or self._firsts[position] is not None:
             self._indexes[message_id] = index
+
+    def forget(self, message_id: bytes) -> None:
+        """The message is not shown after all."""
+        self._indexes.pop(message_id, None)
 
     async def find(self, store: Store, prefix: bytes) -> dict[bytes, Origin]:
         """Message id → origin, of all that have one.

@@ -32,6 +32,7 @@ _NAMES: dict[str, Schema] = {
     "producer": {"type": "string", "minLength": 1, "maxLength": 255, "description": "any text of at most 255 bytes"},
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
     "file": {"type": "string", "description": "its path, which may have slashes"},
+    "message": {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"},
     "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
     "backup": {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"},
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "SHA-256 of its bytes"},
@@ -55,6 +56,8 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "list_all_topics.after": ("next of the page before", STRING),
     "topics": ("up to 200 topics, as namespace:topic,…", STRING),
     "kinds": ("of topics, transactions, attention and cluster, those that are wanted", STRING),
+    "payloadBytes": ("show this much of each payload", {"type": "integer", "minimum": 0}),
+    "filter": ("only messages whose payload contains this text", STRING),
     "q": ("a part of namespace:topic, whatever its case", STRING),
     "namespace": ("of this namespace alone", _NAMES["namespace"]),
     "sort": (
@@ -86,6 +89,7 @@ _REQUEST_HEADERS = {
     "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",
 }
 _HEADERS = {
+    "Plainsong-Scanned": "messages that were looked at for the text of filter",
     "ETag": "names this state of what was answered, for If-Match or If-None-Match",
     "Plainsong-Last-Id": "the position to resume from, exclusively",
     "Plainsong-End": "end, more or held: why there is no more",

@@ -197,6 +197,7 @@ SCHEMAS: dict[str, Schema] = {
             "writePointer": nullable({"type": ["integer", "string"]}),
             "size": COUNT,
             "payload": _PAYLOAD,
+            "truncated": {**BOOLEAN, "description": "true: the payload is the beginning of one of that size"},
             "attributes": _ATTRIBUTES,
             "producer": nullable(STRING),
             "sequenceId": nullable(INTEGER),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from broker_in_process import START_MS, TOPICS
+from broker_in_process import START_MS, TOPICS, in_process
 
+from broker.api import messages
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.ids import pack_id, pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import MessageRow, encode_row
+from tests.broker.cluster.in_process import cluster
 
 LOOK = f"{TOPICS}/t/messages"
 
@@ -142,3 +144,150 @@ async def test_a_store_that_cannot_be_read_is_a_503(daemon):
     answer = await daemon.call("GET", LOOK, status=503, code="storage_failed")
     assert answer.headers["retry-after"]
     assert len((await daemon.call("GET", LOOK)).json()) == 1
+
+
+# --- beginnings of payloads, the newest first, a text, one message ---------------------------------
+
+
+async def look(daemon, **parameters):
+    return await daemon.call("GET", LOOK, params=parameters)
+
+
+def shown(answer):
+    return [each["payload"] for each in answer.json()]
+
+
+async def test_payloads_are_cut_where_that_is_asked_for_and_their_size_is_still_said(daemon):
+    await daemon.create()
+    await daemon.publish("abcdef", "ab", {"base64": "/////////w=="}, "ééé")
+    found = (await look(daemon, payloadBytes=3)).json()
+    assert [each["payload"] for each in found] == ["abc", "ab", {"base64": "////"}, "é"]
+    assert [each["size"] for each in found] == [6, 2, 7, 6]
+    assert [each.get("truncated") for each in found] == [True, None, True, True]
+    assert shown(await look(daemon, payloadBytes=0, payload="base64"))[0] == {"base64": ""}
+    await daemon.call("GET", LOOK + "?payloadBytes=-1", status=400, code="invalid_parameter")
+
+
+async def test_beginnings_of_large_messages_fit_into_an_answer_that_is_too_small_for_them():
+    async with in_process(poll__max_bytes=1 << 20) as daemon:
+        await daemon.create()
+        for _ in range(3):
+            await daemon.publish("x" * (1 << 20))
+        assert len((await look(daemon)).json()) == 1
+        found = await look(daemon, payloadBytes=10)
+        assert [(each["size"], len(each["payload"])) for each in found.json()] == [(1 << 20, 10)] * 3
+        assert found.headers["plainsong-end"] == "end"
+
+
+async def stored_and_plain(daemon):
+    """Messages of which some were stored first, and so stand behind one row; their payloads count up."""
+    await daemon.publish("0", "1")
+    begun = (await daemon.call("POST", "/v1/transactions")).json()
+    under = {"transactionWritePointer": begun["writePointer"]}
+    for at in ("2", "3"):
+        await daemon.call("POST", f"{TOPICS}/t/store", json={**under, "messages": [at]})
+    await daemon.call("POST", f"{TOPICS}/t/publish", json={**under, "messages": ["4"]})
+    await daemon.call("POST", f"/v1/transactions/{begun['id']}/commit")
+    daemon.clock.ms += 5
+    await daemon.publish("5", "6", "7")
+
+
+async def test_the_newest_first_is_the_same_the_other_way_round(daemon):
+    await daemon.create()
+    await stored_and_plain(daemon)
+    forward = (await look(daemon)).json()
+    assert [each["payload"] for each in forward] == list("01234567")
+    assert (await look(daemon, order="desc")).json() == forward[::-1]
+    for one in forward:
+        for other in forward:
+            bounds = {"from": one["id"], "to": other["id"]}
+            some = (await look(daemon, **bounds)).json()
+            assert (await look(daemon, order="desc", **bounds)).json() == some[::-1], bounds
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_pages_from_the_newest_down_have_every_message_once(daemon, limit):
+    await daemon.create()
+    await stored_and_plain(daemon)
+    seen, to = [], {}
+    while True:
+        page = await look(daemon, order="desc", limit=limit, **to)
+        seen += shown(page)
+        if page.headers["plainsong-end"] == "end":
+            break
+        to = {"to": page.headers["plainsong-last-id"]}
+    assert "".join(seen) == "76543210"
+
+
+async def test_a_text_finds_the_messages_whose_bytes_contain_it(daemon):
+    await daemon.create()
+    await daemon.publish("an order", "größe", {"base64": "AG9yZGVy/w=="}, "Order", "")
+    found = await look(daemon, filter="order")
+    assert shown(found) == ["an order", {"base64": "AG9yZGVy/w=="}]
+    assert (found.headers["plainsong-scanned"], found.headers["plainsong-end"]) == ("5", "end")
+    assert shown(await look(daemon, filter="öß")) == ["größe"]
+    assert shown(await look(daemon, filter="order", order="desc")) == [{"base64": "AG9yZGVy/w=="}, "an order"]
+    assert shown(await look(daemon, filter="n o", payloadBytes=2)) == ["an"]
+    assert "plainsong-scanned" not in (await look(daemon, filter="")).headers
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_search_that_looked_at_enough_says_where_to_go_on(daemon, order, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_SCANNED", 10)
+    await daemon.create()
+    await daemon.publish(*[f"{number}{'!' if number % 9 == 0 else ''}" for number in range(35)])
+    seen, bounds, looks = [], {}, 0
+    while True:
+        page = await look(daemon, filter="!", order=order, limit=1, **bounds)
+        seen += shown(page)
+        assert int(page.headers["plainsong-scanned"]) <= 10
+        looks += 1
+        if page.headers["plainsong-end"] == "end":
+            break
+        last = page.headers["plainsong-last-id"]
+        bounds = {"to": last} if order == "desc" else {"from": pack_bound(last)}
+    expected = ["0!", "9!", "18!", "27!"]
+    assert seen == (expected if order == "asc" else expected[::-1])
+    assert looks >= 4
+
+
+def pack_bound(text):
+    """The bound behind an id."""
+    return (int(text, 16) + 1).to_bytes(20, "big").hex()
+
+
+async def test_a_search_ends_in_time_too(daemon, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_SCAN_S", 0.0)
+    await daemon.create()
+    await daemon.publish(*["x"] * 1000)
+    page = await look(daemon, filter="!")
+    assert (page.headers["plainsong-scanned"], page.headers["plainsong-end"]) == ("256", "more")
+
+
+async def test_one_message_is_shown_whole_whatever_it_is(daemon):
+    await daemon.create()
+    await stored_and_plain(daemon)
+    for one in (await look(daemon)).json():
+        assert (await daemon.call("GET", f"{LOOK}/{one['id']}")).json() == one
+        bare = await daemon.call("GET", f"{LOOK}/{one['id']}", headers={"Accept": "application/octet-stream"})
+        assert (bare.content, bare.headers["content-type"]) == (one["payload"].encode(), "application/octet-stream")
+        assert bare.headers["content-disposition"] == f'attachment; filename="t-{one["id"]}"'
+    assert (await daemon.call("GET", f"{LOOK}/{one['id']}?payload=base64")).json()["payload"] == {"base64": "Nw=="}
+    behind = pack_bound(one["id"])
+    await daemon.call("GET", f"{LOOK}/{behind}", status=404, code="not_found")
+    await daemon.call("GET", f"{LOOK}/5", status=400, code="invalid_message_id")
+    await daemon.call("GET", f"{TOPICS}/none/messages/{behind}", status=404, code="topic_not_found")
+    daemon.clock.ms += 8 * 24 * 3_600_000
+    await daemon.call("GET", f"{LOOK}/{one['id']}", status=404, code="not_found")
+
+
+async def test_messages_are_looked_at_through_any_instance():
+    async with cluster("a", "b") as nodes:
+        nodes.move("ns:t", "b")
+        await nodes["a"].create()
+        first, last = await nodes["a"].publish("t", "one", "two")
+        path = f"{TOPICS}/t/messages"
+        newest = await nodes["a"].call("GET", f"{path}?order=desc&limit=1&payloadBytes=2")
+        assert [(each["id"], each["payload"]) for each in newest.json()] == [(last, "tw")]
+        bare = await nodes["a"].call("GET", f"{path}/{first}", headers={"Accept": "application/octet-stream"})
+        assert bare.content == b"one"
