@@ -71,12 +71,14 @@ class Forwarding:
             if name is None:
                 return await handler(request)
 
+            before_ms = request.waited_ms
+
             async def local(waited_ms: int) -> Answer:
-                request.waited_ms = waited_ms
+                request.waited_ms = before_ms + waited_ms
                 return await handler(request)
 
             async def remote(link: Link, owner: Instance, waited_ms: int) -> Answer:
-                request.waited_ms = waited_ms
+                request.waited_ms = before_ms + waited_ms
                 reply = await link.call("request", encode_request(route.name, request), request.body)
                 return await decode_answer(reply, owner)
 

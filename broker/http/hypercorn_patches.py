@@ -7,6 +7,7 @@ and refuses them before the application sees them.
 from __future__ import annotations
 
 import ssl
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
+from broker.http.lane import WAITED_MS
 from broker.http.messages import answer_for, new_request_id, sane_request_id
 from broker.http.peer import NO_PEER
 from broker.http.tls_socket import TlsStream
@@ -24,13 +26,14 @@ from broker.http.websocket import StreamSocket
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from hypercorn.config import Config
     from hypercorn.typing import AppWrapper, ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
     from broker.http.budgets import AnswerRoom, HttpSettings
-    from broker.http.messages import BodyStream, Conversations
+    from broker.http.messages import Answer, BodyStream, Conversations
+    from broker.http.messages import Request as Asked
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
 
@@ -42,6 +45,8 @@ PASSAGE = "plainsong.passage"
 CUT = "plainsong.cut"
 #: The key for the connection's ``Peer``.
 PEER = "plainsong.peer"
+#: The key for the connection's ``SendingEnd``.
+SENDING_END = "plainsong.sending-end"
 #: Answers are given to the server in pieces of this size.
 PIECE_BYTES = 64 << 10
 
@@ -71,7 +76,48 @@ class Passage:
         self.stream: BodyStream | None = None
         extensions = scope.setdefault("extensions", {})
         self.peer: Peer = extensions.get(PEER, NO_PEER)
+        self.sending_end: SendingEnd = extensions.get(SENDING_END) or SendingEnd()
         extensions[PASSAGE] = self
+
+    async def answer_reader(self, answer: Callable[[Asked], Awaitable[Answer]], asked: Asked) -> Answer:
+        """The answer to a request that may wait for something: as ``Lane._answer_reader``."""
+        with trio.CancelScope() as waiting, self.sending_end.telling(waiting.cancel):
+            self.reservation.may_give_way(waiting.cancel)
+            try:
+                return await answer(asked)
+            finally:
+                self.reservation.keeps()
+        if self.reservation.gave_way:
+            return answer_for(self.reservation.refusal())
+        asked.waited_ms = WAITED_MS
+        return await answer(asked)
+
+
+class SendingEnd:
+    """What the requests of a connection know of its client's sending half: whether it has been closed."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        #: Whether an answer is under way that has no end, so that a client that sends no more is taken to have gone.
+        self.is_endless = False
+        self._told: dict[Callable[[], object], None] = {}
+
+    def come(self) -> None:
+        """The client has closed its sending half, which may be all of it."""
+        self.has_come = True
+        for tell in list(self._told):
+            tell()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Calls ``tell`` once the client sends no more."""
+        self._told[tell] = None
+        if self.has_come:
+            tell()
+        try:
+            yield
+        finally:
+            del self._told[tell]
 
 
 class Gate:
@@ -130,6 +176,7 @@ class Gate:
                     attempt.cancel()
                     await trio.sleep_forever()
                 passage.answering = True
+                passage.sending_end.is_endless = _is_endless(message["headers"])
                 message = self._preflight(message, passage)
                 message = {**message, "headers": self._marked(message["headers"], passage, scope)}
             elif message["type"] == "http.response.body" and not (
@@ -250,6 +297,11 @@ class Gate:
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def _is_endless(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether this is the head of an answer without an end."""
+    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 # --- HTTP/1.1 --------------------------------------------------------------------------------------

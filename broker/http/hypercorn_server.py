@@ -25,9 +25,20 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from broker.http.hypercorn_patches import CUT, PEER, Gate, RefusingH11, ResumedStream, with_certificate, with_extension
+from broker.http.hypercorn_patches import (
+    CUT,
+    PEER,
+    SENDING_END,
+    Gate,
+    RefusingH11,
+    ResumedStream,
+    SendingEnd,
+    with_certificate,
+    with_extension,
+)
 from broker.http.lane import BRIEF_LINGER_S
 from broker.http.messages import Conversations
+from broker.http.websocket import StreamSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,6 +72,9 @@ class HypercornConnection(TCPServer):
         #: Around each read; its deadline is that of a head, or of the close.
         self._reading = trio.CancelScope()
         self._closing = False
+        self._sending_end = SendingEnd()
+        #: Set when all requests that have come are answered, from the end of what the client sends on.
+        self._answered = trio.Event()
         #: The reader has gone or is given up: nothing more is sent, also by tasks that wait for the lock.
         self._cut = False
 
@@ -90,6 +104,7 @@ class HypercornConnection(TCPServer):
         state = ConnectionState(self.state)
         self.app = with_extension(self.app, CUT, self.cut)
         self.app = with_extension(self.app, PEER, self._peer)
+        self.app = with_extension(self.app, SENDING_END, self._sending_end)
         async with TaskGroup() as tasks:
             self._task_group = tasks
             ends = (
@@ -126,6 +141,8 @@ class HypercornConnection(TCPServer):
             return
         if isinstance(event, Updated):
             self._idle = event.idle
+        if isinstance(event, Closed) or self._idle:
+            self._answered.set()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._send_timeout_s):
             await super().protocol_send(event)
 
@@ -187,12 +204,23 @@ class HypercornConnection(TCPServer):
             if not self._closing:  # else nothing would answer it
                 await self.protocol.handle(RawData(bytes(data)))
             if not data:
+                await self._answer_the_last()
                 break
             if not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):
                 deadline = inf
             elif deadline == inf:
                 deadline = trio.current_time() + self._header_timeout_s
         await self.protocol.handle(Closed())
+
+    async def _answer_the_last(self) -> None:
+        """The client has closed its sending half, and still gets its answers; there may be none for it to read."""
+        end, protocol = self._sending_end, self.protocol.protocol
+        is_websocket = isinstance(protocol, H11Protocol) and isinstance(protocol.stream, StreamSocket)
+        if self._idle or self._closing or self._cut or end.is_endless or is_websocket:
+            return
+        self._answered = trio.Event()
+        end.come()
+        await self._answered.wait()
 
 
 class HypercornServer:

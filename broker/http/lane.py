@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from broker.api.route import Endpoint
+    from broker.http.acceptance import Acceptance
     from broker.http.budgets import HttpSettings
     from broker.http.messages import Answer, BodyStream
     from broker.http.origin_check import OriginCheck
@@ -64,6 +65,7 @@ class LaneParts:
     watch: Watch
     reactor: Reactor
     check: OriginCheck
+    acceptance: Acceptance
 
 
 class Lane:
@@ -88,6 +90,7 @@ class Lane:
         "_started",
         "_stopping",
         "_unsent",
+        "_waiting",
         "served",
     )
 
@@ -110,6 +113,8 @@ class Lane:
         self._unsent: tuple[Answer, bool] | None = None
         self._held = parts.budget.reserve()
         self._room = parts.budget.answers.room()
+        #: Around a handler that may wait for something.
+        self._waiting: trio.CancelScope | None = None
         #: Whether it has answered anything.
         self.served = False
 
@@ -145,7 +150,7 @@ class Lane:
             self._connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
 
     async def watch(self) -> None:
-        """Ends the connection when its client leaves while the handler is at work."""
+        """Notices when the client sends no more, or has gone, while the handler is at work."""
         if self._busy:
             await self._connection.watch()
 
@@ -312,7 +317,8 @@ class Lane:
         connection = self._connection
         while True:
             connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S if self._stopping else inf
-            await connection.rest()
+            if not connection.ended:
+                await connection.rest()
             connection.scope.deadline = inf
             if self._gathering:
                 self._end_gathering()
@@ -357,19 +363,19 @@ class Lane:
 
     async def _answer_to(self, head: Head, held: Reservation, request_id: str) -> Answer:
         """The answer, whose body is held in the connection's room."""
+        peer = self._connection.peer
+        request = Request(head.path, head.query, head.headers, request_id=request_id, room=self._room, peer=peer)
         try:
-            body = await self._read_body(head, held)
+            request.body = await self._read_body(head, held)
         except PlainsongError as error:
             return answer_for(error)
-        peer = self._connection.peer
-        request = Request(head.path, head.query, head.headers, body, request_id, room=self._room, peer=peer)
-        answer = await self._answer(head.endpoint, request)
+        answer = await self._answer(head.endpoint, request, held)
         if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
         return await admitted(answer, self._room, only_looks=head.endpoint.route.reads_only)
 
     async def _read_body(self, head: Head, held: Reservation) -> bytes:
-        """The body, decompressed; ``_in_step`` is false after one whose end was not reached."""
+        """The body as it was sent; ``_in_step`` is false after one whose end was not reached."""
         connection, settings = self._connection, self._parts.settings
         if 0 <= head.length <= len(connection.pending) and head.length <= settings.max_body_bytes:
             body = connection.pending[: head.length]
@@ -379,21 +385,64 @@ class Lane:
             self._in_step = False
             body = await read_body(connection, head, held, settings)
             self._in_step = True
-        if needs_decoding(head.headers):
-            return await decoded_body(body, head.headers, settings.max_body_bytes, held)
         return body
 
-    async def _answer(self, endpoint: Endpoint, request: Request) -> Answer:
+    async def _answer(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
         parts = self._parts
         self._connection.scope.deadline = inf
         self._busy = True
         parts.watch.begin(self)
         try:
+            if needs_decoding(request.headers):
+                refusal = await self._decode(endpoint, request, held)
+                if refusal is not None:
+                    return refusal
+            if endpoint.route.reads_only:
+                return await self._answer_reader(endpoint, request, held)
             return await respond(endpoint.handler, request, parts.settings.gzip_min_bytes)
         finally:
             self._busy = False
             parts.watch.end(self)
             self._connection.unwatch()
+
+    async def _decode(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer | None:
+        """Decompresses the body of a request that can be accepted; the refusal of any other."""
+        settings = self._parts.settings
+        refusal = await self._parts.acceptance.refusal(endpoint.route, request)
+        if refusal is not None:
+            return refusal
+        try:
+            request.body = await decoded_body(
+                request.body, request.headers, settings.max_body_bytes, held, settings.body_timeout_s
+            )
+        except PlainsongError as error:
+            return answer_for(error)
+        return None
+
+    async def _answer_reader(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
+        """The answer to a request that may wait for something.
+
+        A client that has closed its sending half meanwhile is answered without further waiting. One whose body takes
+        room that others need gives way to them.
+        """
+        gzip_min_bytes = self._parts.settings.gzip_min_bytes
+        with trio.CancelScope() as waiting:
+            self._waiting = waiting
+            held.may_give_way(waiting.cancel)
+            try:
+                return await respond(endpoint.handler, request, gzip_min_bytes)
+            finally:
+                self._waiting = None
+                held.keeps()
+        if held.gave_way:
+            return answer_for(held.refusal())
+        request.waited_ms = WAITED_MS
+        return await respond(endpoint.handler, request, gzip_min_bytes)
+
+    def sending_ended(self) -> None:
+        """The client has closed its sending half, which may be all of it: it is answered, but not waited for longer."""
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def _send(self, answer: Answer, request_id: str, *, chunks: bool, keep: bool) -> None:
         head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
@@ -700,6 +749,8 @@ RECEIVE_BYTES = 64 << 10
 #: Bodies up to this size are waited for without a task, for so long.
 GATHERED_BYTES = 256 << 10
 GATHER_S = 1.0
+#: What was waited for somebody who sends no more: longer than any request may.
+WAITED_MS = 1 << 40
 #: What a client may send ahead while its answer is awaited.
 MAX_PIPELINED_BYTES = 64 << 10
 #: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
@@ -905,8 +956,11 @@ class Connection:
                 continue
 
     async def watch(self) -> None:
-        """Keeps what the client sends ahead, and ends the connection when it leaves; until ``unwatch``."""
-        if self._watching is not None:
+        """Keeps what the client sends ahead, and tells the lane when it sends no more; until ``unwatch``.
+
+        Nobody can tell a client that has closed its sending half from one that has gone, but by sending it something.
+        """
+        if self._watching is not None or self.ended:
             return
         with trio.CancelScope() as watching:
             self._watching = watching
@@ -919,9 +973,11 @@ class Connection:
                 except BlockingIOError:
                     continue
                 except OSError:
-                    data = b""
-                if not data:
                     self.scope.cancel()
+                    return
+                if not data:
+                    self.ended = True
+                    self._lane.sending_ended()
                     return
                 self.pending += data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -15,6 +16,7 @@ from quart_trio import QuartTrio as Application
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 
+from broker.http.acceptance import Acceptance
 from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
 from broker.http.messages import Answer, Request, answer_for
@@ -31,7 +33,7 @@ from plainsong.protocol.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from quart import Quart
 
@@ -46,13 +48,17 @@ UNKNOWN_ROUTE = "unknown"
 
 def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
     """Every route, the hot ones too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
+    endpoints = tuple(endpoints)
+    acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
     install_errors(app, settings)
     methods: defaultdict[str, set[str]] = defaultdict(set)
     for endpoint in endpoints:
         route = endpoint.route
         rule = rule_of(route.path)
-        view = hot_view(endpoint, settings) if route.hot else _view(endpoint, accounting)
+        view = (
+            hot_view(endpoint, settings, acceptance) if route.hot else _view(endpoint, settings, acceptance, accounting)
+        )
         app.add_url_rule(rule, route.name, view, methods=[route.method], strict_slashes=True)
         methods[rule] |= {"GET", "HEAD"} if route.method == "GET" else {route.method}
     for rule, allowed in methods.items():
@@ -88,7 +94,9 @@ def _places(route: Route[Any], path: dict[str, str]) -> dict[str, str]:
         raise InvalidName("the producer's name is not UTF-8", hint="percent-encode its UTF-8 bytes") from None
 
 
-def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable[Response]]:
+def _view(
+    endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance, accounting: Accounting
+) -> Callable[..., Awaitable[Response]]:
     route, handler, _ = endpoint
     max_bytes = 0 if route.body is None else route.body.max_bytes
 
@@ -97,13 +105,11 @@ def _view(endpoint: Endpoint, accounting: Accounting) -> Callable[..., Awaitable
         through = passage()
         accounting.access.begin(through.request_id)
         try:
-            body = await _read_small(max_bytes) if max_bytes else b""
-            query = request.query_string.decode("latin-1")
-            places = _places(route, path)
-            asked = Request(
-                places, query, through.headers, body, through.request_id, room=through.room, peer=through.peer
-            )
-            answer = await handler(asked)
+            asked = _asked(through, _places(route, path))
+            asked.body = await _read_small(max_bytes) if max_bytes else b""
+            answer = await _decode(route, asked, acceptance, max_bytes, settings)
+            if answer is None:
+                answer = await (through.answer_reader(handler, asked) if route.reads_only else handler(asked))
             if not isinstance(answer.body, bytes):
                 through.stream = answer.body
                 if request.method == "HEAD":  # a stream may never end
@@ -125,8 +131,27 @@ def _may_be_refused(route: Route[Any], answer: Answer) -> bool:
     return route.reads_only and not (isinstance(body, bytes) and len(body) <= SMALL_BYTES)
 
 
+def _asked(through: Passage, path: Mapping[str, str]) -> Request:
+    """The current request, its body not read yet."""
+    query = request.query_string.decode("latin-1")
+    return Request(path, query, through.headers, request_id=through.request_id, room=through.room, peer=through.peer)
+
+
+async def _decode(
+    route: Route[Any], asked: Request, acceptance: Acceptance, max_bytes: int, settings: HttpSettings
+) -> Answer | None:
+    """Decompresses the body of a request that can be accepted; the refusal of any other. Raises as ``decoded_body``."""
+    if not needs_decoding(asked.headers):
+        return None
+    refusal = await acceptance.refusal(route, asked)
+    if refusal is None:
+        held = passage().reservation
+        asked.body = await decoded_body(asked.body, asked.headers, max_bytes, held, settings.body_timeout_s)
+    return refusal
+
+
 async def _read_small(max_bytes: int) -> bytes:
-    """The body, decompressed; refused as soon as it is known to be larger than ``max_bytes``."""
+    """The body as it was sent; refused as soon as it is known to be larger than ``max_bytes``."""
     through = passage()
     announced = through.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
@@ -136,8 +161,6 @@ async def _read_small(max_bytes: int) -> bytes:
         body += chunk
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
-    if needs_decoding(through.headers):
-        return await decoded_body(bytes(body), through.headers, max_bytes, through.reservation)
     return bytes(body)
 
 
@@ -171,32 +194,21 @@ def passage() -> Passage:
     return found if found is not None else Passage(scope, BodyBudget(1 << 62))  # an application without a server
 
 
-def hot_view(endpoint: Endpoint, settings: HttpSettings) -> Callable[..., Awaitable[Response]]:
+def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
     """A view that answers as the lane does, byte for byte."""
     route, handler, _ = endpoint
 
     async def view(**path: str) -> Response:
         through = passage()
-        body = await read_body(settings)
-        query = request.query_string.decode("latin-1")
-        asked = Request(path, query, through.headers, body, through.request_id, room=through.room, peer=through.peer)
-        answer = await respond(handler, asked, settings.gzip_min_bytes)
+        asked = _asked(through, path)
+        asked.body = await request.body  # the gate has seen to its size
+        answer = await _decode(route, asked, acceptance, settings.max_body_bytes, settings)
+        if answer is None:
+            answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
+            answer = await (through.answer_reader(answering, asked) if route.reads_only else answering(asked))
         return as_response(await admitted(answer, through.room, only_looks=route.reads_only))
 
     return view
-
-
-async def read_body(settings: HttpSettings) -> bytes:
-    """The current request's body, decompressed; the gate has seen to its size as sent.
-
-    Raises:
-      UnsupportedMediaType, MalformedBody, BodyTooLarge, Overloaded: as ``decoded_body`` does.
-    """
-    body: bytes = await request.body
-    through = passage()
-    if needs_decoding(through.headers):
-        return await decoded_body(body, through.headers, settings.max_body_bytes, through.reservation)
-    return body
 
 
 def as_response(answer: Answer) -> Response:

@@ -12,6 +12,7 @@ import trio
 from trio.lowlevel import wait_readable
 
 from broker.http import wire
+from broker.http.acceptance import Acceptance
 from broker.http.lane import HotRoutes, Lane, LaneParts, Watch
 from broker.http.messages import answer_for, new_request_id
 from broker.http.origin_check import OriginCheck
@@ -114,7 +115,7 @@ async def serve_http(
         hypercorn = _Hypercorn(build, settings, budget, check, begin)
         # Without routes a lane only finds out how a connection begins.
         routes = HotRoutes(endpoints if settings.lane else ())
-        parts = LaneParts(settings, routes, budget, Watch(), reactor, check)
+        parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints))
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hypercorn.run)

@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 
 from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
+from broker.http.acceptance import Acceptance
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
@@ -100,7 +101,9 @@ class Toys:
             self.closed.set()
 
     async def poll(self, request: Request) -> Answer:
-        """Parks until released."""
+        """Parks until released, unless the wait is over already."""
+        if request.waited_ms:
+            return Answer(200, b"over", "avro/binary")
         self.parked += 1
         try:
             await self.release.wait()
@@ -152,7 +155,9 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     install_errors(app, settings)
     for endpoint in toys.endpoints:
         route = endpoint.route
-        app.add_url_rule(rule_of(route.path), route.name, hot_view(endpoint, settings), methods=[route.method])
+        app.add_url_rule(
+            rule_of(route.path), route.name, hot_view(endpoint, settings, Acceptance(())), methods=[route.method]
+        )
 
     @app.get("/ping")
     async def ping() -> str:

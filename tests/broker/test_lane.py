@@ -165,18 +165,6 @@ async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hy
         assert (await reader.reply()).body == b"0;1;2;"
 
 
-async def test_a_client_that_goes_away_cancels_its_parked_request() -> None:
-    async with running() as listener:
-        async with await listener.connect() as stream:
-            await stream.send_all(post("t/poll", b"abc"))
-            while not listener.toys.parked:
-                await trio.lowlevel.checkpoint()
-        with trio.fail_after(20):
-            await listener.toys.cancelled.wait()
-        while listener.budget.reserved_bytes:
-            await trio.lowlevel.checkpoint()
-
-
 async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_milliseconds() -> None:
     async with running() as listener:
         streams = [await listener.connect() for _ in range(1000)]

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import trio
 
+from broker.http import budgets
 from broker.http.budgets import FREE_BYTES, HttpSettings
 from tests.broker.listeners import Listener, Reader, ask, post, running
 
+JSON = "Content-Type: application/json"
 BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
 
 
@@ -52,7 +54,7 @@ async def test_gzip_bodies_are_read_also_in_several_members(lane: bool) -> None:
         packed = gzip.compress(b"hello ") + gzip.compress(b"world")
         for coding in ("gzip", "x-gzip", "GZIP"):
             assert (
-                stored((await ask(listener, post("t/store", packed, f"Content-Encoding: {coding}"))).body)
+                stored((await ask(listener, post("t/store", packed, f"Content-Encoding: {coding}", JSON))).body)
                 == b"hello world"
             )
 
@@ -61,7 +63,7 @@ async def test_gzip_bodies_are_read_also_in_several_members(lane: bool) -> None:
 async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> None:
     async with running(lane=lane) as listener, await listener.connect() as stream:
         reader = Reader(stream)
-        await stream.send_all(post("t/store", gzip.compress(bytes(50 << 20)), "Content-Encoding: gzip"))
+        await stream.send_all(post("t/store", gzip.compress(bytes(50 << 20)), "Content-Encoding: gzip", JSON))
         assert (await reader.reply()).code == "body_too_large"
         await stream.send_all(post("t/store", b"x"))
         assert stored((await reader.reply()).body) == b"x"
@@ -83,12 +85,32 @@ async def test_bodies_that_do_not_decompress_are_refused(
     lane: bool, body: bytes, coding: str, status: int, code: str
 ) -> None:
     async with running(lane=lane) as listener:
-        reply = await ask(listener, post("t/store", body, f"Content-Encoding: {coding}"))
+        reply = await ask(listener, post("t/store", body, f"Content-Encoding: {coding}", JSON))
         assert (reply.status, reply.code) == (status, code)
 
 
 @BOTH_LISTENERS
-async def test_bodies_beyond_the_common_budget_are_told_to_come_back(lane: bool) -> None:
+async def test_a_request_that_only_waits_gives_way_to_one_that_needs_its_room(
+    lane: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "YIELD_S", 0.0)
+    async with running(lane=lane, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
+        async with await listener.connect() as first, await listener.connect() as second:
+            for stream in (first, second):
+                await stream.send_all(post("t/poll", bytes(10_000)))
+            await until_parked(listener, 2)
+            assert (await ask(listener, post("t/store", bytes(10_000)))).status == 200
+            assert listener.budget.yielded == 1
+            listener.toys.release.set()
+            replies = [await Reader(stream).reply() for stream in (first, second)]
+        assert sorted(reply.status for reply in replies) == [200, 503]
+
+
+@BOTH_LISTENERS
+async def test_bodies_beyond_the_common_budget_are_told_to_come_back(
+    lane: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "YIELD_S", 60.0)
     async with running(lane=lane, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
         async with await listener.connect() as first, await listener.connect() as second:
             for stream in (first, second):

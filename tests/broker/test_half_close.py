@@ -1,0 +1,83 @@
+"""A client that closes its sending half gets the answers to all it has asked, at every route and at both listeners."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+
+from tests.broker.listeners import Reader, post, running
+
+BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@BOTH_LISTENERS
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [post("t/publish", b"x")] * 20,
+        [post("t/store", b"x" * 100_000)] * 20,
+        [PING] * 20,
+        [post("t/publish"), post("t/store", b"x"), PING, post("t/rollback"), PING, post("t/store", bytes(300_000))] * 3,
+    ],
+    ids=["started", "tasks", "cold", "mixed"],
+)
+async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(lane: bool, asked: list[bytes]) -> None:
+    async with running(lane=lane) as listener, await listener.connect() as stream, trio.open_nursery() as nursery:
+
+        async def ask_all() -> None:
+            for request in asked:
+                await stream.send_all(request)
+            await stream.send_eof()
+
+        nursery.start_soon(ask_all)
+        reader = Reader(stream)
+        assert [(await reader.reply()).status for _ in asked] == [200] * len(asked)
+        assert await reader.at_end()
+
+
+@pytest.mark.parametrize(
+    ("lane", "behind"),
+    # What a client sends ahead is read by hypercorn when the request before it has been answered, and so is the end.
+    [(True, b""), (True, post("t/store", b"x")), (True, PING), (False, b"")],
+    ids=["lane", "lane-hot", "lane-cold", "hypercorn"],
+)
+async def test_a_parked_poll_is_answered_at_once_when_its_client_sends_no_more(lane: bool, behind: bytes) -> None:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
+        await stream.send_all(post("t/poll"))
+        while not listener.toys.parked:
+            await trio.lowlevel.checkpoint()
+        await stream.send_all(behind)
+        await stream.send_eof()
+        reader = Reader(stream)
+        assert (await reader.reply()).body == b"over"
+        if behind:
+            assert (await reader.reply()).status == 200
+        assert await reader.at_end()
+        assert not listener.toys.parked
+
+
+@BOTH_LISTENERS
+async def test_a_request_that_breaks_off_with_what_is_sent_is_refused(lane: bool) -> None:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
+        await stream.send_all(post("t/store", b"whole") + post("t/store", b"", "Content-Length: 10") + b"half")
+        await stream.send_eof()
+        reader = Reader(stream)
+        assert json.loads((await reader.reply()).body)["body"] == b"whole".hex()
+        assert (await reader.reply()).code == "malformed_body"
+        assert await reader.at_end()
+
+
+@BOTH_LISTENERS
+async def test_a_client_that_has_gone_holds_nothing(lane: bool) -> None:
+    async with running(lane=lane) as listener:
+        async with await listener.connect() as stream:
+            await stream.send_all(post("t/poll", bytes(10_000)))
+            while not listener.toys.parked:
+                await trio.lowlevel.checkpoint()
+        with trio.fail_after(20):
+            await listener.toys.cancelled.wait()
+            while listener.budget.reserved_bytes:
+                await trio.lowlevel.checkpoint()
