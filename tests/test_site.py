@@ -68,5 +68,7 @@ def test_addresses_on_the_web_have_one_home():
     for kind in ("client", "server", "spark"):
         project = tomllib.loads((ROOT / f"etc/dist/{kind}/pyproject.toml").read_text(encoding="utf-8"))["project"]
         assert project["urls"] == site.URLS
+        text = (ROOT / f"etc/dist/{kind}/README.md").read_text(encoding="utf-8")
+        assert set(re.findall(r"https?://(?!127\.)[^)\s\"]+", text)) == {site.HOME, site.URLS["Documentation"]}
     host = site.HOME.removeprefix("https://")
     assert f"@{host}>" in DOCUMENTS["SECURITY.md"]

@@ -1,4 +1,4 @@
-"""Every Python example of docs/client.md and of the README, run as it stands against a real daemon.
+"""Every Python example of docs/client.md, of the README and of the distribution's, run as it stands against a real daemon.
 
 What the README shows of Spark runs where Spark does, tests/spark/test_read_guide.py, and what it shows of PostgreSQL in
 tests/howto/test_howto.py.
@@ -18,9 +18,11 @@ from tests.daemon.harness import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
 README = GUIDE.parents[1] / "README.md"
+#: What an index of packages shows.
+DISTRIBUTION = GUIDE.parents[1] / "etc/dist/client/README.md"
 EXAMPLES = [
     example
-    for document in (README, GUIDE)
+    for document in (README, GUIDE, DISTRIBUTION)
     for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     if "spark." not in example and "sqlalchemy" not in example
 ]
@@ -55,7 +57,7 @@ def test_the_examples_of_the_guide_do_what_they_show(example: str, shared_url: s
     root = Path(__file__).parents[2]
     environ = {**os.environ, "PLAINSONG_URL": shared_url, "PLAINSONG_NAMESPACE": "guide", "PYTHONPATH": str(root)}
     # The guide speaks to the default place, where a reader's own daemon is.
-    run = example.replace("Client()", "Client.from_environment()")
+    run = re.sub(r"Client\((\"http://127.0.0.1:7420\")?\)", "Client.from_environment()", example)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", run],
         env=environ,

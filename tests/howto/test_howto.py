@@ -3,7 +3,7 @@
 What a page may hold, and what becomes of it here:
 
 * ``python``: a program. One whose first line is ``# name.py`` becomes that file; it is run where a command line names it,
-  and at its place if none does.
+  and at its place if none does. ``javascript`` is the same for ``// name.mjs``, and always run by a command line.
 * ``sh``: lines for a shell, run as they stand in a directory of the page's own, beside a daemon of its own. Lines that
   begin with ``make`` are run by other rings.
 * ``text`` right behind one of these: lines that it printed, in this order; ``…`` stands for anything.
@@ -78,6 +78,8 @@ def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Page:
     database = request.getfixturevalue("database") if DATABASE in wanted else ""
     if ("SparkSession" in wanted or "plainsong pipeline run" in wanted) and (reason := why_not()):
         pytest.skip(f"NOT TESTED, a page with Spark: {reason}")
+    if "\nnode " in wanted and shutil.which("node") is None:
+        pytest.skip("NOT TESTED, a page with JavaScript: there is no node")
     daemon: Callable[[Path], Daemon] = request.getfixturevalue("daemon")
     running = daemon(tmp_path / "data")
     home = tmp_path / "home"
@@ -95,6 +97,11 @@ def test_a_page_does_what_it_says(wanted: str, page: Page):
             name = named[1] if named else "unnamed.py"
             page.save(name, block.body)
             output = "" if name in shell else page.program(name)
+        elif block.info == "javascript":
+            name = re.match(r"// (\w+\.mjs)\n", block.body)[1]  # type: ignore[index]
+            assert f"node {name}" in shell
+            page.save(name, block.body)
+            output = ""
         elif block.info == "sh":
             output = page.shell(block.body)
         elif block.info == "text" and not wanted[end : block.start].strip() and end:

@@ -9,7 +9,7 @@ from tables import Tables
 from pyspark_plainsong.columns import COLUMNS, TRANSACTION_COLUMN
 from pyspark_plainsong.options import _BATCH_READ, _CONNECTION, _READ, _STREAM_READ
 from tests.daemon.harness import Daemon
-from tests.documents import DOCUMENTS
+from tests.documents import DOCUMENTS, ROOT
 
 #: Writing comes behind it, and has a test of its own.
 GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Writing")[0]
@@ -22,7 +22,10 @@ def test_the_examples_of_reading_do_what_they_show(spark, tmp_path, monkeypatch)
     (of_readme,) = [
         code for code in re.findall(r"```python\n(.*?)```", DOCUMENTS["README.md"], re.DOTALL) if "spark." in code
     ]
-    blocks.append(("python", of_readme))
+    distribution = (ROOT / "etc/dist/spark/README.md").read_text(encoding="utf-8")
+    (of_distribution,) = re.findall(r"```python\n(.*?)```", distribution, re.DOTALL)
+    of_distribution = of_distribution.replace("subscribe=", 'namespace="demo", subscribe=')
+    blocks += [("python", of_distribution), ("python", of_readme)]
     monkeypatch.chdir(tmp_path)
     with Daemon(tmp_path / "data") as daemon:
         tables = Tables("http://{}:{}".format(*daemon.address))
