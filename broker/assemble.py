@@ -28,6 +28,7 @@ from broker.api.openapi import description
 from broker.api.overview import Overview
 from broker.api.poll import Pages, Polling
 from broker.api.poll_many import LocalTopics, PollingMany
+from broker.api.problems import Problems
 from broker.api.producers import Producers
 from broker.api.publish import Publishing
 from broker.api.readers import Readers
@@ -251,6 +252,7 @@ async def assemble(
             polling_many,
             polling,
             MessageEvents(polling, event_streams),
+            Problems(),
             Overview(catalogue, attention, directory, rates, clock, event_streams, stopping, handlers),
             Messages(directory, store, transactions, config.poll.max_bytes),
             Counting(

@@ -33,6 +33,7 @@ _NAMES: dict[str, Schema] = {
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
     "file": {"type": "string", "description": "its path, which may have slashes"},
     "message": {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"},
+    "code": {"type": "string", "pattern": "^[a-z_]{1,80}$"},
     "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
     "backup": {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"},
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "SHA-256 of its bytes"},

@@ -14,6 +14,7 @@ from broker.api.overview import Overview
 from broker.api.poll import Polling, poll_wait_ms
 from broker.api.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
 from broker.api.poll_many import PollingMany
+from broker.api.problems import Problems
 from broker.api.producers import Producers
 from broker.api.publish import Publishing
 from broker.api.readers import Readers
@@ -1007,6 +1008,20 @@ ROUTES: tuple[Route[Any], ...] = (
         headers=("If-None-Match",),
         answer_headers=("ETag",),
         errors=("not_found",),
+    ),
+    Route(
+        "explain_error",
+        "GET",
+        "/errors/{code}",
+        Problems,
+        Problems.explain,
+        verb=None,
+        on="name",
+        tag="daemon",
+        doc="What an error means and what to do about it, as JSON or as text; the type of a problem is this path.",
+        answer=ref("ErrorType"),
+        answer_types=(JSON_TYPE, "text/plain"),
+        errors=(*ANY, "not_found"),
     ),
     Route(
         "openapi",

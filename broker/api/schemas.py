@@ -345,6 +345,15 @@ SCHEMAS: dict[str, Schema] = {
             },
         },
     ),
+    "ErrorType": record(
+        "type code title status outcome whatToDo",
+        type=STRING,
+        code={"enum": sorted(BY_CODE)},
+        title=STRING,
+        status=INTEGER,
+        outcome={"enum": ["not-applied", "applied", "unknown"]},
+        whatToDo=STRING,
+    ),
     "Problem": {
         "type": "object",
         "description": "what went wrong, and whether the request happened all the same",

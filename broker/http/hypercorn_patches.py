@@ -401,6 +401,7 @@ class RefusingH11(H11Protocol):
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", new_request_id().encode()),
             (b"connection", b"close"),
+            *((name.lower().encode(), value.encode()) for name, value in answer.headers),
         ]
         headers = list(chain(own, self.config.response_headers("h11")))
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))

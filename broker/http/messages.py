@@ -183,6 +183,8 @@ def flag(parameters: dict[str, str], key: str) -> bool:
 
 
 PROBLEM_TYPE = "application/problem+json"
+#: Where a client that meets an error finds the whole interface (RFC 8631).
+PROBLEM_LINK = ("Link", '</openapi.json>; rel="service-desc"')
 #: The most specific class of an error that stands here decides.
 STATUS_OF: dict[type[PlainsongError], int] = {
     BadRequest: 400,
@@ -224,7 +226,7 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
     """``error`` as problem+json; ``allow`` are the methods that a 405 names instead."""
     problem = problem_of(error)
     status = status_of(error)
-    headers = []
+    headers = [PROBLEM_LINK]
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(error.retry_after_s)))
     if status == 405:

@@ -9,6 +9,7 @@ import pytest
 import trio
 from broker_in_process import in_process
 
+from broker.api.problems import WHAT_TO_DO
 from broker.api.routes import ROUTES
 from broker.api.schemas import status_of_code
 from plainsong.protocol.errors import BY_CODE, Internal
@@ -33,6 +34,11 @@ def test_the_guide_names_every_code_once_with_its_status_and_its_outcome():
     for status, code, outcome in ROWS:
         assert int(status) == status_of_code(code), code
         assert outcome == (Internal if code == "internal" else BY_CODE[code]).outcome, code
+
+
+def test_each_error_is_explained_as_the_guide_does():
+    rows = re.findall(r"^\| \d{3} \| `(\w+)` \| [\w-]+ \| (\S.*?) \|$", GUIDE, re.MULTILINE)
+    assert dict(rows) == WHAT_TO_DO
 
 
 def test_what_the_description_says_can_be_answered_stands_in_the_table():
