@@ -459,7 +459,9 @@ async def serve(
         daemon.served.set()
 
 
-async def start_thrift(daemon: Daemon, stop: trio.Event, servers: trio.Nursery) -> list[str]:
+async def start_thrift(
+    daemon: Daemon, stop: trio.Event, servers: trio.Nursery, certificates: Certificates | None = None
+) -> list[str]:
     """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
     config, authority = daemon.config, daemon.authority
     if not config.transactions.thrift or (authority.own is None and authority.routed is None):
@@ -472,6 +474,7 @@ async def start_thrift(daemon: Daemon, stop: trio.Event, servers: trio.Nursery) 
         budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,
+        tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
     )
     addresses: list[str] = await servers.start(serving)
     return addresses

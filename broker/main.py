@@ -36,6 +36,7 @@ from broker.cluster.join import (
     start_rebalance,
     verify_advertised_address,
 )
+from broker.config.exposure import in_effect
 from broker.config.values import UNIX
 from broker.gauges import add_cluster_gauges, add_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
@@ -102,7 +103,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
                 servers.start_soon(certificates.watch, config.security.reload_s)
                 add_tls_gauges(metrics, certificates)
             addresses = await servers.start(partial(serve, daemon, budget, stop, certificates, reloads))
-            thrift = await start_thrift(daemon, stop, servers)
+            thrift = await start_thrift(daemon, stop, servers, certificates)
             if membership is not None:
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)
@@ -138,6 +139,7 @@ def _running(
         decides=describe_authority(config.transactions),
         thrift=thrift,
         cluster="" if membership is None else describe_membership(membership),
+        insecure=list(in_effect(config).values()),
         testing="" if testing is None else str(testing.path),
     )
 
@@ -191,6 +193,8 @@ class Running:
     """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
     cluster: str = ""
     """What it is called among others, and how many they are; empty: it is alone."""
+    insecure: Sequence[str] = ()
+    """What it does without although other machines reach it, as ``reachable without TLS``."""
     testing: str = ""
     """Where tests move its clock and make it fail; empty: nowhere."""
     place: str = "in memory"
@@ -210,6 +214,7 @@ def banner(running: Running) -> str:
             f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
             *cluster,
             *testing,
+            *(f"  INSECURE    {waived}" for waived in running.insecure),
             f"  data        {where} ({running.store_kind})",
             f"  durability  {running.durability}",
             f"  decides     {running.decides}{thrift}",

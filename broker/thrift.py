@@ -41,6 +41,7 @@ from plainsong.protocol.transactions.asks import ChangeConflict
 from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Sequence
 
     from actors.transactions import TransactionService
@@ -231,7 +232,7 @@ class Methods(Protocol):
 class ThriftConnection:
     """Serves one client, one call after the other, until it leaves or sends what is no call."""
 
-    def __init__(self, stream: trio.SocketStream, methods: Methods, budget: BodyBudget) -> None:
+    def __init__(self, stream: trio.abc.Stream, methods: Methods, budget: BodyBudget) -> None:
         self._stream = stream
         self._methods = methods
         self._budget = budget
@@ -280,7 +281,7 @@ class ThriftConnection:
     async def _receive(self, reservation: Reservation) -> bool:
         data = await self._stream.receive_some(_RECEIVE_BYTES)
         reservation.grow(len(data))
-        self._frames.feed(data)
+        self._frames.feed(bytes(data))
         return bool(data)
 
 
@@ -289,6 +290,8 @@ class ThriftConnection:
 
 #: Each process of Tephra's clients keeps up to fifty connections open.
 MAX_CONNECTIONS = 4_096
+#: How long a TLS handshake may take.
+HANDSHAKE_S = 10.0
 
 
 async def serve_thrift(
@@ -299,18 +302,20 @@ async def serve_thrift(
     stop: trio.Event,
     grace_s: float,
     max_connections: int = MAX_CONNECTIONS,
+    tls: Callable[[], ssl.SSLContext] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves Tephra's clients until ``stop`` is set and calls under way are answered, at most ``grace_s`` later.
 
-    ``task_status`` gets the addresses as ``host:port``. ``budget`` bounds the memory of frames.
+    ``task_status`` gets the addresses as ``host:port``. ``budget`` bounds the memory of frames. ``tls`` gives the context
+    of each new connection; None: there is no TLS.
 
     Raises:
       OSError: the server cannot listen on ``bind``; nothing is left open.
     """
     sockets = await trio.to_thread.run_sync(listen_on, bind)
     try:
-        server = _ThriftServer(methods, budget, max_connections)
+        server = _ThriftServer(methods, budget, max_connections, tls)
         listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in sockets]
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
@@ -330,8 +335,15 @@ async def serve_thrift(
 
 
 class _ThriftServer:
-    def __init__(self, methods: Methods, budget: BodyBudget, max_connections: int) -> None:
+    def __init__(
+        self,
+        methods: Methods,
+        budget: BodyBudget,
+        max_connections: int,
+        tls: Callable[[], ssl.SSLContext] | None,
+    ) -> None:
         self._methods = methods
+        self._tls = tls
         self._budget = budget
         self._max_connections = max_connections
         self._open: set[ThriftConnection] = set()
@@ -350,10 +362,18 @@ class _ThriftServer:
             return
         # Idle connections stay open; TCP keep-alive finds those whose client has vanished.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = ThriftConnection(stream, self._methods, self._budget)
+        whole: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
+        if self._tls is not None:
+            whole = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
+        connection = ThriftConnection(whole, self._methods, self._budget)
         self._open.add(connection)
         try:
+            if isinstance(whole, trio.SSLStream):
+                with trio.fail_after(HANDSHAKE_S):
+                    await whole.do_handshake()
             await connection.run()
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            log.debug("a Thrift connection had no handshake", extra={"why": str(error)})
         except Exception:
             log.exception("a Thrift connection failed")
         finally:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.command.options import load_settings, setting_options
+from broker.command.options import load_settings, refuse_strangers, setting_options
 from broker.config import every_setting
 from broker.config.config import notes
+from broker.config.exposure import in_effect
 from broker.config.values import show_value
 from plainsong.cli.command import json_option
 
@@ -36,7 +37,9 @@ def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple
     Also notes what is allowed but probably a mistake. Exits with 0 when
     `plainsong serve` would start with them, with 2 when not.
     """
-    found = notes(load_settings(file, data_dir, bind, sets).config)
+    config = load_settings(file, data_dir, bind, sets).config
+    refuse_strangers(config)
+    found = [*notes(config), *in_effect(config).values()]
     if as_json:
         click.echo(json.dumps({"valid": True, "notes": list(found)}, ensure_ascii=False))
         return

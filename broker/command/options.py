@@ -11,10 +11,13 @@ import click
 import trio
 
 from broker.config import ConfigError, LoadedConfig, load_config
+from broker.config.exposure import refusals
 from plainsong.cli.command import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+
+    from broker.config import Config
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _OPTIONS = (
@@ -60,6 +63,12 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
             raise CommandFailed(f"{first.origin}: {first.detail}", hint=first.hint, code=Exit.USAGE) from error
         lines = [f"{len(error.problems)} settings are wrong", *(f"  {problem}" for problem in error.problems)]
         raise CommandFailed("\n".join(lines), code=Exit.USAGE) from error
+
+
+def refuse_strangers(config: Config) -> None:
+    """Raises CommandFailed where other machines could reach what nothing guards."""
+    for refusal in refusals(config):
+        raise CommandFailed(refusal.detail, hint=refusal.hint, code=Exit.USAGE)
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from broker.command.options import leaves, load_settings, setting_options
+from broker.command.options import leaves, load_settings, refuse_strangers, setting_options
 from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
@@ -47,6 +47,7 @@ def serve(
     ./data. The settings are those of `plainsong config show`.
     """
     config = load_settings(file, data_dir, bind, sets).config
+    refuse_strangers(config)
     if testing is not None:
         check_testing(config)
     logs = setup_logs(config.log, sys.stdout)
@@ -95,6 +96,8 @@ def _run(config: Config, logs: Logs, testing: Path | None) -> None:
             "cluster": running.cluster,
         }
         logs.announce(banner(running), "serving", **facts)
+        for waived in running.insecure:
+            logger.warning(waived, extra={"why": "security.allow_insecure"})
 
     async def daemon() -> None:
         if testing is None:

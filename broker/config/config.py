@@ -240,7 +240,9 @@ def _service_mismatches(config: Config, origins: Mapping[str, str]) -> list[Prob
 def _tls_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     tls = config.tls
     needed = {
-        "tls.certificate": bool(tls.key or tls.client_ca or tls.client_certificates != "off"),
+        "tls.certificate": bool(
+            tls.key or tls.client_ca or tls.client_certificates != "off" or config.transactions.thrift_tls
+        ),
         "tls.key": bool(tls.certificate),
         "tls.client_ca": tls.client_certificates != "off",
     }

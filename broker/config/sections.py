@@ -493,6 +493,13 @@ class SecurityConfig:
         "required",
     )
 
+    allow_insecure: str = text(
+        "",
+        "What a daemon that other machines can reach does without, separated by commas: authentication, tls, thrift "
+        "(certificates at transactions.thrift). It does not start otherwise.",
+        pattern=r"(?:\s*(?:authentication|tls|thrift)\s*(?:,\s*(?:authentication|tls|thrift)\s*)*)?",
+        expected='text like "authentication,tls"; the words are authentication, tls and thrift',
+    )
     allowed_hosts: str = text(
         "",
         "Names by which clients may address this daemon, separated by commas; *.example.org stands for every name "
@@ -760,6 +767,7 @@ class TransactionsConfig:
         "The address on which the embedded service serves Tephra's clients by Thrift; empty: none. "
         "While it is set the invalid list is not pruned automatically, since other stores may rely on it."
     )
+    thrift_tls: bool = switch(False, "Speak TLS at transactions.thrift, with the certificate of the section tls.")
     timeout_s: int = whole_seconds(
         30,
         "The time-out of a short transaction that names none.",

@@ -2,14 +2,17 @@
 
 import logging
 import struct
+import time
 
 import pytest
 import trio
 import trio.testing
 from tephra_thrift import TEPHRA, struct_bytes
 
+from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.thrift import FRAME_TIMEOUT_S, SEND_TIMEOUT_S, TephraMethods, serve_thrift
+from broker.tls import load
 from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
 from plainsong.protocol.tephra.rpc import (
     INTERNAL_ERROR,
@@ -21,6 +24,7 @@ from plainsong.protocol.tephra.rpc import (
 )
 from plainsong.protocol.tephra.thrift import MAX_FRAME_BYTES, ThriftFrames, framed
 from plainsong.protocol.transactions.asks import ServiceFigures
+from tests.certificates import Authority
 
 MAX_CONNECTIONS = 60
 
@@ -301,3 +305,28 @@ async def test_an_address_in_use_is_an_error_and_leaves_nothing_open(server):
         await serve_thrift(
             server.address, TephraMethods(server.service), budget=server.budget, stop=trio.Event(), grace_s=1
         )
+
+
+async def test_under_tls_only_holders_of_a_certificate_call(nursery, tmp_path):
+    authority = Authority(tmp_path)
+    pair, mine = authority.issue("server"), authority.issue("client")
+    values = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.file}
+    settings = {f"tls.{name}": str(path) for name, path in values.items()} | {"tls.client_certificates": "required"}
+    context = load(config_of(settings).tls, time.time()).server
+    served = await Served(nursery).start(tls=lambda: context)
+    host, port = served.address.split(":")
+    answers = []
+    for trusting in (authority.trusting(), authority.trusting(mine)):
+        stream = await trio.open_tcp_stream(host, int(port))
+        client = Client(trio.SSLStream(stream, trusting, server_hostname="127.0.0.1", https_compatible=True))
+        try:
+            answers.append(await client.call("status"))
+        except (trio.BrokenResourceError, TypeError):
+            answers.append(None)  # there was no message
+        await trio.aclose_forcefully(client.stream)
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        await Client(stream).send("status")
+        assert await Client(stream).message() is None
+    assert answers == [None, "OK"]
+    served.stop.set()
+    await served.ended.wait()

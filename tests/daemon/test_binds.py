@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -131,3 +132,40 @@ def test_the_peer_of_a_unix_socket_is_the_process_that_connected(tmp_path):
             peer = peer_of(accepted)
     assert peer.unix == UnixPeer(os.getpid(), os.getuid(), os.getgid())
     assert (peer.address, peer.scheme) == ("unix", "http")
+
+
+def test_a_daemon_that_strangers_could_reach_does_not_start(tmp_path):
+    ended = serve("--bind", "0.0.0.0:0", "--data-dir", str(tmp_path / "data"))
+    assert ended.returncode == Exit.USAGE
+    error, hint = ended.stderr.splitlines()
+    assert error == (
+        'error: http.bind = "0.0.0.0:0" can be reached from other machines without authentication and without TLS'
+    )
+    assert hint.startswith(
+        'hint: set security.authentication = "required" (plainsong token create makes the first token)'
+    )
+    assert not (tmp_path / "data").exists()
+    checked = subprocess.run(
+        [str(PLAINSONG), "config", "check", "--bind", "0.0.0.0:0"],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (ended.returncode, ended.stderr)
+
+
+def test_one_that_does_without_on_purpose_says_so_at_the_start_and_in_its_log(daemon, tmp_path):
+    insecure = "security.allow_insecure=authentication,tls"
+    running = daemon(insecure, bind="0.0.0.0:0")
+    port = running.address[1]
+    said = [json.loads(line) for line in running.lines]
+    assert [line["event"] for line in said if line["level"] == "warning"] == [
+        "reachable without authentication",
+        "reachable without TLS",
+    ]
+    assert ask(("127.0.0.1", port), "GET", "/ping").status == 200
+    texts = daemon("log.format=text", insecure, data_dir=tmp_path / "b", bind="0.0.0.0:0", stdout=subprocess.PIPE)
+    banner = [texts.stdout.readline().decode().rstrip() for _ in range(3)]
+    assert banner[1:] == ["  INSECURE    reachable without authentication", "  INSECURE    reachable without TLS"]

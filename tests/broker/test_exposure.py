@@ -1,0 +1,120 @@
+"""A daemon that other machines can reach has authentication and TLS, or says what it does without."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import ConfigError, load_config
+from broker.config.exposure import Refusal, in_effect, refusals
+
+MENDED = 'set security.authentication = "required" (plainsong token create makes the first token)'
+FILES = {"tls.certificate": "c.pem", "tls.key": "k.pem", "tls.client_ca": "ca.pem"}
+REQUIRED = {"security.authentication": "required"}
+
+
+def found(values: dict[str, str]) -> list[Refusal]:
+    return refusals(load_config(None, {}, values).config)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/a", "unix:/a,127.0.0.2:1"])
+def test_on_this_machine_alone_nothing_is_needed(bind):
+    assert found({"http.bind": bind}) == []
+    assert found({"transactions.thrift": "127.0.0.1:1"}) == []
+
+
+def test_the_refusal_has_the_words_of_the_contract():
+    (refusal,) = found({"http.bind": "0.0.0.0:7420"})
+    assert refusal.detail == (
+        'http.bind = "0.0.0.0:7420" can be reached from other machines without authentication and without TLS'
+    )
+    assert refusal.hint == (
+        f"{MENDED}; set tls.certificate and tls.key; "
+        'or say what you do without: security.allow_insecure = "authentication,tls"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "lacks", "hint"),
+    [
+        (
+            REQUIRED,
+            "without TLS",
+            'set tls.certificate and tls.key; or say what you do without: security.allow_insecure = "tls"',
+        ),
+        (
+            FILES,
+            "without authentication",
+            f'{MENDED}; or say what you do without: security.allow_insecure = "authentication"',
+        ),
+        (
+            {"security.allow_insecure": "tls"},
+            "without authentication",
+            f'{MENDED}; or say what you do without: security.allow_insecure = "authentication,tls"',
+        ),
+        (
+            {"security.allow_insecure": "authentication,thrift"},
+            "without TLS",
+            "set tls.certificate and tls.key; "
+            'or say what you do without: security.allow_insecure = "authentication,tls,thrift"',
+        ),
+    ],
+)
+def test_only_what_is_missing_is_named(more, lacks, hint):
+    (refusal,) = found({"http.bind": "queue.example:7420"} | more)
+    assert refusal == Refusal(f'http.bind = "queue.example:7420" can be reached from other machines {lacks}', hint)
+
+
+def test_only_the_places_that_others_reach_are_named():
+    (refusal,) = found({"http.bind": "127.0.0.1:1,10.0.0.1:2,unix:/a,[::]:3"})
+    assert refusal.detail.startswith('http.bind = "10.0.0.1:2,[::]:3" can be reached')
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        REQUIRED | FILES,
+        {"security.allow_insecure": " authentication , tls "},
+        REQUIRED | {"security.allow_insecure": "tls"},
+    ],
+)
+def test_with_both_or_without_on_purpose_it_starts(values):
+    assert found({"http.bind": "0.0.0.0:1"} | values) == []
+
+
+def test_thrift_beyond_this_machine_needs_certificates():
+    everywhere = {"transactions.thrift": "0.0.0.0:15165"}
+    (refusal,) = found(everywhere)
+    assert refusal.detail == (
+        'transactions.thrift = "0.0.0.0:15165" can be reached from other machines without authentication and without TLS'
+    )
+    assert refusal.hint == (
+        'set transactions.thrift_tls = true and tls.client_certificates = "required"; '
+        'or say what you do without: security.allow_insecure = "thrift"'
+    )
+    tls = FILES | {"transactions.thrift_tls": "true"}
+    assert "without authentication" in found(everywhere | tls)[0].detail
+    assert "TLS" not in found(everywhere | tls)[0].detail
+    assert found(everywhere | tls | {"tls.client_certificates": "required"}) == []
+    assert found(everywhere | {"security.allow_insecure": "thrift"}) == []
+
+
+def test_what_is_done_without_is_said_only_where_it_makes_a_difference():
+    def said(values: dict[str, str]) -> list[str]:
+        return list(in_effect(load_config(None, {}, values).config).values())
+
+    everything = {"security.allow_insecure": "authentication,tls,thrift"}
+    assert said(everything) == []
+    assert said(everything | {"http.bind": "0.0.0.0:1"}) == [
+        "reachable without authentication",
+        "reachable without TLS",
+    ]
+    assert said(everything | {"http.bind": "0.0.0.0:1"} | REQUIRED) == ["reachable without TLS"]
+    assert said(everything | {"transactions.thrift": "0.0.0.0:1"}) == [
+        "reachable without a certificate: Thrift at 0.0.0.0:1"
+    ]
+
+
+@pytest.mark.parametrize("words", ["everything", "authentication tls", "tls,", "TLS", "*"])
+def test_what_cannot_be_done_without_is_refused(words):
+    with pytest.raises(ConfigError):
+        load_config(None, {}, {"security.allow_insecure": words})
