@@ -38,6 +38,7 @@ from broker.api.stream import Streams
 from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics
 from broker.api.transactions import TransactionRoutes
+from broker.api.waiting import looked_at_again
 from broker.attention import FINDINGS, Attention
 from broker.authority import build_authority
 from broker.catalogue import FIGURES, Catalogue
@@ -52,6 +53,7 @@ from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import Decisions, Rates
 from broker.reload import Reloads
+from broker.security.setup import Security, build_security
 from broker.stores import message_bound, place_of
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.topic.state import TopicLimits
@@ -101,6 +103,7 @@ class Daemon:
     begin: Begin
     """Begins a stream of publishes."""
     cluster: Cluster | None
+    security: Security
     stopping: trio.Event
     """Set once the daemon leaves: readyz says so, and polls that wait are answered."""
     served: trio.Event
@@ -122,6 +125,8 @@ class Daemon:
         actors.start_soon(self.directory.run_sweeper)
         actors.start_soon(janitor.run)
         actors.start_soon(_watch_loop, self.metrics)
+        if self.security.guard.required:
+            actors.start_soon(self.security.files.run)
 
     def stop(self) -> None:
         """Take nothing new; polls that wait are answered with what there is."""
@@ -144,15 +149,20 @@ async def assemble(
     ownership: Ownership | None = None,
     membership: Membership | None = None,
     clock: Clock | None = None,
+    security: Security | None = None,
 ) -> Daemon:
     """The daemon, not started; its actors live in ``actors``.
 
     Args:
       ownership: who owns what among several instances; None: this one is alone.
       membership: the same where it comes from ZooKeeper, for the routes that show the cluster or change it.
+      security: who is let in, its files read; None: they are read here.
     Raises:
       StoreError: the store could not be read.
     """
+    security = build_security(config, metrics, metrics.security_reload_failed) if security is None else security
+    guard = security.guard
+    guard.requested = metrics.requested
     clock = SystemClock() if clock is None else clock
     space = SpaceGuard(store, config.storage.min_free_bytes)
     pointers = PointerIndex(config.transactions.max_held_polls)
@@ -295,12 +305,14 @@ async def assemble(
                 membership=membership,
                 links=links,
                 description=partial(description, ROUTES, release),
+                security=lambda: security.stale,
+                groups_of=guard.grants.groups_of,
             ),
         ),
     )
     begin: Begin = streams.begin
     if cluster is not None:
-        local = Local(directory, topics, polling_many, streams, answers, accounting.access)
+        local = Local(directory, topics, polling_many, streams, answers, accounting.access, guard)
         endpoints, begin = cluster.forward(endpoints, local), partial(cluster.begin, streams)
         cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
         cluster.dispatcher.kinds[FINDINGS] = attention.handler
@@ -324,9 +336,13 @@ async def assemble(
         attention=attention,
         answers=answers,
         publishing=publishing,
-        endpoints=tuple(accounted(each, accounting) if each.route.hot else each for each in endpoints),
+        endpoints=tuple(
+            accounted(each, accounting) if each.route.hot else each
+            for each in (looked_at_again(each, guard) for each in endpoints)
+        ),
         begin=begin,
         cluster=cluster,
+        security=security,
         stopping=stopping,
         served=trio.Event(),
     )
@@ -424,7 +440,13 @@ async def serve(
     try:
         if config.http.processes > 1:
             answering = Answering(
-                daemon.endpoints, daemon.begin, daemon.publishing, daemon.accounting, daemon.answers, budget
+                daemon.endpoints,
+                daemon.begin,
+                daemon.publishing,
+                daemon.accounting,
+                daemon.answers,
+                budget,
+                daemon.security,
             )
             await serve_front_ends(
                 config,
@@ -450,6 +472,7 @@ async def serve(
             grace_s=config.shutdown.drain_s,
             tls=certificates,
             check=check,
+            guard=daemon.security.guard,
             begin=daemon.begin,
             peers=peers,
             turns=daemon.directory.environment.turns,

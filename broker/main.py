@@ -42,6 +42,7 @@ from broker.gauges import add_cluster_gauges, add_gauges, add_tls_gauges, add_tr
 from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
 from broker.reload import Reloads
+from broker.security.setup import build_security
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
 from broker.tls import certificates_of
@@ -69,20 +70,29 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
       TlsUnusable: the certificate cannot be used; nothing was opened.
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
+      SecurityFileUnusable: the tokens or grants file cannot be used; nothing was opened.
       NameTaken: another instance of the cluster has our name.
     """
     notifier = Notifier(os.environ)
     stop = trio.Event()
     certificates, reloads = certificates_of(config), Reloads()
+    metrics = Metrics(VERSION)
+    security = build_security(config, metrics, metrics.security_reload_failed)
     async with open_store(config) as store, trio.open_nursery() as actors:
         config = fitted(config, store.traits)
         await refuse_unfinished(store)
         await keep_authority(store, config.transactions.service)
-        metrics = Metrics(VERSION)
         membership = await find_others(config, actors)
         clock = None if testing is None else testing.clock
         daemon = await assemble(
-            config, store, metrics, actors, ownership=membership, membership=membership, clock=clock
+            config,
+            store,
+            metrics,
+            actors,
+            ownership=membership,
+            membership=membership,
+            clock=clock,
+            security=security,
         )
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
@@ -98,6 +108,8 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
             await servers.start(reloads.run)
+            if security.guard.required:
+                reloads.add(security.files.look)
             if certificates is not None:
                 reloads.add(certificates.look_again)
                 servers.start_soon(certificates.watch, config.security.reload_s)

@@ -128,6 +128,21 @@ class Metrics:
             "plainsong_no_owner_answers_total", "Requests whose owner was not found in time.", registry=registry
         )
 
+        self._authentications = Counter(
+            "plainsong_authentications_total",
+            "Credentials looked at, by how a name is proved and the result; a connection's is looked at once.",
+            ["via", "result"],
+            registry=registry,
+        )
+        self._forbidden = Counter(
+            "plainsong_forbidden_total", "Requests of names without the verb.", ["verb"], registry=registry
+        )
+        self._security_reload_failures = Counter(
+            "plainsong_security_reload_failures_total",
+            "Changed files of tokens, grants or keys that could not be used; what was there stays in force.",
+            registry=registry,
+        )
+
     def _histograms(self) -> None:
         registry = self.registry
         self._latency = Distributions(
@@ -193,6 +208,21 @@ class Metrics:
     def no_owner_found(self) -> None:
         """The owner of a name was not found in time."""
         self._no_owner.inc()
+
+    # --- security ------------------------------------------------------------------------------
+
+    def authenticated(self, via: str, result: str) -> None:
+        """A credential was looked at."""
+        self._authentications.labels(via, result).inc()
+
+    def forbidden(self, verb: str) -> None:
+        """A name asked for what it lacks this verb for."""
+        self._forbidden.labels(verb).inc()
+
+    def security_reload_failed(self, what: str) -> None:
+        """A changed file could not be used."""
+        del what
+        self._security_reload_failures.inc()
 
     # --- transactions --------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ from plainsong.protocol import errors as protocol_errors
 from plainsong.protocol.errors import (
     BY_CODE,
     AlreadyPublished,
+    AuditUnavailable,
+    AuthenticationUnavailable,
     BackupRunning,
     BadRequest,
     BodyTooLarge,
@@ -101,6 +103,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyPublished",
+    "AuditUnavailable",
+    "AuthenticationUnavailable",
     "BackupRunning",
     "BadRequest",
     "BodyTooLarge",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.api.route import json_answer
-from broker.http.messages import Answer, answer_for
+from broker.http.messages import Answer, answer_for, status_of
+from broker.security.tokens import time_text
 from plainsong.protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Health:
     links: Links | None
     description: Callable[[], dict[str, Any]]
     """Makes the description of the API."""
+    security: Callable[[], dict[str, Any] | None] = lambda: None
+    """What of the security files is not in force, and why; None: they all are."""
+    groups_of: Callable[[str], tuple[str, ...]] = lambda name: ()
+    """The groups of the grants file that a name is in."""
 
     async def ping(self, request: Request) -> Answer:
         """``OK``."""
@@ -67,7 +72,11 @@ class Health:
         ZooKeeper that is away: owners go on.
         """
         found = self._reasons()
+        if not request.rights.on_service("inspect"):
+            return self._status_alone(found)
         shown: dict[str, object] = {"transactions": self._transactions()}
+        if (stale := self.security()) is not None:
+            shown["security"] = stale
         if self.membership is not None:
             shown["cluster"] = _cluster(self.membership, self.links)
         if not found:
@@ -76,6 +85,15 @@ class Health:
         assert isinstance(answer.body, bytes)  # problems always are
         reasons = [{"code": error.code, "detail": error.detail} for error in found]
         answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons, **shown}).encode()
+        return answer
+
+    @staticmethod
+    def _status_alone(found: list[PlainsongError]) -> Answer:
+        """What everybody may know, who needs no name for it."""
+        answer = json_answer({"ready": not found})
+        if found:
+            answer.status = status_of(found[0])
+            answer.headers.append(("Retry-After", str(found[0].retry_after_s or 1)))
         return answer
 
     def _transactions(self) -> dict[str, object]:
@@ -120,6 +138,24 @@ class Health:
         more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
         named = ", ".join(names[:MAX_NAMED_TOPICS])
         return [Recovering(f"cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
+
+    async def whoami(self, request: Request) -> Answer:
+        """The name that the request has, how it proved that, and what the name may; of nobody else."""
+        request.parameters()
+        who = request.who
+        return json_answer(
+            {
+                "name": who.name,
+                "via": who.via,
+                "credential": who.credential or None,
+                "expires": time_text(who.expires_ms),
+                "groups": sorted({*who.groups, *self.groups_of(who.name)}),
+                "grants": [
+                    {"verbs": list(grant.verbs), "on": [str(pattern) for pattern in grant.on]}
+                    for grant in request.rights.grants
+                ],
+            }
+        )
 
     async def show_version(self, request: Request) -> Answer:
         """What is running, and what it speaks."""

@@ -19,6 +19,7 @@ from broker.api.poll import (
 )
 from broker.api.route import off_loop
 from broker.http.messages import Answer, answer_for
+from broker.security.guard import forbidden
 from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
@@ -139,6 +140,9 @@ class PollingMany:
             raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
         options = apply_query(body, request.query) or DEFAULT_OPTIONS
         check_poll(body)
+        for one in wanted:
+            if not request.rights.on_topic("poll", *one.name):
+                one.error = forbidden(request.who, "poll", str(one.name))
         await self._read_or_wait(access or self.topics, wanted, body, request)
         if access is None:
             _refuse_strangers(wanted)

@@ -98,6 +98,11 @@ class Route(Generic[S]):
         assert (self.verb is None) == (self.on in ("name", "nobody")), self.name
 
     @property
+    def may_wait(self) -> bool:
+        """Whether a request may wait for something to come."""
+        return self.wait_ms is not None or self.owner == "topics"
+
+    @property
     def verbs(self) -> tuple[Verb, ...]:
         """The verbs of which one is needed; none where no verb is."""
         if self.verb is None:

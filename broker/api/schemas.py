@@ -508,6 +508,15 @@ TRANSACTION_SCHEMAS: dict[str, Schema] = {
 
 
 CLUSTER_SCHEMAS: dict[str, Schema] = {
+    "Whoami": record(
+        "name via credential expires groups grants",
+        name=STRING,
+        via={"enum": ["none", "token", "oidc", "cert", "unix"]},
+        credential=nullable(STRING),
+        expires=nullable(STRING),
+        groups=array(STRING),
+        grants=array(record("verbs on", verbs=array(STRING), on=array(STRING))),
+    ),
     "Cluster": record(
         "instance address zookeeper instances pins transactions topic",
         instance=STRING,

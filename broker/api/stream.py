@@ -17,6 +17,7 @@ import trio
 
 from broker.api.route import LOOP_BYTES
 from broker.http.messages import only_plain, problem_of, status_of
+from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import stream as codec
 from plainsong.protocol.errors import Internal, InvalidParameter, PlainsongError
 from plainsong.protocol.names import topic_name
@@ -312,8 +313,11 @@ class Streams:
     publishing: Publishing
     accounting: Accounting
 
-    def begin(self, namespace: str, topic: str, request_id: str, held: Reservation) -> LocalStream:
-        """One stream. Raises InvalidName."""
+    def begin(
+        self, namespace: str, topic: str, request_id: str, held: Reservation, who: Identity = ANONYMOUS
+    ) -> LocalStream:
+        """One stream, of a name that was let in. Raises InvalidName."""
+        del who
         return LocalStream(self.publishing, self.accounting, namespace, topic, request_id, held)
 
     async def refuse(self, request: Request) -> Answer:

@@ -24,6 +24,8 @@ from broker.api.stream import REQUEST_BYTES, StreamBounds, encoded_answer
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
+from broker.link.http_codec import encode_identity
+from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import stream as codec
 from plainsong.protocol.errors import MalformedBody, NoOwner, OutcomeUnknown, Overloaded, PlainsongError, ShuttingDown
 from plainsong.protocol.names import topic_name
@@ -47,8 +49,16 @@ class RoutedStream:
     """A client's stream to a topic of any instance; a ``Conversation``."""
 
     def __init__(
-        self, streams: Streams, owners: Owners, namespace: str, topic: str, request_id: str, reservation: Reservation
+        self,
+        streams: Streams,
+        owners: Owners,
+        namespace: str,
+        topic: str,
+        request_id: str,
+        reservation: Reservation,
+        who: Identity = ANONYMOUS,
     ) -> None:
+        self._who = who
         self._streams = streams
         self._owners = owners
         self._name = topic_name(namespace, topic)
@@ -134,7 +144,7 @@ class RoutedStream:
         """A stream to the owner; None: nothing was sent, and the view may have changed."""
         try:
             link = await self._owners.links.to(owner.address)
-            channel = await link.converse("stream", [*self._name, self._request_id])
+            channel = await link.converse("stream", [*self._name, self._request_id, encode_identity(self._who)])
         except (LinkBroken, NoOwner, ShuttingDown):
             return None
         if self._finished:
@@ -370,6 +380,7 @@ async def serve_stream(
     topic: str,
     request_id: str,
     reservation: Reservation,
+    who: Identity = ANONYMOUS,
 ) -> None:
     """Publishes what comes over a channel from another instance, and answers it.
 
@@ -382,7 +393,7 @@ async def serve_stream(
     name = topic_name(namespace, topic)
     if not owners.ownership.is_mine(name):
         raise NoOwner(f"{name} is not owned by {owners.ownership.me.name}")
-    stream = RoutedStream(streams, owners, namespace, topic, request_id, reservation)
+    stream = RoutedStream(streams, owners, namespace, topic, request_id, reservation, who)
     try:
         await converse(stream, channel)
     finally:

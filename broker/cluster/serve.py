@@ -20,9 +20,11 @@ from broker.http.messages import only_plain
 from broker.http.wire import answer_to
 from broker.link.client import Links
 from broker.link.flow import Reply
-from broker.link.http_codec import decode_request, encode_admitted, encode_answer, encode_page
+from broker.link.http_codec import decode_identity, decode_request, encode_admitted, encode_answer, encode_page
 from broker.link.server import CallHandler, peer_handler
 from broker.link.wire import LinkBounds
+from broker.security.guard import OPEN
+from broker.security.identity import ANONYMOUS
 from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
 from plainsong.protocol.names import TopicName
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from broker.link.server import Call
     from broker.logs import AccessLog
     from broker.metrics import Metrics
+    from broker.security.guard import Guard
+    from broker.security.identity import Identity
 
 #: Calls of a link that are not clients' requests.
 OWN_CALLS = 1024
@@ -87,10 +91,16 @@ class Cluster:
         return peer_handler(self.dispatcher, self._bounds)
 
     def begin(
-        self, streams: Streams, namespace: str, topic: str, request_id: str, reservation: Reservation
+        self,
+        streams: Streams,
+        namespace: str,
+        topic: str,
+        request_id: str,
+        reservation: Reservation,
+        who: Identity = ANONYMOUS,
     ) -> Conversation:
         """A client's stream to a topic of any instance. Raises InvalidName."""
-        return RoutedStream(streams, self.owners, namespace, topic, request_id, reservation)
+        return RoutedStream(streams, self.owners, namespace, topic, request_id, reservation, who)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class Local:
     streams: Streams
     answers: AnswerBudget
     access: AccessLog
+    guard: Guard = OPEN
 
 
 # --- dispatch --------------------------------------------------------------------------------------
@@ -150,6 +161,10 @@ class Dispatcher:
         route, handler, _ = self._endpoints[name]
         for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
             self._refuse_unless_mine(owned)
+        # The instance that was asked let the name in; what it may, each owner says by its own grants.
+        admission = self._local.guard.admission_of(request.who)
+        self._local.guard.authorize(admission, route, request.path)
+        request.who, request.rights = admission.who, admission.rights
         request.room = self._local.answers.room()
         return await self._answered(handler(request), request.request_id, request.room)
 
@@ -167,11 +182,15 @@ class Dispatcher:
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
-        namespace, topic, request_id = call.value
+        namespace, topic, request_id, *more = call.value
+        who = decode_identity(more[0]) if more else ANONYMOUS
         self._owners.metrics.forwarded("in")
+        stream, path = self._endpoints["stream"].route, {"namespace": namespace, "topic": topic}
+        guard = self._local.guard
+        guard.authorize(guard.admission_of(who), stream, path)
         with self._budget.reserve() as reservation:
             await serve_stream(
-                self._local.streams, self._owners, call.channel, namespace, topic, request_id, reservation
+                self._local.streams, self._owners, call.channel, namespace, topic, request_id, reservation, who
             )
         return Reply()
 

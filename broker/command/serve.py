@@ -18,6 +18,7 @@ from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
+from broker.security.reload import SecurityFileUnusable
 from broker.tls import TlsUnusable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
@@ -131,6 +132,9 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
+        if isinstance(leaf, SecurityFileUnusable):
+            hint = "plainsong token list and plainsong grants validate check these files"
+            return CommandFailed(str(leaf), hint=hint, code=Exit.USAGE)
         if isinstance(leaf, FrontEndFailed):
             return CommandFailed(str(leaf), hint="what it said stands above; http.processes = 1 does without")
         if isinstance(leaf, socket.gaierror):

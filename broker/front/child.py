@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.api.route import Accounting
+from broker.api.waiting import looked_at_again
 from broker.config.config import config_of
 from broker.front.forward import FrontForwarding
 from broker.http import sockets
@@ -27,6 +28,9 @@ from broker.link.flow import LinkBroken
 from broker.link.wire import WITHIN_DAEMON
 from broker.logs import AccessLog, process, setup_logs
 from broker.reload import Reloads
+from broker.security.grants import parse_grants
+from broker.security.guard import Guard
+from broker.security.tokens import parse_tokens
 from broker.tls import certificates_of
 
 if TYPE_CHECKING:
@@ -61,7 +65,10 @@ class FrontEnd:
             try:
                 with trio.open_signal_receiver(signal.SIGTERM) as signals:  # before it accepts connections
                     nursery.start_soon(self._stop_at, signals)
-                    await self._serve(config, nursery, has_peers=answer["peers"])
+                    guard = self._guard(config, answer["tables"])
+                    if guard.required:
+                        nursery.start_soon(self._follow_tables, guard)
+                    await self._serve(config, guard, nursery, has_peers=answer["peers"])
                     nursery.cancel_scope.cancel()
             finally:
                 logs.close()
@@ -81,10 +88,26 @@ class FrontEnd:
         reloads.add(certificates.look_again)
         await reloads.run()
 
-    async def _serve(self, config: Config, nursery: trio.Nursery, *, has_peers: bool) -> None:
+    def _guard(self, config: Config, tables: dict[str, bytes]) -> Guard:
+        """Lets names in, by the tables of the owning process."""
+        guard = Guard(required=config.security.authentication == "required")
+        _put(guard, tables)
+        return guard
+
+    async def _follow_tables(self, guard: Guard) -> None:
+        """Puts the owning process's tables in force here whenever they change there, or a credential expires."""
+        epoch = 0
+        while True:
+            try:
+                epoch, tables = (await self._link.call("tables", epoch)).value
+            except LinkBroken:
+                return  # the owning process has ended
+            _put(guard, tables)
+
+    async def _serve(self, config: Config, guard: Guard, nursery: trio.Nursery, *, has_peers: bool) -> None:
         settings = http_settings(config)
         forwarding = FrontForwarding(self._link)
-        endpoints = forwarding.endpoints()
+        endpoints = tuple(looked_at_again(each, guard) for each in forwarding.endpoints())
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
         check = origin_check(config)
         certificates = certificates_of(config)
@@ -108,6 +131,7 @@ class FrontEnd:
             grace_s=config.shutdown.drain_s,
             tls=certificates,
             check=check,
+            guard=guard,
             begin=forwarding.begin,
             peers=self._hand_peer_over if has_peers else None,
         )
@@ -128,6 +152,14 @@ class FrontEnd:
         ours, theirs = socket.socketpair()
         await sockets.send_connection(self._handover, theirs, already_read)
         await sockets.passed_on(stream, sockets.stream_of(ours))
+
+
+def _put(guard: Guard, tables: dict[str, bytes]) -> None:
+    """Puts tables in force that the owning process has read from its files, and found good."""
+    tokens, grants = tables.get("tokens"), tables.get("grants")
+    guard.replace(
+        tokens=None if tokens is None else parse_tokens(tokens), grants=None if grants is None else parse_grants(grants)
+    )
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:

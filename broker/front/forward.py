@@ -16,8 +16,9 @@ from broker.api.route import Endpoint, off_loop
 from broker.api.routes import ROUTES
 from broker.cluster.remote_stream import RemoteStream
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import decode_answer, encode_request
+from broker.link.http_codec import decode_answer, encode_identity, encode_request
 from broker.link.wire import INLINE_BYTES
+from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import Internal, NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown
 from plainsong.protocol.link import VOCABULARY
@@ -53,9 +54,11 @@ class FrontForwarding:
         whole = partial(self._whole, route.name)
         return partial(self._publish, whole) if route.name == "publish" else whole
 
-    def begin(self, namespace: str, topic: str, request_id: str, reservation: Reservation) -> Conversation:
+    def begin(
+        self, namespace: str, topic: str, request_id: str, reservation: Reservation, who: Identity = ANONYMOUS
+    ) -> Conversation:
         """A client's stream. Raises InvalidName."""
-        open_channel = partial(self._link.converse, "stream", [namespace, topic, request_id])
+        open_channel = partial(self._link.converse, "stream", [namespace, topic, request_id, encode_identity(who)])
         return FrontStream(open_channel, _OWNER, namespace, topic, reservation)
 
     def count(self, route: str, status: int, seconds: float, requests: int = 1, /) -> None:

@@ -25,9 +25,10 @@ from broker.http import sockets
 from broker.http.messages import only_plain, status_of
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
 from broker.link.flow import Reply
-from broker.link.http_codec import decode_request, encode_admitted
+from broker.link.http_codec import decode_identity, decode_request, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
+from broker.security.guard import OPEN
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.stream import MAX_RUN
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from broker.http.server import PeerHandler
     from broker.link.server import Call, PendingReply, ServedChannel
     from broker.reload import Reloads
+    from broker.security.setup import Security
     from broker.tls import Certificates
 
 log = logging.getLogger(__name__)
@@ -264,6 +266,11 @@ class _FrontEndProcess:
             if self._shared.certificates is not None:
                 self._shared.certificates.count(call.value)
             return Reply()
+            security = self._shared.answering.security
+            tables = {} if security is None else security.files.content
+            return Reply({"settings": self._shared.settings, "peers": self._shared.peers is not None, "tables": tables})
+        if call.kind == "tables":
+            return Reply(await self._shared.answering.changed_tables(call.value))
         if call.kind != "ready":
             return await self._shared.answering.dispatch(call)
         self.ready.set()
@@ -313,7 +320,10 @@ class Answering:
         accounting: Accounting,
         answers: AnswerBudget,
         budget: BodyBudget,
+        security: Security | None = None,
     ) -> None:
+        self.security = security
+        self._guard = OPEN if security is None else security.guard
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
         self._begin = begin
         self._publishing = publishing
@@ -327,6 +337,11 @@ class Answering:
             "stream": self._stream,
             "counted": self._counted,
         }
+
+    async def changed_tables(self, epoch: int) -> list[Any]:
+        """The epoch of this process's guard, and the security files, once the epoch is not ``epoch`` any more."""
+        await self._guard.moved_from(epoch)
+        return [self._guard.epoch, {} if self.security is None else self.security.files.content]
 
     async def dispatch(self, call: Call) -> Reply:
         """Answers one call of a front end."""
@@ -345,15 +360,18 @@ class Answering:
         name, request = decode_request(call.value, call.body)
         (route, handler, _), room = self._endpoints[name], self._answers.room()
         request.room = room
+        # The front end has let the name in, and asked for its verb; lists and views want the whole of what it may.
+        request.rights = self._guard.rights_of(request.who)
         self._accounting.access.begin(request.request_id)
         # Answers of other routes are refused by the front end, which reads their bodies and counts them.
         return await encode_admitted(handler(request), room, only_looks=route.hot and route.reads_only)
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
-        namespace, topic, request_id = call.value
+        namespace, topic, request_id, identity = call.value
+        who = decode_identity(identity)
         with self._budget.reserve() as reservation:
-            await serve_conversation(self._begin(namespace, topic, request_id, reservation), call.channel)
+            await serve_conversation(self._begin(namespace, topic, request_id, reservation, who), call.channel)
         return Reply()
 
     async def _counted(self, call: Call) -> Reply:

@@ -19,23 +19,27 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
 from broker.http.lane import WAITED_MS
-from broker.http.messages import answer_for, new_request_id, sane_request_id
+from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
 from broker.http.peer import NO_PEER
 from broker.http.tls_socket import TlsStream
 from broker.http.websocket import StreamSocket
+from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, Refusal, refuse_query_token
+from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from hypercorn.config import Config
     from hypercorn.typing import AppWrapper, ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
+    from broker.api.route import Route
     from broker.http.budgets import AnswerRoom, HttpSettings
     from broker.http.messages import Answer, BodyStream, Conversations
     from broker.http.messages import Request as Asked
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
+    from broker.security.guard import Admission, Guard
 
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
@@ -74,10 +78,19 @@ class Passage:
         self.answering = False
         #: The answer's body, if it is made while it is sent.
         self.stream: BodyStream | None = None
+        #: Who sent it, and what decides whether they may.
+        self.guard: Guard = OPEN
+        self.admission: Admission = OPEN_ADMISSION
         extensions = scope.setdefault("extensions", {})
         self.peer: Peer = extensions.get(PEER, NO_PEER)
         self.sending_end: SendingEnd = extensions.get(SENDING_END) or SendingEnd()
         extensions[PASSAGE] = self
+
+    def enter(self, route: Route[Any], path: Mapping[str, str]) -> None:
+        """Its route is known: whether its sender may ask it. Raises PlainsongError."""
+        length = self.headers.get("content-length", "")
+        size = int(length) if length.isascii() and length.isdigit() else 0
+        self.guard.enter(self.admission, route, path, self.peer, self.request_id, size)
 
     async def answer_reader(self, answer: Callable[[Asked], Awaitable[Answer]], asked: Asked) -> Answer:
         """The answer to a request that may wait for something: as ``Lane._answer_reader``."""
@@ -130,8 +143,10 @@ class Gate:
         budget: BodyBudget,
         is_stopping: Callable[[], bool],
         check: OriginCheck,
+        guard: Guard = OPEN,
     ) -> None:
         self._app = app
+        self._guard = guard
         self._settings = settings
         self._budget = budget
         self._check = check
@@ -196,10 +211,33 @@ class Gate:
                 passage
             )
             if passage.refusal is None:
+                passage.refusal = await self._admit(passage, scope)
+            if passage.refusal is None:
                 passage.reservation.may_give_way(give_way)
                 await self._app(scope, counted_receive, marked_send)
         if passage.refusal is not None and not passage.answering:
             await self._refuse(passage, scope, receive, send)
+
+    async def _admit(self, passage: Passage, scope: Any) -> PlainsongError | None:
+        """Finds out who sent a request; the refusal, if that cannot be said and a name is needed."""
+        guard = passage.guard = self._guard
+        if not guard.required:
+            return None
+        is_open = _is_open(scope["path"]) or (
+            scope["method"] == "OPTIONS" and "access-control-request-method" in passage.headers
+        )
+        try:
+            if not is_open:
+                refuse_query_token(scope["query_string"].decode("latin-1"))
+            passage.admission = await guard.admit(passage.headers, passage.peer)
+        except PlainsongError as error:
+            passage.admission = NO_ADMISSION
+            if is_open:
+                return None
+            guard.refused(Refusal(error, NOBODY, passage.peer, "service", passage.request_id))
+            guard.requested("unknown", status_of(error), 0.0)
+            return error
+        return None
 
     async def _send(self, message: Any, scope: Any, send: Any) -> None:
         """Sends a message in pieces, since the server below buffers whatever it gets until it is sent."""
@@ -293,6 +331,11 @@ class Gate:
                 message = await receive()
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     passage.body_ended.set()
+
+
+def _is_open(path: str) -> bool:
+    """Whether nobody is asked for a name there. (The routes say so too; a test compares.)"""
+    return path in ("/ping", "/livez", "/readyz", "/console") or path.startswith("/console/")
 
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

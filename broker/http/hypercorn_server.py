@@ -39,6 +39,7 @@ from broker.http.hypercorn_patches import (
 from broker.http.lane import BRIEF_LINGER_S
 from broker.http.messages import Conversations
 from broker.http.websocket import StreamSocket
+from broker.security.guard import OPEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
     from broker.http.tls_socket import TlsStream
+    from broker.security.guard import Guard
 
 #: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
 SEND_BYTES = 64 << 10
@@ -233,9 +235,10 @@ class HypercornServer:
         budget: BodyBudget,
         check: OriginCheck,
         begin: Begin | None = None,
+        guard: Guard = OPEN,
     ) -> None:
         self.settings = settings
-        self.conversations = None if begin is None else Conversations(begin, settings, budget, check)
+        self.conversations = None if begin is None else Conversations(begin, settings, budget, check, guard)
         self.config = Config()
         self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")
         self.config.accesslog = None
@@ -243,7 +246,7 @@ class HypercornServer:
         self.config.keep_alive_timeout = settings.keep_alive_s
         self.config.keep_alive_max_requests = KEEP_ALIVE_MAX_REQUESTS
         self.context = WorkerContext(None)
-        self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set, check))
+        self.app = ASGIWrapper(Gate(app, settings, budget, self.context.terminated.is_set, check, guard))
         self.state: LifespanState = {}
         self._connections: set[HypercornConnection] = set()
 

@@ -28,9 +28,10 @@ from broker.http.budgets import (
     too_large,
     too_slow,
 )
-from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id
+from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id, status_of
 from broker.http.tls_socket import TlsSocket
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
+from broker.security.guard import OPEN, OPEN_ADMISSION, refuse_query_token
 from plainsong.protocol.errors import Overloaded, PlainsongError
 from plainsong.protocol.link import PREFACE
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
     from broker.http.reactor import Reactor
+    from broker.security.guard import Admission, Guard
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
 COPIED_BYTES = 64 << 10
@@ -66,6 +68,7 @@ class LaneParts:
     reactor: Reactor
     check: OriginCheck
     acceptance: Acceptance
+    guard: Guard = OPEN
 
 
 class Lane:
@@ -76,6 +79,8 @@ class Lane:
     """
 
     __slots__ = (
+        "_admission",
+        "_admitted_head",
         "_busy",
         "_connection",
         "_gathering",
@@ -100,6 +105,9 @@ class Lane:
         #: The last head and its bytes: clients repeat theirs, and the same bytes say the same.
         self._head_bytes = b""
         self._head: Head | None = None
+        #: Who was let in by the last head, and by which: it counts for as long as the guard's epoch stands.
+        self._admission = OPEN_ADMISSION
+        self._admitted_head: Head | None = None
         #: In a handler of the task; whether one was started without it; after a request whose end we know.
         self._busy = False
         self._started = False
@@ -184,13 +192,23 @@ class Lane:
         end = begin + head.length
         if start is None or not 0 <= head.length <= parts.settings.max_body_bytes or "content-encoding" in head.headers:
             return True
+        if not self._is_admitted(head):
+            return True
         if len(pending) < end:
             return not self._gather(head, end - len(pending))
         if self._gathering:
             self._end_gathering()
         self._request_id = head.request_id or new_request_id()
+        admission = self._admission
         request = Request(
-            head.path, head.query, head.headers, pending[begin:end], self._request_id, peer=connection.peer
+            head.path,
+            head.query,
+            head.headers,
+            pending[begin:end],
+            self._request_id,
+            who=admission.who,
+            rights=admission.rights,
+            peer=connection.peer,
         )
         connection.pending = pending[end:]
         self._started = True
@@ -209,6 +227,22 @@ class Lane:
             parts.reactor.works(connection)
             parts.reactor.expire(connection, *limit)
         return False  # an answer that needs the task has woken it
+
+    def _is_admitted(self, head: Head) -> bool:
+        """Whether its sender is let in, without waiting; False: its task answers why not, or waits for it."""
+        guard = self._parts.guard
+        if not guard.required or (head is self._admitted_head and self._admission.epoch == guard.epoch):
+            return True
+        try:
+            admission = guard.admit_now(head.headers, self._connection.peer)
+            if admission is not None:
+                guard.authorize(admission, head.endpoint.route, head.path)
+        except PlainsongError:
+            return False
+        if admission is None or head.query:
+            return False
+        self._admission, self._admitted_head = admission, head
+        return True
 
     def _gather(self, head: Head, missing_bytes: int) -> bool:
         """Waits for the rest of a body without the task; False: that is better left to it."""
@@ -364,8 +398,18 @@ class Lane:
     async def _answer_to(self, head: Head, held: Reservation, request_id: str) -> Answer:
         """The answer, whose body is held in the connection's room."""
         peer = self._connection.peer
-        request = Request(head.path, head.query, head.headers, request_id=request_id, room=self._room, peer=peer)
         try:
+            admission = await self._admitted(head, request_id)
+            request = Request(
+                head.path,
+                head.query,
+                head.headers,
+                request_id=request_id,
+                room=self._room,
+                who=admission.who,
+                rights=admission.rights,
+                peer=peer,
+            )
             request.body = await self._read_body(head, held)
         except PlainsongError as error:
             return answer_for(error)
@@ -373,6 +417,24 @@ class Lane:
         if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
         return await admitted(answer, self._room, only_looks=head.endpoint.route.reads_only)
+
+    async def _admitted(self, head: Head, request_id: str) -> Admission:
+        """Who sent it, before anything of its body is read. Raises PlainsongError: it is not let in."""
+        guard, connection, route = self._parts.guard, self._connection, head.endpoint.route
+        if not guard.required:
+            return OPEN_ADMISSION
+        try:
+            refuse_query_token(head.query)
+            admission = await guard.admit(head.headers, connection.peer)
+            guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
+        except PlainsongError as error:
+            guard.requested(route.name, status_of(error), 0.0)
+            if 0 <= head.length <= len(connection.pending):
+                connection.pending = connection.pending[head.length :]
+            else:
+                self._in_step = False  # nothing more of its body is read
+            raise
+        return admission
 
     async def _read_body(self, head: Head, held: Reservation) -> bytes:
         """The body as it was sent; ``_in_step`` is false after one whose end was not reached."""

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from broker.http.peer import NO_PEER, Peer
 from broker.security.identity import ANONYMOUS, Identity
+from broker.security.rights import EVERYTHING, Rights
 from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (
     BadRequest,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from broker.http.budgets import AnswerRoom, BodyBudget, HttpSettings, Reservation
     from broker.http.origin_check import OriginCheck
+    from broker.security.guard import Guard
     from plainsong.protocol.codec.json_values import Kind
 
 #: Says on an answer that was forwarded where the owner is.
@@ -72,7 +74,9 @@ class Request:
     room: AnswerRoom | None = None
     """What its answer holds until it has left; None: nothing is counted."""
     who: Identity = ANONYMOUS
-    """Who asks; ``anonymous``, with every verb, while authentication is off."""
+    """Who asks; ``anonymous`` while authentication is off."""
+    rights: Rights = EVERYTHING
+    """What the name may, by the grants of this instance; everything while authentication is off."""
     decoded: Any = None
     """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
     peer: Peer = NO_PEER
@@ -229,6 +233,10 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
     headers = [PROBLEM_LINK]
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(error.retry_after_s)))
+    if isinstance(error, Unauthenticated | Forbidden) and error.challenge:
+        headers.append(("WWW-Authenticate", error.challenge))
+    if isinstance(error, QuotaExceeded) and error.policy:
+        headers += [("RateLimit-Policy", error.policy), ("RateLimit", error.state)]
     if status == 405:
         headers.append(("Allow", ", ".join(sorted(allow))))
     # surrogateescape cannot occur in what we decode ourselves, but a detail may quote anything: never fail here.
@@ -291,9 +299,9 @@ class Conversation(Protocol):
         ...
 
 
-#: Begins a conversation: namespace, topic, request id, and what its requests hold in memory until they are answered.
+#: Begins a conversation: namespace, topic, request id, what its requests hold in memory until they are answered, who asks.
 #: Raises ``PlainsongError`` for one that cannot be.
-Begin: TypeAlias = Callable[[str, str, str, "Reservation"], Conversation]
+Begin: TypeAlias = Callable[[str, str, str, "Reservation", Identity], Conversation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +312,7 @@ class Conversations:
     settings: HttpSettings
     budget: BodyBudget
     check: OriginCheck
+    guard: Guard
 
 
 # --- request ids -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from werkzeug.routing import BaseConverter
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
-from broker.http.messages import Answer, Request, answer_for
+from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, respond
 from plainsong.protocol.errors import (
     BadRequest,
@@ -105,6 +105,7 @@ def _view(
         through = passage()
         accounting.access.begin(through.request_id)
         try:
+            through.enter(route, path)
             asked = _asked(through, _places(route, path))
             asked.body = await _read_small(max_bytes) if max_bytes else b""
             answer = await _decode(route, asked, acceptance, max_bytes, settings)
@@ -134,7 +135,17 @@ def _may_be_refused(route: Route[Any], answer: Answer) -> bool:
 def _asked(through: Passage, path: Mapping[str, str]) -> Request:
     """The current request, its body not read yet."""
     query = request.query_string.decode("latin-1")
-    return Request(path, query, through.headers, request_id=through.request_id, room=through.room, peer=through.peer)
+    admission = through.admission
+    return Request(
+        path,
+        query,
+        through.headers,
+        request_id=through.request_id,
+        room=through.room,
+        who=admission.who,
+        rights=admission.rights,
+        peer=through.peer,
+    )
 
 
 async def _decode(
@@ -200,6 +211,11 @@ def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance)
 
     async def view(**path: str) -> Response:
         through = passage()
+        try:
+            through.enter(route, path)
+        except PlainsongError as error:
+            through.guard.requested(route.name, status_of(error), 0.0)
+            raise
         asked = _asked(through, path)
         asked.body = await request.body  # the gate has seen to its size
         answer = await _decode(route, asked, acceptance, settings.max_body_bytes, settings)

@@ -20,6 +20,7 @@ from broker.http.peer import peer_of
 from broker.http.reactor import Reactor
 from broker.http.sockets import SocketFiles, address_of, listen_on
 from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
+from broker.security.guard import OPEN
 from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
 from plainsong.protocol.link import PREFACE
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from broker.http.hypercorn_server import HypercornServer
     from broker.http.messages import Begin
     from broker.http.peer import Peer
+    from broker.security.guard import Guard
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream | TlsStream, bytes, trio.Event], Awaitable[None]]
@@ -75,6 +77,7 @@ async def serve_http(
     grace_s: float,
     tls: Listening | None = None,
     check: OriginCheck | None = None,
+    guard: Guard = OPEN,
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
     turns: Turns | None = None,
@@ -88,6 +91,7 @@ async def serve_http(
       unix_mode: the permissions of Unix sockets.
       tls: with it, connections to addresses are TLS; those to Unix sockets are not.
       check: of Host and Origin; None: addresses, ``localhost`` and the daemon's own pages alone.
+      guard: says who asks, and whether they may.
       begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
         like any other that is not HTTP.
@@ -112,10 +116,10 @@ async def serve_http(
                 listeners += opened
                 files.append(SocketFiles(opened))
         check = check or OriginCheck()
-        hypercorn = _Hypercorn(build, settings, budget, check, begin)
+        hypercorn = _Hypercorn(build, settings, budget, check, begin, guard)
         # Without routes a lane only finds out how a connection begins.
         routes = HotRoutes(endpoints if settings.lane else ())
-        parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints))
+        parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints), guard)
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hypercorn.run)
@@ -335,8 +339,10 @@ class _Hypercorn:
         budget: BodyBudget,
         check: OriginCheck,
         begin: Begin | None,
+        guard: Guard,
     ) -> None:
         self._build = build
+        self._guard = guard
         self._settings, self._budget, self._check, self._begin = settings, budget, check, begin
         self._server: HypercornServer | None = None
         self._wanted = trio.Event()
@@ -386,4 +392,4 @@ class _Hypercorn:
     def _load(self) -> HypercornServer:
         from broker.http.hypercorn_server import HypercornServer
 
-        return HypercornServer(self._build(), self._settings, self._budget, self._check, self._begin)
+        return HypercornServer(self._build(), self._settings, self._budget, self._check, self._begin, self._guard)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import trio
@@ -20,16 +20,20 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
 from broker.http.budgets import body_deadline
-from broker.http.messages import answer_for, new_request_id, sane_request_id
+from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
+from broker.security.guard import Hold, Refusal, refuse_query_token
+from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from hypercorn.typing import TaskGroup, WorkerContext
 
     from broker.http.messages import Conversation, Conversations
     from broker.http.peer import Peer
+    from broker.security.guard import Admission
+    from broker.security.identity import On, Verb
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
 _VERSION = b"13"
@@ -55,6 +59,7 @@ class StreamSocket:
         self._stream_id = stream_id
         self._socket = Connection(ConnectionType.SERVER)
         self._conversation: Conversation | None = None
+        self._hold: Hold | None = None
         #: The pieces of a message that is not whole yet, which count against the budget, and when it began.
         self._pieces: list[bytes] = []
         self._length = 0
@@ -90,15 +95,19 @@ class StreamSocket:
     # --- the handshake -------------------------------------------------------------------------
 
     async def _open(self, request: Request) -> None:
-        headers = {name.lower(): value for name, value in request.headers}
+        headers = _joined(request.headers)
         request_id = sane_request_id(headers.get(b"x-request-id", b"").decode("latin-1")) or new_request_id()
         try:
             key = self._checked(headers)
+            admission = await self._admitted(headers, request, request_id)
             path = _PATH.match(unquote(request.raw_path.partition(b"?")[0].decode("latin-1")))
             if path is None:
                 raise NotFound("there is no WebSocket here", hint="a topic's is at …/topics/{topic}/stream")
+            places = {"namespace": path[1], "topic": path[2]}
+            self._shared.guard.enter(admission, _ROUTE, places, self._peer, request_id, 0)
+            self._hold = Hold(self._shared.guard, admission.who, _ROUTE, places, self._end_for)
             begin, budget = self._shared.begin, self._shared.budget
-            conversation = begin(path[1], path[2], request_id, budget.reserve())
+            conversation = begin(path[1], path[2], request_id, budget.reserve(), admission.who)
             await _open_or_close(conversation)
         except PlainsongError as error:
             await self._refuse(error, request_id)
@@ -114,9 +123,25 @@ class StreamSocket:
         await self._send(Response(stream_id=self._stream_id, status_code=101, headers=accepted))
         self._tasks.spawn(self._serve)
 
+    async def _admitted(self, headers: dict[bytes, bytes], request: Request, request_id: str) -> Admission:
+        """Who opens it. Raises Unauthenticated, AuthenticationUnavailable, InvalidParameter."""
+        guard = self._shared.guard
+        try:
+            if guard.required:
+                refuse_query_token(request.raw_path.partition(b"?")[2].decode("latin-1"))
+            return await guard.admit(_as_text(headers), self._peer)
+        except PlainsongError as error:
+            guard.refused(Refusal(error, NOBODY, self._peer, "service", request_id))
+            guard.requested(_ROUTE.name, status_of(error), 0.0)
+            raise
+
+    def _end_for(self, problem: PlainsongError) -> None:
+        """The name that opened it may no more: what was taken is answered, and nothing else is taken."""
+        self._end(CloseReason.POLICY_VIOLATION, problem.code)
+
     def _checked(self, headers: dict[bytes, bytes]) -> bytes:
         """The key of an acceptable handshake. Raises PlainsongError."""
-        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+        said = _as_text(headers)
         refusal = self._shared.check.refusal("GET", said, self._peer, streams=True)
         if refusal is not None:
             raise refusal
@@ -212,8 +237,9 @@ class StreamSocket:
     async def _serve(self) -> None:
         """Sends answers until the end, then closes."""
         assert self._conversation is not None
+        assert self._hold is not None
         try:
-            with self._life:
+            with self._life, self._shared.guard.holding(self._hold):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch)
                     while (data := await self._conversation.answers()) is not None:
@@ -263,6 +289,30 @@ class StreamSocket:
         else:
             self._pinged, self._heard_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))
+
+
+class _StreamRoute(NamedTuple):
+    """What the guard wants to know of the route, which is declared with all others; a test compares."""
+
+    name: str = "stream"
+    verbs: tuple[Verb, ...] = ("publish",)
+    on: On = "topic"
+
+
+_ROUTE = _StreamRoute()
+
+
+def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers by name; repeated ones are joined, so that no part of them is overlooked."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        key = name.lower()
+        found[key] = found[key] + b", " + value if key in found else value
+    return found
+
+
+def _as_text(headers: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
 
 
 async def _open_or_close(conversation: Conversation) -> None:

@@ -7,9 +7,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from broker.http.messages import OWNER_HEADER, Answer, Request
+from broker.http.peer import Peer
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
+from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.errors import MalformedBody
 from plainsong.protocol.page import Page
 
@@ -25,15 +27,34 @@ _HEADERS = ("content-type", "accept", "prefer", "if-match", "last-event-id")
 
 
 def encode_request(route: str, request: Request) -> list[Any]:
-    """A request, without its body."""
+    """A request, without its body. Who asks travels with it: the owner looks up by itself what the name may."""
     headers = _kept_headers(request.headers)
-    return [route, dict(request.path), request.query, headers, request.request_id, request.waited_ms]
+    parts = [route, dict(request.path), request.query, headers, request.request_id, request.waited_ms]
+    return [*parts, encode_identity(request.who), request.peer.address]
 
 
 def decode_request(value: list[Any], body: bytes) -> tuple[str, Request]:
     """The reverse of ``encode_request``: the route's name and the request. Raises ValueError."""
-    route, path, query, headers, request_id, waited_ms = value
-    return route, Request(path, query, headers, body, request_id, waited_ms)
+    route, path, query, headers, request_id, waited_ms, *more = value
+    request = Request(path, query, headers, body, request_id, waited_ms)
+    if more:
+        request.who, request.peer = decode_identity(more[0]), Peer(str(more[1]))
+    return route, request
+
+
+def encode_identity(who: Identity) -> list[Any] | None:
+    """Who asks; None: nobody was asked for a name."""
+    if who == ANONYMOUS:
+        return None
+    return [who.name, who.via, who.credential, list(who.groups), who.expires_ms]
+
+
+def decode_identity(value: list[Any] | None) -> Identity:
+    """The reverse of ``encode_identity``. Raises ValueError."""
+    if value is None:
+        return ANONYMOUS
+    name, via, credential, groups, expires_ms = value
+    return Identity(name, via, credential, tuple(groups), expires_ms)
 
 
 def encode_answer(answer: Answer, room: AnswerRoom | None = None) -> Reply:

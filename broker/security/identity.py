@@ -31,9 +31,9 @@ class Identity:
     """Those that its OpenID provider says; groups of the grants file stand there."""
     expires_ms: int | None = None
     """When the credential ends."""
-    remote: str = ""
-    """The address of the client, as ``host:port``; empty where it has none."""
 
 
 #: Everybody, while authentication is off: every verb on everything.
 ANONYMOUS = Identity("anonymous")
+#: Whoever has no name where none is needed.
+NOBODY = Identity("")

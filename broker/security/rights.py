@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.security.grants import Grant, parse_pattern
 from broker.security.identity import VERBS, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from broker.security.grants import Grant, Pattern
+    from broker.security.grants import Pattern
 
 #: A set of verbs is a number with a bit for each.
 BIT: dict[str, int] = {verb: 1 << at for at, verb in enumerate(VERBS)}
@@ -112,8 +113,8 @@ class _Everything(Rights):
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__(())
-        self._service = ALL_BITS
+        everything = tuple(map(parse_pattern, ("*:*", "system:*", "service")))
+        super().__init__((Grant(("*",), VERBS, everything, 0),))
 
     def topic_bits(self, namespace: str, topic: str) -> int:
         return ALL_BITS

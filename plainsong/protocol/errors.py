@@ -155,6 +155,8 @@ class Unauthenticated(PlainsongError):
 
     code = "unauthenticated"
     title = "Authentication is required"
+    #: What the client is asked for, as in ``WWW-Authenticate`` (RFC 6750).
+    challenge: str = ""
 
 
 class Forbidden(PlainsongError):
@@ -162,6 +164,8 @@ class Forbidden(PlainsongError):
 
     code = "forbidden"
     title = "Permission is denied"
+    #: The verb that is missing, and on what, as in ``WWW-Authenticate`` (RFC 6750); empty: no verb would help.
+    challenge: str = ""
 
 
 class NotFound(PlainsongError):
@@ -373,6 +377,9 @@ class QuotaExceeded(PlainsongError):
     code = "quota_exceeded"
     title = "The quota is used up"
     retry_after_s = 1
+    #: The quota of a name or a topic that is used up, as in ``RateLimit-Policy`` and ``RateLimit``; empty: another one.
+    policy: str = ""
+    state: str = ""
 
 
 # --- try again later ---------------------------------------------------------------------------
@@ -384,6 +391,22 @@ class Unavailable(PlainsongError):
     code = "overloaded"
     title = "The service is not available now"
     retry_after_s = 1
+
+
+class AuthenticationUnavailable(Unavailable):
+    """Nobody can say now whether a token of the OpenID provider is good: its keys cannot be had."""
+
+    code = "authentication_unavailable"
+    title = "Tokens of the provider cannot be checked now"
+    retry_after_s = 5
+
+
+class AuditUnavailable(Unavailable):
+    """The change was not made, since it could not be recorded."""
+
+    code = "audit_unavailable"
+    title = "The change cannot be recorded now"
+    retry_after_s = 5
 
 
 class Overloaded(Unavailable):

@@ -98,7 +98,7 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
         app = build_application(service.endpoints, settings, service.accounting)
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
         check = origin_check(config)
-        asgi = Gate(app, settings, budget, service.stopping.is_set, check)
+        asgi = Gate(app, settings, budget, service.stopping.is_set, check, service.security.guard)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://localhost"}
         if listener is not None:
             served = partial(
@@ -107,6 +107,7 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
                 service.endpoints,
                 lambda: app,
                 check=check,
+                guard=service.security.guard,
                 begin=service.begin,
                 turns=service.directory.environment.turns,
             )

@@ -129,7 +129,7 @@ def test_every_operation_names_the_verb_that_it_needs_and_what_it_needs_it_on():
 
 #: The whole of it, so that a change here is a decision: who asks for nothing can be asked by everybody.
 NO_NAME = {"console", "console_file", "ping", "livez", "readyz"}
-ANY_NAME = {"list_namespaces", "list_all_topics", "get_attention", "get_events", "explain_error", "openapi"}
+ANY_NAME = {"explain_error", "get_attention", "get_events", "list_all_topics", "list_namespaces", "openapi", "whoami"}
 
 
 def test_only_the_health_of_the_daemon_is_for_those_without_a_name():

@@ -24,7 +24,7 @@ class Echo:
 
     headers = ()
 
-    def __init__(self, namespace, topic, request_id, held) -> None:
+    def __init__(self, namespace, topic, request_id, held, who) -> None:
         self.said: list[bytes] = []
         self.finished = False
         self.closed = trio.Event()

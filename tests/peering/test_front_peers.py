@@ -27,7 +27,7 @@ from broker.link.wire import LinkBounds
 
 async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo))
+    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         serving = partial(parent.serve_front_ends, config, answering, peer_handler(echo), stop=stop)
@@ -42,7 +42,7 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
 
 async def test_nobody_is_let_in_before_all_are_there_and_nobody_else_gets_the_address(monkeypatch):
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo))
+    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
     stop = trio.Event()
     looked = []
 
@@ -68,7 +68,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
     monkeypatch.setattr(parent, "SILENCE_S", 6.0)
     monkeypatch.setattr(parent, "AFTER_LINK_S", 0.0)
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo))
+    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop))
@@ -83,7 +83,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
 async def test_one_that_cannot_be_started_again_is_tried_again(monkeypatch, caplog):
     """For want of descriptors, processes or memory, which others may give back."""
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo))
+    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
     stop = trio.Event()
     begin = trio.lowlevel.open_process
     failed = 0

@@ -130,6 +130,7 @@ COURSE = [
     ("ping", "GET", "/ping", None, {}),
     ("livez", "GET", "/livez", None, {}),
     ("version", "GET", "/version", None, {}),
+    ("whoami", "GET", "/v1/whoami", None, {}),
     ("openapi", "GET", "/openapi.json", None, {}),
     ("console", "GET", "/console", None, {}),
     ("console_file", "GET", "/console/main.js", None, {}),

@@ -14,8 +14,9 @@ from broker.http.lane import HotRoutes
 from plainsong.protocol.names import TopicName
 
 ANYWHERE = {
-    *("list_topics", "list_namespaces", "get_namespace", "stream"),
-    *("ping", "livez", "readyz", "metrics", "version", "openapi", "console", "console_file"),
+    *("list_topics", "list_namespaces", "get_namespace", "stream", "list_all_topics", "get_attention", "get_events"),
+    *("begin_backup", "list_backup_objects", "get_backup_object", "end_backup"),
+    *("ping", "livez", "readyz", "metrics", "version", "openapi", "whoami", "console", "console_file"),
 }
 
 

@@ -1,0 +1,439 @@
+"""The guard: who asks, and whether they may; what the listeners ask of every request before anything of it is read.
+
+Its tables are replaced as a whole, and its epoch grows with everything that could change an answer: a file that was read
+anew, a credential that expired. Listeners remember an admission for as long as the epoch stands, and whatever waits for
+long is looked at again when it moves.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from broker.security.grants import NO_GRANTS, SYSTEM, GrantTable
+from broker.security.identity import ANONYMOUS, NOBODY, Identity
+from broker.security.rights import EVERYTHING, NOTHING, Rights, bits_of
+from broker.security.tokens import NO_TOKENS, PREFIX, TokenTable, fault_of, hash_of
+from plainsong.protocol.errors import Forbidden, InvalidParameter, PlainsongError, Unauthenticated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from broker.http.peer import Peer
+    from broker.security.identity import On, Verb
+
+log = logging.getLogger("plainsong.security")
+REALM = 'Bearer realm="plainsong"'
+#: The longest credential that is looked at.
+MAX_CREDENTIAL_BYTES = 8 << 10
+#: Names whose rights are kept ready; beyond, they are worked out again.
+MAX_NAMES = 10_000
+#: The topic of the audit: written by the daemon alone.
+AUDIT_TOPIC = "audit"
+_AUDIT_WRITES = frozenset(
+    (
+        "publish",
+        "store",
+        "rollback",
+        "stream",
+        "set_properties",
+        "delete_topic",
+        "open_producer",
+        "open_producer_by_name",
+        "delete_producer",
+        "set_aside",
+    )
+)
+_DESCRIPTION = re.compile(r"[^\x20-\x21\x23-\x5b\x5d-\x7e]")
+_QUERY_TOKEN = re.compile(r"(?:^|&)(?:access_)?token=")
+_QUOTABLE = re.compile(r"[A-Za-z0-9_-]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A name that was let in, and what it may, as long as the guard's epoch is this one."""
+
+    who: Identity
+    rights: Rights
+    epoch: int
+
+
+#: Of everybody while authentication is off, and of whoever asks for what needs no name.
+OPEN_ADMISSION = Admission(ANONYMOUS, EVERYTHING, 0)
+NO_ADMISSION = Admission(NOBODY, NOTHING, -1)
+
+
+class Provider(Protocol):
+    """Verifies the tokens of an OpenID provider."""
+
+    def known(self, token: str) -> Identity | None:
+        """Whom a token names that was verified before and still holds; None: it has to be verified."""
+        ...
+
+    async def verify(self, token: str, peer: Peer) -> Identity:
+        """Whom a token names. Raises Unauthenticated, AuthenticationUnavailable."""
+        ...
+
+    def still_holds(self, who: Identity) -> bool:
+        """Whether what named somebody is still good."""
+        ...
+
+
+class PeerNames(Protocol):
+    """The names that connections themselves prove: of client certificates and of Unix peers."""
+
+    def __call__(self, peer: Peer) -> Identity | None: ...
+
+
+class GuardedRoute(Protocol):
+    """What the guard wants to know of a route; ``broker.api.route`` declares them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def verbs(self) -> tuple[Verb, ...]: ...
+    @property
+    def on(self) -> On: ...
+
+
+class Counters(Protocol):
+    """Counts what the guard decides."""
+
+    def authenticated(self, via: str, result: str) -> None: ...
+    def forbidden(self, verb: str) -> None: ...
+
+
+class NoCounters:
+    def authenticated(self, via: str, result: str) -> None: ...
+    def forbidden(self, verb: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that the guard refused, for the audit."""
+
+    error: PlainsongError
+    who: Identity
+    peer: Peer | None
+    target: str
+    request_id: str = ""
+
+
+class Guard:
+    """Lets names in, and says what they may.
+
+    Args:
+      required: ``security.authentication``; False: everybody is ``anonymous`` and may everything.
+    """
+
+    def __init__(
+        self,
+        *,
+        required: bool = False,
+        peer_names: PeerNames | None = None,
+        counters: Counters | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.required = required
+        self.epoch = 0
+        self.tokens: TokenTable = NO_TOKENS
+        self.grants: GrantTable = NO_GRANTS
+        self.provider: Provider | None = None
+        #: Called with every refusal; the audit's.
+        self.on_refused: Callable[[Refusal], None] = lambda refusal: None
+        self._peer_names: PeerNames = peer_names or (lambda peer: None)
+        self._counters: Counters = counters or NoCounters()
+        self._now_ms = now_ms
+        self._rights: dict[tuple[str, tuple[str, ...]], Rights] = {}
+        self._held: set[Hold] = set()
+        self._moved = trio.Event()
+        #: Counts answers that no handler gave.
+        self.requested: Callable[[str, int, float], None] = lambda route, status, seconds: None
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def replace(self, *, tokens: TokenTable | None = None, grants: GrantTable | None = None) -> None:
+        """Puts new tables in force, at once and for all requests from now on; what waits is looked at again."""
+        if tokens is not None:
+            self.tokens = tokens
+        if grants is not None:
+            self.grants = grants
+        self.expire()
+
+    def expire(self) -> None:
+        """A credential may have ended, or a table changed: nothing that was remembered counts any more."""
+        self.epoch += 1
+        self._rights.clear()
+        moved, self._moved = self._moved, trio.Event()
+        moved.set()
+        for hold in tuple(self._held):
+            hold.look_again()
+
+    async def moved_from(self, epoch: int) -> None:
+        """Waits until the epoch is another than this one."""
+        while self.epoch == epoch:
+            await self._moved.wait()
+
+    def next_end_ms(self) -> int | None:
+        """When the next credential ends that is known here."""
+        return self.tokens.next_end_ms(self._now_ms())
+
+    # --- who --------------------------------------------------------------------------------------
+
+    def admit_now(self, headers: Mapping[str, str], peer: Peer) -> Admission | None:
+        """Lets a request in, without waiting; None: that needs ``admit``.
+
+        Raises:
+          Unauthenticated: it has no credential, or a bad one.
+        """
+        if not self.required:
+            return OPEN_ADMISSION
+        authorization = headers.get("authorization")
+        if authorization is None:
+            who = self._peer_names(peer)
+            if who is None:
+                self._counters.authenticated("none", "missing")
+                raise _no_credential()
+            return self._admitted(who)
+        token = self._bearer(authorization)
+        if token.startswith(PREFIX):
+            return self._admitted(self._of_token(token))
+        if self.provider is None:
+            raise self._refused("oidc", "the token is not one of this daemon")
+        known = self.provider.known(token)
+        return None if known is None else self._admitted(known)
+
+    async def admit(self, headers: Mapping[str, str], peer: Peer) -> Admission:
+        """Lets a request in. Raises Unauthenticated, AuthenticationUnavailable."""
+        admission = self.admit_now(headers, peer)
+        if admission is not None:
+            return admission
+        assert self.provider is not None
+        try:
+            who = await self.provider.verify(self._bearer(headers["authorization"]), peer)
+        except PlainsongError:
+            self._counters.authenticated("oidc", "refused")
+            raise
+        return self._admitted(who)
+
+    def admission_of(self, who: Identity) -> Admission:
+        """What a name may that another instance, or a process of this daemon, has let in."""
+        if not self.required:
+            return OPEN_ADMISSION
+        if not who.name or who is ANONYMOUS or who.name == ANONYMOUS.name:
+            raise _no_credential()
+        return self._admitted(who, count=False)
+
+    def _bearer(self, authorization: str) -> str:
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip(" ")
+        if scheme.lower() != "bearer" or not token or len(token) > MAX_CREDENTIAL_BYTES:
+            raise self._refused("token", "the header Authorization is not Bearer and a token")
+        return token
+
+    def _of_token(self, token: str) -> Identity:
+        fault = fault_of(token)
+        if fault is not None:
+            raise self._refused("token", f"the token is malformed: {fault}")
+        entry = self.tokens.by_hash.get(hash_of(token))
+        if entry is None:
+            raise self._refused("token", "the token is not known here")
+        state = entry.state(self._now_ms())
+        if state != "active":
+            raise self._refused("token", f"the token is {state}", result=state)
+        return Identity(entry.name, "token", entry.id, expires_ms=entry.expires_ms)
+
+    def _admitted(self, who: Identity, *, count: bool = True) -> Admission:
+        if count:
+            self._counters.authenticated(who.via, "ok")
+        return Admission(who, self.rights_of(who), self.epoch)
+
+    def _refused(self, via: str, why: str, *, result: str = "refused") -> Unauthenticated:
+        self._counters.authenticated(via, result)
+        return invalid_token(why)
+
+    def rights_of(self, who: Identity) -> Rights:
+        """What a name may."""
+        if not self.required:
+            return EVERYTHING
+        key = who.name, who.groups
+        found = self._rights.get(key)
+        if found is None:
+            if len(self._rights) >= MAX_NAMES:
+                self._rights.clear()
+            found = self._rights[key] = Rights(self.grants.granted(who.name, who.groups))
+        return found
+
+    # --- whether ----------------------------------------------------------------------------------
+
+    def authorize(self, admission: Admission, route: GuardedRoute, path: Mapping[str, str]) -> None:
+        """Whether a name may ask this route about this path, by its verbs alone: before anything is looked up.
+
+        Raises:
+          Forbidden: it may not; the same whether the topic is there or not.
+        """
+        namespace, topic = path.get("namespace", ""), path.get("topic", "")
+        if namespace == SYSTEM and topic == AUDIT_TOPIC and route.name in _AUDIT_WRITES:
+            raise Forbidden("the audit is written by the daemon alone")
+        if not self.required:
+            return
+        rights, on = admission.rights, route.on
+        match on:
+            case "topic":
+                allowed = rights.topic_bits(namespace, topic) & bits_of(route.verbs)
+                target = f"{_quotable(namespace)}:{_quotable(topic)}"
+            case "namespace":
+                allowed = rights.namespace_bits(namespace) & bits_of(route.verbs)
+                target = f"{_quotable(namespace)}:*"
+            case "within":
+                allowed = int(rights.within(namespace))
+                target = f"{_quotable(namespace)}:*"
+            case "service":
+                allowed = rights.service_bits & bits_of(route.verbs)
+                target = "service"
+            case _:
+                return
+        if not allowed:
+            self._counters.forbidden(route.verbs[0])
+            raise forbidden(admission.who, route.verbs[0], target)
+
+    def enter(
+        self,
+        admission: Admission,
+        route: GuardedRoute,
+        path: Mapping[str, str],
+        peer: Peer,
+        request_id: str,
+        length: int,
+    ) -> None:
+        """Everything that is asked of a request between its credential and its body: its grant, then its quotas.
+
+        Raises:
+          Forbidden, QuotaExceeded: noted already.
+        """
+        try:
+            self.authorize(admission, route, path)
+        except PlainsongError as error:
+            self.refused(Refusal(error, admission.who, peer, target_of(path), request_id))
+            raise
+
+    def refused(self, refusal: Refusal) -> None:
+        """A request was refused for who sent it."""
+        self.on_refused(refusal)
+
+    # --- what waits -------------------------------------------------------------------------------
+
+    @contextmanager
+    def holding(self, hold: Hold) -> Iterator[None]:
+        """Looks at ``hold`` again whenever something changed, until the end of the block."""
+        self.hold(hold)
+        try:
+            yield
+        finally:
+            self.release(hold)
+
+    def hold(self, hold: Hold) -> None:
+        """Looks at ``hold`` again whenever something changed, until it is released."""
+        self._held.add(hold)
+
+    def release(self, hold: Hold) -> None:
+        """Forgets ``hold``. Idempotent."""
+        self._held.discard(hold)
+
+    @property
+    def holds(self) -> int:
+        """How many requests and streams wait and would be looked at again."""
+        return len(self._held)
+
+    def problem_of(self, who: Identity, route: GuardedRoute, path: Mapping[str, str]) -> PlainsongError | None:
+        """Why somebody who was let in would be refused now; None: they would not."""
+        now_ms = self._now_ms()
+        if who.via == "token":
+            entry = next((each for each in self.tokens.entries if each.id == who.credential), None)
+            state = "revoked" if entry is None else entry.state(now_ms)
+            if entry is None or state != "active":
+                return invalid_token(f"the token is {state}")
+        elif who.expires_ms is not None and who.expires_ms <= now_ms:
+            return invalid_token("the token is expired")
+        elif who.via == "oidc" and self.provider is not None and not self.provider.still_holds(who):
+            return invalid_token("the key of the token was withdrawn")
+        try:
+            self.authorize(Admission(who, self.rights_of(who), self.epoch), route, path)
+        except PlainsongError as error:
+            return error
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Something that waits for long: when its name may no more, it is told why."""
+
+    guard: Guard
+    who: Identity
+    route: GuardedRoute
+    path: Mapping[str, str]
+    end: Callable[[PlainsongError], None]
+    problem: PlainsongError | None = field(default=None)
+
+    def look_again(self) -> None:
+        """Ends what waits, once, if it would be refused now."""
+        if self.problem is None:
+            self.problem = self.guard.problem_of(self.who, self.route, self.path)
+            if self.problem is not None:
+                self.end(self.problem)
+
+
+#: While authentication is off.
+OPEN = Guard()
+
+
+def target_of(path: Mapping[str, str]) -> str:
+    """What a request is about, for the audit."""
+    if "topic" in path:
+        return f"{_quotable(path.get('namespace', ''))}:{_quotable(path['topic'])}"
+    if "namespace" in path:
+        return f"{_quotable(path['namespace'])}:*"
+    return path["transaction"][:20] if "transaction" in path else "service"
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+
+def _no_credential() -> Unauthenticated:
+    error = Unauthenticated(
+        "this daemon asks for a name, and the request has no credential",
+        hint="send the header Authorization: Bearer and a token; plainsong token create makes one",
+    )
+    error.challenge = REALM
+    return error
+
+
+def invalid_token(why: str) -> Unauthenticated:
+    """The refusal of a credential; ``why`` is one of our own sentences, never a part of the credential."""
+    error = Unauthenticated(why, hint="plainsong token check says what is wrong with a token")
+    error.challenge = f'{REALM}, error="invalid_token", error_description="{_DESCRIPTION.sub("", why)}"'
+    return error
+
+
+def forbidden(who: Identity, verb: str, target: str) -> Forbidden:
+    """The refusal of a name without the verb. ``target`` is a name that was checked, or none of the client's text."""
+    error = Forbidden(f"{who.name} has no {verb} on {target}", hint="an operator can grant it")
+    error.challenge = f'{REALM}, error="insufficient_scope", scope="{verb} {target}"'
+    return error
+
+
+def refuse_query_token(query: str) -> None:
+    """Raises InvalidParameter for a token in a URL, which would be in histories and logs. Its value is repeated nowhere."""
+    if query and _QUERY_TOKEN.search(query):
+        raise InvalidParameter("a token does not belong into a URL", hint="send it in the header Authorization")
+
+
+def _quotable(name: str) -> str:
+    """A name as an answer may repeat it: what could be no name is left out."""
+    return name if _QUOTABLE.fullmatch(name) else "?"

@@ -1,0 +1,159 @@
+"""Keeps the guard's tables as the files say: read whole, checked whole, then put in force in one step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from broker.security.files import Stamp, read_guarded, stamp_of
+from broker.security.grants import MAX_FILE_BYTES as MAX_GRANTS_BYTES
+from broker.security.grants import BadGrantsFile, GrantTable, parse_grants
+from broker.security.tokens import MAX_FILE_BYTES as MAX_TOKENS_BYTES
+from broker.security.tokens import BadTokensFile, TokenTable, parse_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.config.sections import SecurityConfig
+    from broker.security.guard import Guard
+
+log = logging.getLogger("plainsong.security")
+#: How often credentials are looked at for those that have expired: a second is half of what is promised.
+EXPIRY_S = 1.0
+
+
+class SecurityFileUnusable(Exception):
+    """A file of ``security`` cannot be used at the start."""
+
+    def __init__(self, setting: str, path: Path, why: str) -> None:
+        super().__init__(f"{setting}: {why if str(path) in why else f'{path}: {why}'}")
+
+
+class SecurityFiles:
+    """The tokens file and the grants file of a guard.
+
+    Args:
+      on_reload: called with ``tokens`` or ``grants``, and the digests before and after, when one was put in force.
+      on_failure: called when a changed file could not be used.
+    """
+
+    def __init__(
+        self,
+        config: SecurityConfig,
+        guard: Guard,
+        *,
+        on_reload: Callable[[str, str, str], None] = lambda what, before, after: None,
+        on_failure: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self._guard = guard
+        self._reload_s = config.reload_s
+        self.on_reload = on_reload
+        self.on_failure = on_failure
+        self._paths = {
+            what: Path(path)
+            for what, path in (("tokens", config.tokens_file), ("grants", config.grants_file))
+            if path and guard.required
+        }
+        self._stamps: dict[str, Stamp | None] = {}
+        self._digests: dict[str, str] = {}
+        #: Why the tables in force are not those of the files, by table; empty: they are.
+        self.stale: dict[str, str] = {}
+        #: The bytes in force, for front ends.
+        self.content: dict[str, bytes] = {}
+        self._wanted = trio.Event()
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The first 12 digits of the SHA-256 of each table in force."""
+        return {what: digest[:12] for what, digest in self._digests.items()}
+
+    def load(self) -> None:
+        """Reads the files at the start. Raises SecurityFileUnusable."""
+        for what, path in self._paths.items():
+            try:
+                self._put(what, _read(what, path))
+            except (OSError, BadTokensFile, BadGrantsFile) as error:
+                raise SecurityFileUnusable(f"security.{what}_file", path, _why(error)) from None
+
+    def look(self) -> None:
+        """Looks at the files soon, whatever their stamps say."""
+        self._stamps.clear()
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Looks at the files, and for credentials that expire, until cancelled."""
+        looked_s = trio.current_time()
+        end_ms = self._guard.next_end_ms()
+        while True:
+            with trio.move_on_after(min(EXPIRY_S, self._reload_s or EXPIRY_S)):
+                await self._wanted.wait()
+            asked = self._wanted.is_set()
+            self._wanted = trio.Event()
+            if asked or (self._reload_s and trio.current_time() - looked_s >= self._reload_s * 0.9):
+                looked_s = trio.current_time()
+                for what, path in self._paths.items():
+                    await self._look_at(what, path)
+            now_ms = time.time_ns() // 1_000_000
+            if end_ms is not None and end_ms <= now_ms:
+                self._guard.expire()
+            end_ms = self._guard.next_end_ms()
+
+    async def _look_at(self, what: str, path: Path) -> None:
+        stamp = await trio.to_thread.run_sync(stamp_of, path)
+        if stamp is not None and stamp == self._stamps.get(what):
+            return
+        before = self._digests.get(what, "")
+        try:
+            # In a thread: a long file would hold up the event loop.
+            self._put(what, await trio.to_thread.run_sync(_read, what, path))
+        except (OSError, BadTokensFile, BadGrantsFile) as error:
+            why = _why(error)
+            if self.stale.get(what) != why:
+                self.stale[what] = why
+                line = getattr(error, "line", 0)
+                about = {"file": str(path), "why": why, **({"line": line} if line else {})}
+                log.error("config_reload_failed", extra=about)
+                self.on_failure(what)
+            self._stamps[what] = stamp
+            return
+        if self._digests[what] != before:
+            log.info(
+                "config_reloaded", extra={"file": str(path), "before": before[:12], "after": self._digests[what][:12]}
+            )
+            self.on_reload(what, before, self._digests[what])
+
+    def _put(self, what: str, read: _Read) -> None:
+        digest = sha256(read.data).hexdigest()
+        self._stamps[what] = read.stamp
+        self.stale.pop(what, None)
+        if digest == self._digests.get(what):
+            return
+        self._digests[what] = digest
+        self.content[what] = read.data
+        if isinstance(read.table, TokenTable):
+            self._guard.replace(tokens=read.table)
+        else:
+            self._guard.replace(grants=read.table)
+
+
+class _Read(NamedTuple):
+    """A file, read and checked."""
+
+    data: bytes
+    stamp: Stamp
+    table: TokenTable | GrantTable
+
+
+def _read(what: str, path: Path) -> _Read:
+    """Raises OSError, BadTokensFile, BadGrantsFile."""
+    data, stamp = read_guarded(path, MAX_TOKENS_BYTES if what == "tokens" else MAX_GRANTS_BYTES)
+    return _Read(data, stamp, parse_tokens(data) if what == "tokens" else parse_grants(data))
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,364 @@
+"""With authentication every request at every listener needs a name, and the name needs a verb; nothing says what exists."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+
+from broker.api.routes import ROUTES
+from broker.http.hypercorn_patches import _is_open
+from broker.http.websocket import _ROUTE
+from broker.security.identity import VERBS
+from tests.security.named import Files, named
+
+T = "/v1/namespaces/ns/topics"
+LISTENERS = ["lane", "hypercorn"]
+
+
+@pytest.fixture(params=LISTENERS)
+async def daemon(request, tmp_path):
+    async with named(tmp_path, listener=request.param) as running:
+        await running.ask("operator", "PUT", f"{T}/a", json={})
+        await running.ask("operator", "PUT", f"{T}/b", json={})
+        yield running
+
+
+async def until(is_so):
+    while not is_so():  # noqa: ASYNC110 - the daemon tells nobody
+        await trio.sleep(0.005)
+
+
+def problem(answer, status, code):
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.json()["outcome"] == "not-applied"
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer
+
+
+# --- who -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", f"{T}/a/publish"), ("GET", f"{T}/a"), ("GET", "/nothing"), ("DELETE", f"{T}/a/publish")],
+)
+async def test_without_a_name_everything_is_401_even_what_does_not_exist(daemon, method, path):
+    answer = problem(await daemon.ask(None, method, path), 401, "unauthenticated")
+    assert answer.headers["www-authenticate"] == 'Bearer realm="plainsong"'
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        "Bearer psg_PlainsongPlainsongPlainsongPlainsong00001Kckda",
+        "Bearer psg_short",
+        "Bearer",
+        "Basic Zm9vOmJhcg==",
+        "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.",
+        "Bearer " + "x" * 9000,
+        "Bearer a, Bearer b",
+    ],
+)
+@pytest.mark.parametrize("path", [f"{T}/a/publish", "/v1/namespaces"])
+async def test_a_bad_credential_is_401_and_is_not_repeated(daemon, credential, path):
+    method = "POST" if path.endswith("publish") else "GET"
+    answer = await daemon.daemon.http.request(method, path, headers={"Authorization": credential})
+    problem(answer, 401, "unauthenticated")
+    assert answer.headers["www-authenticate"].startswith('Bearer realm="plainsong", error="invalid_token", ')
+    token = credential.partition(" ")[2]
+    assert len(token) < 3 or token not in answer.text + answer.headers["www-authenticate"]
+
+
+@pytest.mark.parametrize("name", ["token", "access_token"])
+@pytest.mark.parametrize("path", [f"{T}/a/publish", "/v1/namespaces"])
+async def test_a_token_in_a_url_is_400_and_is_not_repeated(daemon, name, path):
+    token = daemon.files.tokens["operator"]
+    method = "POST" if path.endswith("publish") else "GET"
+    for who in ("operator", None):
+        answer = problem(await daemon.ask(who, method, f"{path}?{name}={token}"), 400, "invalid_parameter")
+        assert token not in answer.text
+        assert "www-authenticate" not in answer.headers
+
+
+async def test_health_needs_no_name_and_tells_nothing_but_its_status(daemon):
+    for path in ("/ping", "/livez", "/readyz"):
+        for headers in ({}, {"Authorization": "Bearer nonsense"}):
+            assert (await daemon.daemon.http.get(path, headers=headers)).status_code == 200
+    assert (await daemon.ask(None, "GET", "/readyz")).json() == {"ready": True}
+    assert (await daemon.ask("writer", "GET", "/readyz")).json() == {"ready": True}
+    assert "transactions" in (await daemon.ask("watcher", "GET", "/readyz")).json()
+
+
+def test_what_the_listener_leaves_open_is_what_the_routes_say():
+    for route in ROUTES:
+        path = route.path.replace("{", "").replace("}", "")
+        assert _is_open(path) is (route.on == "nobody"), route.name
+    stream = next(route for route in ROUTES if route.name == "stream")
+    assert (stream.name, stream.verbs, stream.on) == tuple(_ROUTE)
+
+
+async def test_whoami_tells_each_name_about_itself(daemon):
+    told = (await daemon.ask("narrow", "GET", "/v1/whoami")).json()
+    entry = next(each for each in daemon.files.entries if each.name == "narrow")
+    assert told == {
+        "name": "narrow",
+        "via": "token",
+        "credential": entry.id,
+        "expires": None,
+        "groups": [],
+        "grants": [{"verbs": ["poll"], "on": ["ns:a", "shop:x-*"]}],
+    }
+    problem(await daemon.ask(None, "GET", "/v1/whoami"), 401, "unauthenticated")
+
+
+# --- whether ---------------------------------------------------------------------------------------
+
+
+async def test_a_verb_is_for_what_it_says_and_for_nothing_else(daemon):
+    message = {"json": {"messages": ["m"]}}
+    assert (await daemon.ask("writer", "POST", f"{T}/a/publish", **message)).status_code == 200
+    assert (await daemon.ask("reader", "POST", f"{T}/a/poll", json={})).json()[0]["payload"] == "m"
+    for who in ("reader", "watcher", "narrow", "stranger"):
+        answer = problem(await daemon.ask(who, "POST", f"{T}/a/publish", **message), 403, "forbidden")
+        assert answer.headers["www-authenticate"] == (
+            'Bearer realm="plainsong", error="insufficient_scope", scope="publish ns:a"'
+        )
+    for who in ("writer", "watcher", "stranger"):
+        problem(await daemon.ask(who, "POST", f"{T}/a/poll", json={}), 403, "forbidden")
+    assert (await daemon.ask("narrow", "POST", f"{T}/a/poll", json={})).status_code == 200
+    problem(await daemon.ask("narrow", "POST", f"{T}/b/poll", json={}), 403, "forbidden")
+    problem(await daemon.ask("writer", "DELETE", f"{T}/a"), 403, "forbidden")
+
+
+def bare(answer):
+    """An answer without what no two answers share."""
+    kept = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
+    return answer.status_code, kept, answer.content
+
+
+@pytest.mark.parametrize(
+    ("method", "verb"), [("POST", "/publish"), ("POST", "/poll"), ("GET", ""), ("GET", "/stats"), ("DELETE", "")]
+)
+async def test_a_refusal_is_the_same_whether_the_topic_is_there_or_not(daemon, method, verb):
+    there = bare(await daemon.ask("stranger", method, f"{T}/a{verb}"))
+    assert there[0] == 403
+    await daemon.ask("operator", "DELETE", f"{T}/a")
+    assert bare(await daemon.ask("stranger", method, f"{T}/a{verb}")) == there
+    body = {"/publish": {"messages": ["m"]}, "/poll": {}}.get(verb)
+    gone = await daemon.ask("operator", method, f"{T}/a{verb}", json=body)
+    assert gone.status_code == 404
+
+
+async def test_a_refusal_comes_before_the_content_type_and_the_body(daemon):
+    wrong = {"content": b"{", "headers": {"Content-Type": "text/nonsense"}}
+    problem(await daemon.ask("stranger", "POST", f"{T}/a/publish", **wrong), 403, "forbidden")
+    problem(await daemon.ask("stranger", "PUT", f"{T}/a/properties", **wrong), 403, "forbidden")
+    assert (await daemon.ask("writer", "POST", f"{T}/a/publish", **wrong)).status_code == 415
+
+
+async def test_nothing_of_a_large_body_is_read_for_a_name_that_is_refused(daemon):
+    url = daemon.daemon.http.base_url
+    head = "\r\n".join(
+        [
+            f"POST {T}/a/publish HTTP/1.1",
+            "Host: localhost",
+            f"Authorization: Bearer {daemon.files.tokens['stranger']}",
+            "Content-Length: 1000000",
+            "",
+            "",
+        ]
+    )
+    async with await trio.open_tcp_stream(url.host, url.port) as stream:
+        await stream.send_all(head.encode())
+        with trio.fail_after(5):
+            answer = await stream.receive_some()  # while no byte of the body was sent
+    assert answer.startswith(b"HTTP/1.1 403 ")
+
+
+async def test_a_refusal_keeps_the_connection_where_the_body_had_come(daemon):
+    for _ in range(3):
+        assert (await daemon.ask("stranger", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 403
+        assert (await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 200
+
+
+async def test_one_connection_serves_many_names_and_none_borrows_from_another(daemon):
+    for who, status in (("writer", 200), ("reader", 403), (None, 401), ("writer", 200), ("stranger", 403)) * 3:
+        answer = await daemon.ask(who, "POST", f"{T}/a/publish", json={"messages": ["m"]})
+        assert answer.status_code == status
+
+
+async def test_the_audit_is_written_by_nobody(daemon):
+    await daemon.ask("operator", "PUT", "/v1/namespaces/system/topics/audit", json={})
+    path = "/v1/namespaces/system/topics/audit"
+    for method, more in (
+        ("POST", "/publish"),
+        ("POST", "/store"),
+        ("POST", "/rollback"),
+        ("PUT", "/properties"),
+        ("DELETE", ""),
+    ):
+        problem(await daemon.ask("operator", method, path + more, json={"messages": ["m"]}), 403, "forbidden")
+    assert (await daemon.ask("operator", "POST", f"{path}/poll", json={})).status_code == 200
+
+
+async def test_a_name_that_could_be_no_name_is_not_repeated_in_a_header(daemon):
+    answer = await daemon.ask("stranger", "POST", "/v1/namespaces/ns/topics/%22%0d%0aX-Evil%3A1/publish", json={})
+    assert answer.status_code in (403, 404)
+    assert "x-evil" not in answer.headers
+
+
+# --- every route, every verb -----------------------------------------------------------------------
+
+PLACES = {"namespace": "ns", "topic": "a", "reader": "r", "producer": "p", "transaction": "17", "instance": "i"}
+RESOURCE = {"topic": "ns:a", "topics": "ns:a", "namespace": "ns:*", "within": "ns:a", "service": "service"}
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+async def test_each_route_is_open_to_its_verbs_and_closed_to_all_others(tmp_path, listener):
+    grants = ["format = 1"]
+    for resource in sorted(set(RESOURCE.values())):
+        grants += [
+            f'[[grant]]\nto = ["{verb}@{resource.replace(":", "/").replace("*", "all")}"]\nverbs = ["{verb}"]\non = ["{resource}"]'
+            for verb in VERBS
+        ]
+    files = Files(tmp_path)
+    async with named(tmp_path, listener=listener) as daemon:
+        daemon.files.grant("\n".join(grants))
+        names = [
+            f"{verb}@{resource.replace(':', '/').replace('*', 'all')}"
+            for verb in VERBS
+            for resource in set(RESOURCE.values())
+        ]
+        _give_tokens(daemon.files, names)
+        await daemon.reload()
+        for route in ROUTES:
+            if route.on in ("name", "nobody"):
+                continue
+            path = route.path
+            for place, value in PLACES.items():
+                path = path.replace(f"{{{place}}}", value)
+            for verb in VERBS:
+                name = f"{verb}@{RESOURCE[route.on].replace(':', '/').replace('*', 'all')}"
+                more = {"json": {"topics": {"a": {}}}} if route.on == "topics" else {}
+                answer = await daemon.head_of(name, route.method, path, **more)
+                if route.on == "topics":
+                    refused = answer.json()["topics"]["a"].get("error", {}).get("code") == "forbidden"
+                else:
+                    refused = answer.status_code == 403
+                assert refused is (verb not in route.verbs), (route.name, verb, answer.status_code, answer.text)
+            assert (await daemon.head_of("stranger", route.method, path)).status_code in (
+                (403,) if route.on != "topics" else (200, 400)
+            )
+    del files
+
+
+def _give_tokens(files, names):
+    import random
+
+    from broker.security.tokens import TokenEntry, hash_of, id_of, new_token
+
+    source = random.Random(17)
+    for name in names:
+        files.tokens[name] = new_token(source.choice)
+        hashed = hash_of(files.tokens[name])
+        files.entries.append(TokenEntry(id_of(hashed), name, hashed, 0, None))
+    files.write()
+
+
+# --- changes ---------------------------------------------------------------------------------------
+
+
+async def test_a_revoked_token_is_refused_on_the_connection_that_it_opened(daemon):
+    assert (await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 200
+    daemon.files.change("writer", revoked_ms=1)
+    await daemon.reload()
+    answer = await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
+    problem(answer, 401, "unauthenticated")
+    assert 'error_description="the token is revoked"' in answer.headers["www-authenticate"]
+
+
+async def test_an_expired_token_is_said_to_be_expired(daemon):
+    daemon.files.change("writer", expires_ms=1)
+    await daemon.reload()
+    answer = await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
+    assert 'error_description="the token is expired"' in answer.headers["www-authenticate"]
+
+
+async def test_a_parked_poll_is_answered_when_its_token_is_revoked_and_when_its_grant_goes(daemon):
+    answers = {}
+
+    async def poll(who):
+        answers[who] = await daemon.ask(who, "POST", f"{T}/a/poll", json={"waitMs": 30000})
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for who in ("reader", "narrow", "owner"):
+                nursery.start_soon(poll, who)
+            guard = daemon.daemon.service.security.guard
+            await until(lambda: guard.holds == 3)
+            daemon.files.change("reader", revoked_ms=1)
+            await daemon.reload()
+            await until(lambda: "reader" in answers)
+            assert set(answers) == {"reader"}
+            daemon.files.grant(daemon.files.grants_path.read_text().replace('"ns:a", "shop', '"shop'))
+            await daemon.reload()
+            await until(lambda: "narrow" in answers)
+            assert "owner" not in answers
+            await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
+    problem(answers["reader"], 401, "unauthenticated")
+    problem(answers["narrow"], 403, "forbidden")
+    assert answers["owner"].json()[0]["payload"] == "m"
+    assert guard.holds == 0
+
+
+async def test_a_stream_of_events_ends_with_an_error_when_its_token_is_revoked(daemon):
+    headers = daemon.files.header("reader")
+    with trio.fail_after(10):
+        async with daemon.daemon.http.stream("GET", f"{T}/a/events", headers=headers) as answer:
+            assert answer.status_code == 200
+            lines = answer.aiter_lines()
+            await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
+            while "event: message" not in await anext(lines):
+                pass
+            daemon.files.change("reader", revoked_ms=1)
+            await daemon.reload()
+            rest = [line async for line in lines]
+    assert "event: error" in rest
+    told = json.loads(
+        next(line for line in rest if line.startswith("data: ") and "code" in line).removeprefix("data: ")
+    )
+    assert (told["code"], told["status"]) == ("unauthenticated", 401)
+    assert daemon.daemon.service.security.guard.holds == 0
+
+
+async def test_a_bad_file_changes_nothing_and_is_told(daemon):
+    daemon.files.tokens_path.write_text("{")
+    daemon.files.grant('format = 1\n[[grant]]\nto = ["stranger"]\nverbs = ["all"]')
+    await daemon.reload()
+    assert (await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 200
+    problem(await daemon.ask("stranger", "POST", f"{T}/a/publish", json={"messages": ["m"]}), 403, "forbidden")
+    ready = await daemon.ask("operator", "GET", "/readyz")
+    assert ready.status_code == 200
+    assert (ready.json()["security"]["grants"], ready.json()["security"]["tokens"]) == ("stale", "stale")
+    assert "line 2, column 1: on is missing" in ready.json()["security"]["why"]
+    assert "plainsong_security_reload_failures_total 2.0" in (await daemon.ask("watcher", "GET", "/metrics")).text
+    daemon.files.write()
+    daemon.files.grant(GRANTS_OF_STRANGER)
+    await daemon.reload()
+    assert "security" not in (await daemon.ask("stranger", "GET", "/readyz")).json()
+    assert (await daemon.ask("stranger", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 200
+
+
+GRANTS_OF_STRANGER = 'format = 1\n[[grant]]\nto = ["stranger"]\nverbs = ["all"]\non = ["*:*", "service"]\n'
+
+
+async def test_while_authentication_is_off_everybody_is_anonymous_and_may_everything():
+    from tests.broker.broker_in_process import in_process
+
+    async with in_process() as daemon:
+        told = (await daemon.call("GET", "/v1/whoami", headers={"Authorization": "Bearer nonsense"})).json()
+        assert (told["name"], told["via"], told["credential"]) == ("anonymous", "none", None)
+        assert told["grants"] == [{"verbs": list(VERBS), "on": ["*:*", "system:*", "service"]}]
+        assert json.loads((await daemon.call("GET", "/readyz")).text)["transactions"]
