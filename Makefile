@@ -5,7 +5,7 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group run
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture dist docs lock etc clean
+.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture simulate dist docs lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -53,6 +53,9 @@ bench-peers:  ## the daemon beside the original service, Kafka, NATS, Redis and 
 
 torture: venv tools  ## every test with many more rounds: hours, not minutes
 	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture
+
+simulate: venv  ## simulated daemons under simulated faults, judged by a checker: ARGS="--seconds 600", ARGS="--seed 7"
+	.venv/bin/python -m tests.simulation $(ARGS)
 
 dist: venv  ## build the three distributions into dist/: client, server, Spark
 	.venv/bin/python scripts/dist.py

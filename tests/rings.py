@@ -55,6 +55,7 @@ RINGS = (
     Ring("actors", 65, 39),
     Ring("storage", 75, 40),
     Ring("kept", 8, 5),
+    Ring("simulation", 60, 45),
     Ring("peering", 25, 8),
     Ring("security", 20, 15),
     Ring("broker", 330, 197),

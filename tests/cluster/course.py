@@ -127,14 +127,14 @@ async def _read(stage: Stage, seed: int, committed: bool, waits: bool) -> None:
 
 async def create_topics(stage: Stage) -> None:
     """All of them, through whoever answers."""
-    async with Voice(stage, 0) as voice:
+    async with stage.voice(0) as voice:
         for topic in stage.topics:
             await at_last(stage, partial(voice.tell, "PUT", topic_path(topic, "?ifNotExists=true"), {}))
 
 
 async def settle(stage: Stage) -> None:
     """Decide what is open, and read everything at every instance: the history's end."""
-    async with Voice(stage, 1) as voice:
+    async with stage.voice(1) as voice:
         for transaction in stage.history.transactions:
             await at_last(stage, partial(_decided, voice, transaction))
         for topic in stage.topics:

@@ -13,7 +13,7 @@ import trio
 
 from tests.cluster.harness import SESSION_TIMEOUT_S, Cluster
 from tests.cluster.proxy import Storm
-from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.cluster.voices import Doubt, NotSent, Refused, Stage
 
 HOUR_S = 3_600
 
@@ -219,7 +219,7 @@ async def drain(attack: Attack) -> None:
 
 async def _order(attack: Attack, method: str, path: str, value: object = None) -> None:
     """Ask until somebody does it."""
-    async with Voice(attack.stage, attack.rng.randrange(1 << 30)) as voice:
+    async with attack.stage.voice(attack.rng.randrange(1 << 30)) as voice:
         with trio.fail_after(60):
             while True:
                 try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import trio
 
 from plainsong.protocol.codec import JSON
@@ -32,7 +30,7 @@ async def read_page(
     instance = at or voice.somebody()
     request = PollRequest(position, position is None, limit)
     query = "&".join(["isolation=committed"] * committed + [f"wait_ms={wait_ms}"] * bool(wait_ms))
-    began_s = time.monotonic()
+    began_s = trio.current_time()
     path = topic_path(topic, f"/poll?{query}")
     answer = await voice.ask("POST", path, JSON.encode_poll(request), FRAMES, at=instance)
     last_id, held_by = answer.headers.get("plainsong-last-id"), answer.headers.get("plainsong-held-by")
@@ -42,7 +40,7 @@ async def read_page(
         topic,
         committed,
         began_s,
-        time.monotonic(),
+        trio.current_time(),
         tuple(answer.messages()),
         FIRST_BOUND if position is None else after(position),
         None if last_id is None else bytes.fromhex(last_id),
@@ -56,7 +54,7 @@ async def read_page(
 
 async def reader(stage: Stage, seed: int, *, committed: bool, waits: bool, pause_s: float) -> None:
     """Follows one topic and begins anew now and then, or follows one for ever with long polls."""
-    async with Voice(stage, seed) as voice:
+    async with stage.voice(seed) as voice:
         topic, position = voice.rng.choice(stage.topics), None
         while not stage.over:
             try:

@@ -61,6 +61,10 @@ class Stage:
         """The latest answers that were not what was wanted."""
         self.news = trio.Event()
 
+    def voice(self, seed: int) -> Voice:
+        """One more client."""
+        return Voice(self, seed)
+
     def count(self, what: str) -> None:
         self.answers[what] += 1
         self.news.set()
@@ -79,6 +83,8 @@ class Stage:
 
 class Voice:
     """One client's connections: one to each instance it has spoken to."""
+
+    expected = EXPECTED
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self.stage, self.rng = stage, Random(seed)
@@ -132,7 +138,7 @@ class Voice:
             return answer
         self.stage.count(answer.code or str(answer.status))
         self.stage.last.append(f"{what}: {answer.status} {answer.body[:300]!r}")
-        if answer.code not in EXPECTED:
+        if answer.code not in self.expected:
             self.stage.surprises.append(f"{what}: {answer.status} {answer.body[:400]!r}")
         if answer.code and answer.json()["outcome"] == "not-applied":
             raise Refused(answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import count
 from typing import Any
 
@@ -29,9 +28,9 @@ async def publish(voice: Voice, write: Write, pointer: int | None = None, **more
         raise
     if pointer is None:
         receipt = answer.receipt()
-        write.acknowledged(time.monotonic(), receipt.first_id, receipt.last_id)
+        write.acknowledged(trio.current_time(), receipt.first_id, receipt.last_id)
     else:
-        write.acknowledged(time.monotonic())
+        write.acknowledged(trio.current_time())
     voice.stage.count("acknowledged")
 
 
@@ -41,12 +40,12 @@ def payloads_of(name: str, voice: Voice) -> tuple[bytes, ...]:
 
 async def plain_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
     """Publishes each message once, whatever becomes of it; some as atomic batches."""
-    async with Voice(stage, seed) as voice:
+    async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
                 return
             payloads = payloads_of(f"{name}-{number}", voice)
-            write = Write(voice.rng.choice(stage.topics), payloads, time.monotonic())
+            write = Write(voice.rng.choice(stage.topics), payloads, trio.current_time())
             stage.history.writes.append(write)
             try:
                 await publish(voice, write, atomic=voice.rng.random() < 0.3)
@@ -64,17 +63,19 @@ class Producer:
 
     async def open(self) -> None:
         """A session; what it is told is noted. Raises NotSent, Doubt, Refused."""
-        began_s = time.monotonic()
+        began_s = trio.current_time()
         told = await self.voice.tell("PUT", topic_path(self.topic, f"/producers/{self.name}"), {})
         self.epoch = told["epoch"]
-        opening = Opening(self.name, self.topic, began_s, time.monotonic(), self.epoch, told["lastSequenceId"])
+        opening = Opening(self.name, self.topic, began_s, trio.current_time(), self.epoch, told["lastSequenceId"])
         self.voice.stage.history.openings.append(opening)
 
     async def send(self, payloads: tuple[bytes, ...], pause_s: float) -> None:
         """Until it is acknowledged. After a doubt the session is opened again, or the same is sent again as it is."""
         sequences = tuple(range(self.next_sequence, self.next_sequence + len(payloads)))
         self.next_sequence += len(payloads)
-        write = Write(self.topic, payloads, time.monotonic(), producer=self.name, epoch=self.epoch, sequences=sequences)
+        write = Write(
+            self.topic, payloads, trio.current_time(), producer=self.name, epoch=self.epoch, sequences=sequences
+        )
         self.voice.stage.history.writes.append(write)
         while write.outcome != "acknowledged" or self.voice.rng.random() < 0.1:
             try:
@@ -99,7 +100,7 @@ class Producer:
 
 async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
     """A producer until all is over; what it has begun it ends."""
-    async with Voice(stage, seed) as voice:
+    async with stage.voice(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)
         for number in count(1):
@@ -111,7 +112,7 @@ async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -
 
 async def transactional_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
     """Transactions over two topics until all is over: committed, aborted, or left."""
-    async with Voice(stage, seed) as voice:
+    async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
                 return
@@ -123,15 +124,15 @@ async def transactional_writer(stage: Stage, name: str, seed: int, pause_s: floa
 
 
 async def _transaction(voice: Voice, name: str) -> None:
-    stage, began_s = voice.stage, time.monotonic()
+    stage, began_s = voice.stage, trio.current_time()
     timeout_s = voice.rng.choice((2, 10, 30))
     begun = await voice.tell("POST", TX, {"timeoutSeconds": timeout_s, "clientId": name})
-    transaction = Transaction(begun["id"], began_s, time.monotonic(), {begun["writePointer"]})
+    transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
     stage.history.transactions.append(transaction)
     verb = voice.rng.choice(("commit", "commit", "commit", "abort"))
     try:
         for topic in voice.rng.sample(stage.topics, 2):
-            write = Write(topic, payloads_of(name, voice), time.monotonic(), transaction)
+            write = Write(topic, payloads_of(name, voice), trio.current_time(), transaction)
             write.payloads = tuple(payload + b" in " + topic.encode() for payload in write.payloads)
             stage.history.writes.append(write)
             await publish(voice, write, begun["writePointer"])
@@ -156,14 +157,14 @@ async def decide_at_last(voice: Voice, transaction: Transaction, verb: str, trie
 async def decide(voice: Voice, transaction: Transaction, verb: str) -> None:
     """Commit or abort; what that says about the transaction is noted. Raises NotSent, Doubt, Refused."""
     if verb == "commit":
-        transaction.asked_s = min(transaction.asked_s, time.monotonic())
+        transaction.asked_s = min(transaction.asked_s, trio.current_time())
     try:
         state = (await voice.tell("POST", f"{TX}/{transaction.id}/{verb}"))["state"]
     except Refused as refused:
         if refused.code != "transaction_not_in_progress":
             raise
         state = "committed" if verb != "commit" else "undone"
-    told_s = time.monotonic()
+    told_s = trio.current_time()
     if state == "committed":
         transaction.committed_s = min(transaction.committed_s, told_s)
         voice.stage.count("committed")

@@ -1,0 +1,298 @@
+"""Simulated disks: what has reached them survives a process, or also a power cut; how calls end is drawn by chance.
+
+A ``Disk`` outlives the instances that use it. Each life of an instance has a handle of its own, which is dead once that
+life has ended: what the life had under way is then over, with or without its effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import trio
+
+from plainsong.protocol.effects import Delete, Expect, Operation, Put, RollBack, Table, put_one
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.names import TopicName
+from storage.base import Claim, Deposed, NothingWritten, Row, StoreConflict, StoreError
+from storage.memory import MemoryStore
+
+
+@dataclass(slots=True)
+class Weather:
+    """How a disk, or the way to it, behaves just now."""
+
+    write_s: float = 0.001
+    """The mean time of a commit."""
+    read_s: float = 0.0
+    """The mean time of a read; 0: reads never wait."""
+    fails: float = 0.0
+    """How likely a write fails, with or without effect."""
+    reads_fail: float = 0.0
+    passable: trio.Event | None = None
+    """Set while the disk cannot be reached: nothing returns before this event."""
+
+    def block(self) -> None:
+        """The disk cannot be reached from now on."""
+        self.passable = trio.Event()
+
+    def unblock(self) -> None:
+        """It can, what waits included."""
+        if self.passable is not None:
+            self.passable.set()
+        self.passable = None
+
+    def clear(self) -> None:
+        """Nothing is wrong with it."""
+        self.write_s, self.read_s, self.fails, self.reads_fail = 0.001, 0.0, 0.0, 0.0
+        self.unblock()
+
+
+class Disk:
+    """The tables, as they would be found after a crash at this moment, and who has claimed what."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self.memory = MemoryStore()
+        self.shared = shared
+        self.epochs: dict[TopicName, int] = {}
+        self.changed = trio.Event()
+        #: Rows that were removed without waiting for the disk, since the last commit that did wait.
+        self.unsynced: list[tuple[Table, bytes, bytes]] = []
+
+    def open(self, rng: Random, weather: Weather) -> DiskStore:
+        """A handle for one life of an instance."""
+        return SharedDiskStore(self, rng, weather) if self.shared else OwnDiskStore(self, rng, weather)
+
+    def lose_unsynced(self, keep: int) -> None:
+        """A power cut: all but the first ``keep`` rows that were removed without waiting are there again."""
+        for table, key, value in reversed(self.unsynced[keep:]):
+            self.memory.apply([put_one(table, key, value)])
+        self.unsynced.clear()
+
+    def tear(self, commit: Sequence[Operation], rng: Random) -> None:
+        """Apply a beginning of a commit, as a failure leaves it: its puts are whole or absent, removals and rollbacks
+        behind them may be there in part."""
+        steps = list(_steps(self.memory, commit))
+        for step in steps[: rng.randrange(len(steps) + 1)]:
+            self.memory.apply(step)
+
+
+def _steps(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+    """What of a commit takes place in one moment: neighbouring puts, and each single row that is turned or removed."""
+    puts: list[Operation] = []
+    for operation in commit:
+        if isinstance(operation, Put):
+            puts.append(operation)
+            continue
+        if puts:
+            yield puts
+            puts = []
+        if isinstance(operation, RollBack):
+            yield from ([put_one(Table.MESSAGE, key, value)] for key, value in memory.turned(operation))
+        else:
+            yield from ([Delete(operation.table, [key])] for key in operation.keys)
+    if puts:
+        yield puts
+
+
+class DiskStore(MemoryStore):
+    """What both kinds of handles share: reads, and an end that takes back nothing and lets nothing more happen."""
+
+    def __init__(self, disk: Disk, rng: Random, weather: Weather) -> None:
+        super().__init__()
+        self.disk = disk
+        self.tables = disk.memory.tables
+        self.rng = rng
+        self.weather = weather
+        self.dead = False
+
+    def kill(self) -> None:
+        """The life has ended; calls that are still made fail, and change nothing."""
+        self.dead = True
+        self.weather.unblock()
+
+    async def get(self, table: Table, key: bytes) -> bytes | None:
+        await self._read()
+        return await super().get(table, key)
+
+    async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        feed: Callable[[list[Row]], bool],
+        *,
+        reverse: bool = False,
+        first_chunk: int = 64,
+        values: bool = True,
+    ) -> None:
+        await self._read()
+        await super().scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._closed = True
+
+    async def _read(self) -> None:
+        await self._reach(self.weather.read_s)
+        if self.weather.reads_fail and self.rng.random() < self.weather.reads_fail:
+            raise StoreError("a simulated read failed")
+
+    async def _reach(self, mean_s: float) -> None:
+        """The time that a call takes. Raises StoreError: this life has ended."""
+        if mean_s:
+            await trio.sleep(self.rng.expovariate(1 / mean_s))
+        if self.weather.passable is not None:
+            await self.weather.passable.wait()
+        if self.dead:
+            raise StoreError("this process has ended")
+
+
+#: A commit, what it expects, and who is told what became of it.
+Queued = tuple[Sequence[Operation], Sequence[Expect], Callable[[PlainsongError | None], object]]
+
+
+class OwnDiskStore(DiskStore):
+    """As LevelDB: one writer, commits one after the other, each whole or absent; broken after a failure."""
+
+    traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True)
+
+    def __init__(self, disk: Disk, rng: Random, weather: Weather) -> None:
+        super().__init__(disk, rng, weather)
+        self._broken = False
+        self._queue: list[Queued] = []
+        self._under_way: list[Queued] = []
+        self._news = trio.Event()
+
+    async def run(self) -> None:
+        """Write what is queued, group by group, until this is cancelled."""
+        while True:
+            while not self._queue:
+                self._news = trio.Event()
+                await self._news.wait()
+            group, self._queue = self._queue, []
+            self._under_way = group
+            failed = await self._write_group(group)
+            self._under_way = []
+            for (_, _, settled), error in zip(group, failed, strict=True):
+                settled(error)
+
+    def kill(self) -> None:
+        """See ``DiskStore.kill``; who waits for the end of a commit is told of one, so that its task can end too."""
+        super().kill()
+        waiting, self._queue, self._under_way = self._under_way + self._queue, [], []
+        for _, _, settled in waiting:
+            settled(StoreError("this process has ended"))
+
+    async def _write_group(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
+        if self._broken:
+            return [NothingWritten("a write failed before, and the store was not opened again")] * len(group)
+        # Whatever happens to the process meanwhile happens before the group is on the disk, or after it.
+        await self._reach(self.weather.write_s / 2)
+        if self.rng.random() < self.weather.fails:
+            self._broken = True
+            for commit, _, _ in group[: self.rng.randrange(len(group) + 1)]:
+                self.disk.tear(commit, self.rng)
+            return [StoreError("a simulated write failed")] * len(group)
+        failed = self._apply(group)
+        await self._reach(self.weather.write_s / 2)
+        return failed
+
+    def _apply(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
+        failed: list[PlainsongError | None] = []
+        for commit, expect, _ in group:
+            try:
+                self.compare(expect)
+            except StoreConflict as error:
+                failed.append(error)
+                continue
+            self.apply(commit)
+            failed.append(None)
+        self.disk.unsynced.clear()
+        return failed
+
+    async def claim(self, name: TopicName) -> Claim:
+        await self._reach(self.weather.write_s)
+        self._broken = False
+        return Claim(name, 0)
+
+    async def check(self, claim: Claim) -> None:
+        await self._reach(0)
+        if self._broken:
+            raise StoreError("a write failed before, and the topic was not claimed since")
+
+    def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
+        """See ``storage.base.BeginsWrites``."""
+        self._put(commit, (), settled)
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        ended, found = trio.Event(), list[PlainsongError | None]()
+
+        def settled(error: PlainsongError | None) -> None:
+            found.append(error)
+            ended.set()
+
+        self._put(commit, expect, settled)
+        with trio.CancelScope(shield=True):
+            await ended.wait()
+        if found[0] is not None:
+            raise found[0]
+
+    def _put(
+        self,
+        commit: Sequence[Operation],
+        expect: Sequence[Expect],
+        settled: Callable[[PlainsongError | None], object],
+    ) -> None:
+        if self.dead or self._closed:
+            raise NothingWritten("the store is closed")
+        self._queue.append((commit, expect, settled))
+        self._news.set()
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
+        await self._reach(0)
+        rows = self.tables[table].rows
+        self.disk.unsynced += [(table, key, rows[key]) for key in keys if key in rows]
+        self.apply([Delete(table, keys)])
+
+
+class SharedDiskStore(DiskStore):
+    """As HBase: several writers, and a claim deposes the one before."""
+
+    traits = replace(MemoryStore.traits, kind="hbase", shared=True, whole_commits=True)
+
+    async def run(self) -> None:
+        """There is nothing to be done beside the calls."""
+        await trio.sleep_forever()
+
+    async def claim(self, name: TopicName) -> Claim:
+        await self._reach(self.weather.write_s)
+        epoch = self.disk.epochs[name] = self.disk.epochs.get(name, 0) + 1
+        await self._reach(self.weather.write_s)
+        return Claim(name, epoch)
+
+    async def check(self, claim: Claim) -> None:
+        await self._reach(self.weather.write_s / 2)
+        self._refuse_if_deposed(claim, happened=False)
+
+    async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):
+            await self._reach(self.weather.write_s)
+            self._refuse_if_deposed(claim, happened=False)
+            self.compare(expect)
+            if self.rng.random() < self.weather.fails:
+                self.disk.tear(commit, self.rng)
+                raise StoreError("a simulated write failed")
+            self.apply(commit)
+            await self._reach(self.weather.write_s / 2)
+
+    async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
+        await self._reach(0)
+        self.apply([Delete(table, keys)])
+
+    def _refuse_if_deposed(self, claim: Claim, *, happened: bool | None) -> None:
+        if self.disk.epochs.get(claim.name) != claim.epoch:
+            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=False)

@@ -1,0 +1,295 @@
+"""Simulated instances: the daemon as it is assembled for use, on a simulated disk, network, clock and membership."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
+from zlib import crc32
+
+import trio
+
+from actors.authority import keep_authority
+from actors.ownership import Instance
+from broker.assemble import assemble
+from broker.config.config import config_of
+from broker.http.messages import Answer as Given
+from broker.http.messages import Request
+from broker.http.wire import answer_to
+from broker.link.server import serve_link
+from broker.metrics import Metrics
+from plainsong.protocol.cluster import SLICES
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.names import TopicName
+from tests.daemon.talk import Answer, ConnectionLost, NotConnected
+from tests.simulation.disk import Disk, DiskStore, Weather
+from tests.simulation.network import End, Network
+
+if TYPE_CHECKING:
+    from broker.api.route import Endpoint
+    from broker.assemble import Daemon
+    from broker.config import Config
+
+#: 2023-11-14.
+START_MS = 1_700_000_000_000
+State = Literal["up", "down"]
+
+
+class SimulatedClock:
+    """A wall clock that follows the simulated time, ahead or behind, faster or slower."""
+
+    def __init__(self) -> None:
+        self.regressions = 0
+        self._from_ms = float(START_MS)
+        self._since_s = trio.current_time()
+        self._rate = 1.0
+        self._last_ms = 0
+
+    def now_ms(self) -> int:
+        now_ms = int(self._exact_ms())
+        self.regressions += now_ms < self._last_ms
+        self._last_ms = now_ms
+        return now_ms
+
+    def _exact_ms(self) -> float:
+        return self._from_ms + (trio.current_time() - self._since_s) * 1000 * self._rate
+
+    def jump(self, by_s: float) -> None:
+        self._from_ms, self._since_s = self._exact_ms() + by_s * 1000, trio.current_time()
+
+    def drift(self, rate: float) -> None:
+        self._from_ms, self._since_s, self._rate = self._exact_ms(), trio.current_time(), rate
+
+
+class View:
+    """``Ownership`` of one life of an instance: what it was last told, which may be late, or wrong."""
+
+    def __init__(self, name: str, there: list[str]) -> None:
+        self._me = Instance(name, address_of(name))
+        self._there = list(there)
+        self._owners: dict[TopicName, str] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._lost: set[TopicName] = set()
+
+    @property
+    def me(self) -> Instance:
+        return self._me
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        return tuple(Instance(name, address_of(name)) for name in sorted(self._there))
+
+    def owner(self, name: TopicName) -> Instance | None:
+        there = sorted(self._there)
+        if not there:
+            return None
+        found = self._owners.get(name) or there[crc32(str(name).encode()) % len(there)]
+        return Instance(found, address_of(found))
+
+    def is_mine(self, name: TopicName) -> bool:
+        owner = self.owner(name)
+        return owner is not None and owner.name == self._me.name and name not in self._lost
+
+    def slices_of(self, instance: str) -> int:
+        return SLICES if instance in self._there else 0
+
+    def deposed(self, name: TopicName) -> None:
+        self._lost.add(name)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def tell(self, there: list[str], lies: Mapping[TopicName, str]) -> None:
+        """This is what it sees from now on."""
+        self._there, self._owners = list(there), dict(lies)
+        self._lost.clear()
+        for listener in list(self._listeners):
+            listener()
+
+
+def address_of(name: str) -> str:
+    return f"{name}:7420"
+
+
+class Life:
+    """One process: from its start until it is killed, or fails."""
+
+    def __init__(self, store: DiskStore, view: View) -> None:
+        self.store, self.view = store, view
+        self.scope = trio.CancelScope()
+        self.daemon: Daemon | None = None
+        #: Method, path and what answers there.
+        self.routes: list[tuple[str, re.Pattern[str], Endpoint]] = []
+        self.ended = trio.Event()
+
+
+class SimulatedInstance:
+    """One daemon, with its disk and its clock, which outlive its processes."""
+
+    def __init__(self, name: str, disk: Disk, network: Network, config: Config, rng: Random) -> None:
+        self.name, self.address = name, (name, 7420)
+        self.disk, self.network, self.config, self.rng = disk, network, config, rng
+        self.clock = SimulatedClock()
+        self.weather = Weather()
+        self.life: Life | None = None
+        self.alone = not disk.shared
+
+    @property
+    def state(self) -> State:
+        return "up" if self.life is not None and self.life.daemon is not None else "down"
+
+    async def run(self, there: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """One life, until it is killed."""
+        life = self.life = Life(self.disk.open(self.rng, self.weather), View(self.name, there))
+        try:
+            with life.scope:
+                await self._live(life, task_status)
+        finally:
+            life.store.kill()
+            if self.life is life:
+                self.life = None
+                self.network.listening.pop(self.name, None)
+            self.network.break_all(self.name)
+            life.ended.set()
+
+    async def _live(self, life: Life, task_status: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(life.store.run)  # type: ignore[attr-defined]  # both kinds have it
+            while True:
+                try:
+                    await keep_authority(life.store, self.config.transactions.service)
+                    daemon = await assemble(
+                        self.config,
+                        life.store,
+                        Metrics("0"),
+                        nursery,
+                        ownership=None if self.alone else life.view,
+                        clock=self.clock,
+                    )
+                    break
+                except PlainsongError:
+                    await trio.sleep(0.5)  # as a supervisor starts it again
+            if daemon.cluster is not None:
+                daemon.cluster.links._dial = self._dial
+                self.network.listening[self.name] = partial(self._accept, nursery, daemon)
+            await daemon.start(nursery)
+            daemon.directory.environment.turns.attach(lambda: None)
+            life.routes = [
+                (each.route.method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", each.route.path) + "$"), each)
+                for each in daemon.endpoints
+            ]
+            life.daemon = daemon
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def _dial(self, address: str) -> End:
+        return await self.network.connect(self.name, address.partition(":")[0])
+
+    def _accept(self, nursery: trio.Nursery, daemon: Daemon, end: End) -> None:
+        nursery.start_soon(self._serve_link, daemon, end)
+
+    async def _serve_link(self, daemon: Daemon, end: End) -> None:
+        assert daemon.cluster is not None
+        try:
+            await serve_link(end, daemon.cluster.dispatcher, peer=end.there)
+        finally:
+            end.cut()
+
+    def kill(self, *, power: bool = False) -> None:
+        """The process ends in this moment; with a power cut the disk loses what was not synced."""
+        life = self.life
+        if life is not None:
+            life.store.kill()
+            life.scope.cancel()
+            self.life = None
+            self.network.listening.pop(self.name, None)
+            self.network.break_all(self.name)
+        if power:
+            self.disk.lose_unsynced(self.rng.randrange(1 + len(self.disk.unsynced)))
+
+
+class SimulatedTalk:
+    """A client's connection to an instance: as ``tests.daemon.talk.Talk``, without sockets."""
+
+    def __init__(self, instance: SimulatedInstance, rng: Random) -> None:
+        self._instance, self._rng = instance, rng
+
+    async def ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Raises ConnectionLost."""
+        instance, network = self._instance, self._instance.network
+        await network.pass_on("client", instance.name)
+        life = instance.life
+        if life is None or life.daemon is None:
+            raise NotConnected(f"{instance.name} is down")
+        answers: list[Answer] = []
+        async with trio.open_nursery() as nursery:
+
+            async def ended() -> None:
+                await life.ended.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(ended)
+            answers.append(await self._answer(life, method, target, body, headers))
+            nursery.cancel_scope.cancel()
+        if not answers or instance.life is not life:
+            raise ConnectionLost(f"{instance.name} has ended")
+        await network.pass_on(instance.name, "client")
+        return answers[0]
+
+    async def _answer(self, life: Life, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        path, _, query = target.partition("?")
+        for verb, pattern, endpoint in life.routes:
+            match = pattern.match(path)
+            if verb == method and match is not None:
+                places = {name: unquote(value) for name, value in match.groupdict().items()}
+                request = Request(places, query, {name.lower(): value for name, value in headers.items()}, body)
+                return await _answered(life, endpoint, request)
+        raise AssertionError(f"there is no route {method} {path}")
+
+
+async def _answered(life: Life, endpoint: Endpoint, request: Request) -> Answer:
+    try:
+        given = await _started(life, endpoint, request)
+        if given is None:
+            given = await endpoint.handler(request)
+        data = given.body if isinstance(given.body, bytes) else b"".join([piece async for piece in given.body])
+    except Exception as error:  # noqa: BLE001  # as listeners do
+        given = answer_to(error, request.request_id)
+        assert isinstance(given.body, bytes)
+        data = given.body
+    headers = {name.lower(): value for name, value in given.headers}
+    if given.content_type is not None:
+        headers["content-type"] = given.content_type
+    return Answer(given.status, headers, data)
+
+
+async def _started(life: Life, endpoint: Endpoint, request: Request) -> Given | None:
+    """The answer of a request that needs no task; None: it does."""
+    if endpoint.start is None or life.daemon is None:
+        return None
+    found: list[Given] = []
+    there = trio.Event()
+
+    def answered(answer: Given) -> None:
+        found.append(answer)
+        there.set()
+
+    limit = endpoint.start(request, answered)
+    life.daemon.directory.environment.turns.run()
+    if limit is None:
+        return None
+    with trio.move_on_after(limit.timeout_s):
+        await there.wait()
+    if not found:
+        limit.expired()
+    await there.wait()
+    return found[0]
+
+
+def configured(**values: Any) -> Config:
+    """Settings of a simulated instance."""
+    given = {"storage.kind": "memory", "storage.min_free_bytes": 0, "shutdown.drain_s": 1.0}
+    return config_of({**given, **{name.replace("__", ".", 1): value for name, value in values.items()}})

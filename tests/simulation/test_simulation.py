@@ -1,0 +1,37 @@
+"""Simulated histories are good, and one seed is one history."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+#: Histories of the ordinary run; ``make simulate`` goes on from there.
+COUNT = 100
+
+
+def simulation(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulation", "--json", *arguments]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, capture_output=True, text=True, timeout=570, env=environment, check=False)
+
+
+def test_histories_of_one_and_of_several_instances_keep_every_promise():
+    done = simulation("--count", str(COUNT))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1])["histories"] == COUNT
+
+
+def test_a_seed_is_the_same_history_in_every_process():
+    once, again = simulation("--seed", "7"), simulation("--seed", "7", hash_seed="random")
+    assert once.stdout == again.stdout
+    assert json.loads(once.stdout)["story"]
+
+
+@pytest.mark.torture
+def test_histories_without_end_keep_every_promise():
+    done = simulation("--first", str(COUNT), "--count", "1000000", "--seconds", "560")
+    assert done.returncode == 0, done.stdout[-4000:]

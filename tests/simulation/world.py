@@ -1,0 +1,320 @@
+"""One simulated history: instances, clients and faults from a seed, and what the checker says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+import trio._core._run as scheduling
+from trio.testing import MockClock
+
+from plainsong.protocol.names import TopicName
+from tests.cluster.course import create_topics, settle
+from tests.cluster.history.checker import check
+from tests.cluster.history.records import Anomaly, History
+from tests.cluster.readers import reader
+from tests.cluster.voices import EXPECTED, Stage, Voice
+from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
+from tests.simulation.disk import Disk
+from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
+from tests.simulation.network import Network
+
+#: How long everything may take until it is right again once nothing is wrong.
+QUIET_S = 100.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a history is made of; everything else is drawn from the seed."""
+
+    seed: int
+    instances: int = 1
+    topics: int = 3
+    clients: int = 1
+    length_s: float = 6.0
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it."""
+
+    plan: Plan
+    history: History
+    anomalies: list[Anomaly]
+    surprises: list[str]
+    story: list[str]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.anomalies and not self.surprises
+
+
+class SimulatedVoice(Voice):
+    """A client whose connections are simulated."""
+
+    #: A clock that jumps ends transactions before their time.
+    expected = EXPECTED | {"transaction_expired"}
+
+    async def _talk(self, instance: Any) -> Any:
+        return SimulatedTalk(instance, self.rng)
+
+    def _drop(self, name: str) -> None:
+        """There is nothing to close."""
+
+
+class SimulatedStage(Stage):
+    """What the clients of a simulated history share."""
+
+    def __init__(self, world: World, topics: list[str], seed: int) -> None:
+        super().__init__(world, topics, seed)  # type: ignore[arg-type]  # it has what clients use of a cluster
+
+    def voice(self, seed: int) -> Voice:
+        return SimulatedVoice(self, seed)
+
+
+class World:
+    """The instances, and what goes wrong with them."""
+
+    def __init__(self, plan: Plan, nursery: trio.Nursery) -> None:
+        self.plan, self.nursery = plan, nursery
+        self.rng = Random(plan.seed)
+        self.network = Network(self._random())
+        names = "abcdef"[: plan.instances]
+        self.disk = Disk(shared=plan.instances > 1)
+        config = configured(transactions__max_lifetime_s=60, retention__interval_s=5)
+        self.instances = [SimulatedInstance(name, self.disk, self.network, config, self._random()) for name in names]
+        self.story: list[str] = []
+        self.stage = SimulatedStage(
+            self, [f"topic-{number}" for number in range(plan.topics)], self.rng.randrange(1 << 30)
+        )
+
+    def _random(self) -> Random:
+        return Random(self.rng.randrange(1 << 62))
+
+    def tell(self, text: str) -> None:
+        self.story.append(f"{trio.current_time() - self.begun_s:8.3f} s  {text}")
+
+    @property
+    def there(self) -> list[str]:
+        return [each.name for each in self.instances if each.state == "up"]
+
+    async def run(self) -> None:
+        self.begun_s = trio.current_time()
+        for each in self.instances:
+            await self.nursery.start(each.run, [one.name for one in self.instances])
+        await create_topics(self.stage)
+        async with trio.open_nursery() as readers:
+            async with trio.open_nursery() as writers:
+                self._start(writers, readers)
+                await self._disturb()
+                await self._heal()
+                self.stage.over = True
+            readers.cancel_scope.cancel()
+        await settle(self.stage)
+
+    def _start(self, writers: trio.Nursery, readers: trio.Nursery) -> None:
+        for number in range(self.plan.clients):
+            for work in (plain_writer, producing_writer, transactional_writer):
+                name = f"{work.__name__[:2]}{number}"
+                writers.start_soon(
+                    work, self.stage, name, self.rng.randrange(1 << 30), self.rng.choice((0.05, 0.2, 0.5))
+                )
+        for committed in (True, False):
+            waits = self.rng.random() < 0.5
+            work = partial(reader, committed=committed, waits=waits, pause_s=self.rng.choice((0.1, 0.5)))
+            readers.start_soon(work, self.stage, self.rng.randrange(1 << 30))
+
+    async def _disturb(self) -> None:
+        until_s = trio.current_time() + self.plan.length_s
+        while trio.current_time() < until_s:
+            await trio.sleep(self.rng.expovariate(1.0))
+            await getattr(self, "_" + self.rng.choice(self.plan.faults or ["nothing"]))()
+
+    # --- faults --------------------------------------------------------------------------------
+
+    async def _nothing(self) -> None:
+        pass
+
+    async def _kill(self, *, power: bool = False) -> None:
+        victim = self.rng.choice(self.instances)
+        if victim.state == "down":
+            return
+        self.tell(f"{victim.name} {'loses power' if power else 'is killed'}")
+        victim.kill(power=power)
+        self.nursery.start_soon(self._again, victim, self.rng.expovariate(2.0))
+        self._membership_changes()
+
+    async def _power(self) -> None:
+        await self._kill(power=True)
+
+    async def _again(self, victim: SimulatedInstance, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if victim.life is None:
+            self.tell(f"{victim.name} starts again")
+            await self.nursery.start(victim.run, [*self.there, victim.name])
+            self._membership_changes()
+
+    def _membership_changes(self) -> None:
+        for each in self.instances:
+            self.nursery.start_soon(self._tell_later, each, self.rng.expovariate(3.0), {})
+
+    async def _tell_later(self, instance: SimulatedInstance, after_s: float, lies: dict[TopicName, str]) -> None:
+        await trio.sleep(after_s)
+        life = instance.life
+        if life is not None and life.daemon is not None and not instance.alone:
+            life.view.tell(self.there, lies)
+
+    async def _lie(self) -> None:
+        """Each instance believes for a while what is not so."""
+        lies = {TopicName("ring", topic): self.rng.choice(self.instances).name for topic in self.stage.topics}
+        deceived = self.rng.choice(self.instances)
+        self.tell(f"{deceived.name} is told wrong owners")
+        await self._tell_later(deceived, 0.0, lies)
+        self.nursery.start_soon(self._tell_later, deceived, self.rng.expovariate(0.5), {})
+
+    async def _jump(self) -> None:
+        instance, by_s = self.rng.choice(self.instances), self.rng.choice((-3600, -5, -0.5, 0.5, 5, 3600))
+        self.tell(f"the clock of {instance.name} jumps by {by_s} s")
+        instance.clock.jump(by_s)
+
+    async def _drift(self) -> None:
+        instance, rate = self.rng.choice(self.instances), self.rng.choice((0.5, 0.9, 1.1, 2.0))
+        self.tell(f"the clock of {instance.name} goes at {rate}")
+        instance.clock.drift(rate)
+
+    async def _failing(self) -> None:
+        instance = self.rng.choice(self.instances)
+        self.tell(f"the disk of {instance.name} fails now and then")
+        instance.weather.fails, instance.weather.reads_fail = 0.2, self.rng.choice((0.0, 0.02))
+        await trio.sleep(self.rng.expovariate(1.0))
+        instance.weather.fails = instance.weather.reads_fail = 0.0
+        self.tell(f"the disk of {instance.name} is well")
+
+    async def _slow(self) -> None:
+        instance = self.rng.choice(self.instances)
+        self.tell(f"the disk of {instance.name} is slow")
+        instance.weather.write_s = self.rng.choice((0.05, 0.5))
+        await trio.sleep(self.rng.expovariate(1.0))
+        instance.weather.write_s = 0.001
+
+    async def _freeze(self) -> None:
+        """Nothing comes from a process, and nothing reaches it."""
+        instance = self.rng.choice(self.instances)
+        self.tell(f"{instance.name} stands still")
+        others = ["client", *(each.name for each in self.instances if each is not instance)]
+        for other in others:
+            self.network.hold(instance.name, other)
+            self.network.hold(other, instance.name)
+        instance.weather.block()
+        await trio.sleep(self.rng.choice((0.1, 1.0, 15.0)))
+        instance.weather.unblock()
+        self.network.heal()
+        self.tell(f"{instance.name} goes on")
+
+    async def _part(self) -> None:
+        """A way between two places is cut, in one direction or both."""
+        places = ["client", *(each.name for each in self.instances)]
+        one, other = self.rng.sample(places, 2)
+        both = self.rng.random() < 0.5
+        self.tell(f"nothing gets from {one} to {other}" + " nor back" * both)
+        self.network.hold(one, other)
+        if both:
+            self.network.hold(other, one)
+        await trio.sleep(self.rng.choice((0.1, 1.0, 13.0)))
+        self.network.heal()
+        self.tell("the network is well")
+
+    async def _break(self) -> None:
+        instance = self.rng.choice(self.instances)
+        self.tell(f"the connections of {instance.name} break")
+        self.network.break_all(instance.name)
+
+    async def _heal(self) -> None:
+        """Nothing is wrong any more."""
+        self.network.heal()
+        for each in self.instances:
+            each.weather.clear()
+            each.clock.drift(1.0)
+            while each.state == "down":
+                if each.life is None:
+                    await self.nursery.start(each.run, [one.name for one in self.instances])
+                await trio.sleep(0.1)
+        for each in self.instances:
+            await self._tell_later(each, 0.0, {})
+        self.tell("nothing is wrong any more")
+
+
+EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "failing", "slow", "part"]
+AMONG_SEVERAL = [*EVERYWHERE, "lie", "lie", "freeze", "break", "part"]
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan that a seed stands for."""
+    rng = Random(seed)
+    instances = rng.choice((1, 1, 2, 3))
+    kinds = AMONG_SEVERAL if instances > 1 else EVERYWHERE
+    faults = rng.sample(kinds, rng.randrange(1, 5)) if rng.random() < 0.9 else []
+    return Plan(seed, instances, topics=rng.choice((1, 2, 3)) + 1, length_s=rng.choice((1.0, 3.0, 6.0)), faults=faults)
+
+
+def simulate(plan: Plan) -> Report:
+    """One history, the same for a plan on every machine (with one hash seed of Python)."""
+    scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True  # as hypothesis has it
+    before = scheduling._r
+    scheduling._r = Random(plan.seed)
+    try:
+        return trio.run(_simulate, plan, clock=MockClock(autojump_threshold=0))
+    finally:
+        scheduling._r = before
+
+
+async def _simulate(plan: Plan) -> Report:
+    async with trio.open_nursery() as nursery:
+        world = World(plan, nursery)
+        with trio.move_on_after(plan.length_s + QUIET_S) as limit:
+            await world.run()
+        stage = world.stage
+        if limit.cancelled_caught:
+            stage.surprises.append(f"it was not over {QUIET_S} s after all was well: {list(stage.last)[-3:]}")
+        anomalies = [] if limit.cancelled_caught else check(stage.history)
+        nursery.cancel_scope.cancel()
+    return Report(plan, stage.history, anomalies, stage.surprises, world.story)
+
+
+# --- shrinking -------------------------------------------------------------------------------------
+
+
+def shrunk(plan: Plan, tries: int = 60) -> Report:
+    """The shortest bad history that is found by leaving things out of a bad one."""
+    best = simulate(plan)
+    if best.is_good:
+        return best
+    goes_on = True
+    while goes_on and tries > 0:
+        goes_on = False
+        for smaller in _smaller(best.plan):
+            tries -= 1
+            found = simulate(smaller)
+            if not found.is_good:
+                best, goes_on = found, True
+                break
+            if tries <= 0:
+                break
+    return best
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    for at in range(len(plan.faults)):
+        yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
+    if plan.length_s > 0.2:
+        yield replace(plan, length_s=plan.length_s / 2)
+        yield replace(plan, length_s=plan.length_s * 0.8)
+    if plan.topics > 2:
+        yield replace(plan, topics=plan.topics - 1)
+    if plan.instances > 1:
+        yield replace(plan, instances=plan.instances - 1)
