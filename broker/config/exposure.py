@@ -20,14 +20,14 @@ WAIVABLE = ("authentication", "tls", "thrift")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Exposure:
     """Why a daemon with these settings does not start, and what would let it."""
 
     detail: str
     hint: str
 
 
-def refusals(config: Config) -> list[Refusal]:
+def refusals(config: Config) -> list[Exposure]:
     """Why a daemon with these settings may not start; empty: it may."""
     return [*_http(config), *_thrift(config)]
 
@@ -60,7 +60,7 @@ def _reachable(config: Config) -> list[str]:
     return [str(bind) for bind in config.http.binds if not is_loopback(bind)]
 
 
-def _http(config: Config) -> Iterator[Refusal]:
+def _http(config: Config) -> Iterator[Exposure]:
     binds, waived = _reachable(config), waived_words(config)
     missing = [word for word in _missing(config) if word not in waived]
     if not binds or not missing:
@@ -72,10 +72,10 @@ def _http(config: Config) -> Iterator[Refusal]:
     }
     where = f'http.bind = "{",".join(binds)}" can be reached from other machines '
     mending = "; ".join(mends[word] for word in missing)
-    yield Refusal(where + " and ".join(lacks[word] for word in missing), f"{mending}; {_or_say(waived, missing)}")
+    yield Exposure(where + " and ".join(lacks[word] for word in missing), f"{mending}; {_or_say(waived, missing)}")
 
 
-def _thrift(config: Config) -> Iterator[Refusal]:
+def _thrift(config: Config) -> Iterator[Exposure]:
     bind = config.transactions.thrift
     if not bind or is_loopback(parse_address(bind)) or _thrift_is_guarded(config) or "thrift" in waived_words(config):
         return
@@ -83,7 +83,7 @@ def _thrift(config: Config) -> Iterator[Refusal]:
         *([] if config.tls.client_certificates == "required" else ["without authentication"]),
         *([] if config.transactions.thrift_tls else ["without TLS"]),
     ]
-    yield Refusal(
+    yield Exposure(
         f'transactions.thrift = "{bind}" can be reached from other machines ' + " and ".join(lacks),
         'set transactions.thrift_tls = true and tls.client_certificates = "required"; '
         + _or_say(waived_words(config), ["thrift"]),

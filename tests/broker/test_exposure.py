@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from broker.config import ConfigError, load_config
-from broker.config.exposure import Refusal, in_effect, refusals
+from broker.config.exposure import Exposure, in_effect, refusals
 
 MENDED = 'set security.authentication = "required" (plainsong token create makes the first token)'
 FILES = {"tls.certificate": "c.pem", "tls.key": "k.pem", "tls.client_ca": "ca.pem"}
 REQUIRED = {"security.authentication": "required"}
 
 
-def found(values: dict[str, str]) -> list[Refusal]:
+def found(values: dict[str, str]) -> list[Exposure]:
     return refusals(load_config(None, {}, values).config)
 
 
@@ -61,7 +61,7 @@ def test_the_refusal_has_the_words_of_the_contract():
 )
 def test_only_what_is_missing_is_named(more, lacks, hint):
     (refusal,) = found({"http.bind": "queue.example:7420"} | more)
-    assert refusal == Refusal(f'http.bind = "queue.example:7420" can be reached from other machines {lacks}', hint)
+    assert refusal == Exposure(f'http.bind = "queue.example:7420" can be reached from other machines {lacks}', hint)
 
 
 def test_only_the_places_that_others_reach_are_named():
