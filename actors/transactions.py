@@ -194,6 +194,7 @@ class TransactionService:
         type: TransactionType = TransactionType.SHORT,  # noqa: A002  # the contract's word
         timeout_s: int | None = None,
         client_id: str = "unknown",
+        owner: str | None = None,
     ) -> Begun:
         """Begin a transaction.
 
@@ -201,7 +202,7 @@ class TransactionService:
           InvalidParameter: a time-out that is not above 0, over the maximum, or given with a long one; a bad client id.
           Overloaded: too many are open or invalid.
         """
-        return await self._ask(asks.Begin(type, timeout_s, client_id))
+        return await self._ask(asks.Begin(type, timeout_s, client_id, owner))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
         """Set a transaction's change set, in place of an earlier one, and check it for conflicts.
@@ -299,6 +300,16 @@ class TransactionService:
         """Transactions, oldest first: of one state, or (None) all that are in progress or invalid."""
         statuses = await self._ask(asks.ListAll(state, limit))
         return await with_topics(statuses, self._locations, self._ask_topic)
+
+    def owner_of(self, pointer: int) -> str | None:
+        """The name that began the transaction of a pointer; ``""``: nobody here remembers it. None: it had no name.
+
+        Raises TransactionsUnavailable.
+        """
+        record = self._core().ledger.by_pointer.get(pointer)
+        if record is None:
+            record = self._core().ledger.outcomes.get(pointer)
+        return "" if record is None else record.owner
 
     async def _ask(self, ask: Ask[A]) -> A:
         await self._supervision.first_load()

@@ -236,6 +236,7 @@ async def assemble(
         rates,
         metrics.producer_refused,
         config.deduplication.answer_timeout_s,
+        lambda pointer: "" if authority.embedded is None else authority.embedded.owner_of(pointer),
     )
     streams = Streams(publishing, accounting)
     polling = Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping)
@@ -263,7 +264,18 @@ async def assemble(
             polling,
             MessageEvents(polling, event_streams),
             Problems(),
-            Overview(catalogue, attention, directory, rates, clock, event_streams, stopping, handlers),
+            Overview(
+                catalogue,
+                attention,
+                directory,
+                rates,
+                clock,
+                event_streams,
+                stopping,
+                handlers,
+                sees=lambda request, name: request.rights.any_on_topic(*name),
+                sees_service=lambda request: request.rights.on_service("inspect"),
+            ),
             Messages(directory, store, transactions, config.poll.max_bytes),
             Counting(
                 directory=directory,

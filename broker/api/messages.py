@@ -13,6 +13,7 @@ from actors.reading import walk_rows
 from broker.api.poll import bytes_within, hold_gathered
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import Answer, one_of, whole_number
+from broker.security.guard import forbidden
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.json_values import parse_query_position
 from plainsong.protocol.effects import Table
@@ -76,6 +77,8 @@ class Messages:
         payload_bytes = whole_number(parameters, "payloadBytes")
         if payload_bytes is not None and payload_bytes < 0:
             raise InvalidParameter(f"payloadBytes is {payload_bytes}", hint="use 0 or more")
+        if parameters.get("filter") and not request.rights.on_topic("poll", *name):
+            raise forbidden(request.who, "poll", str(name))  # it would tell what payloads have in them
         ttl_ms, span = await self._look(name, Look(since, query_bound(parameters, "to")))
         shown = _Shown(
             span,
@@ -104,6 +107,8 @@ class Messages:
             raise NotFound(f"topic {name} has no message {message_id.hex()}", hint="it may have expired")
         message = shown.messages[0]
         if OCTETS in request.headers.get("accept", ""):
+            if not request.rights.on_topic("poll", *name):
+                raise forbidden(request.who, "poll", str(name))
             if message.damage is not None:
                 raise DamagedRow(message.damage)
             disposition = f'attachment; filename="{name.topic}-{message_id.hex()}"'
@@ -120,7 +125,14 @@ class Messages:
             await self._learn()
         states = {pointer: self._state(pointer) for pointer in {each.pointer for each in shown.messages}}
         origins = await shown.origins.find(self.store, shown.span.prefix)
-        return _Form(ttl_ms, states, origins, as_base64=as_base64, as_strings=as_strings)
+        return _Form(
+            ttl_ms,
+            states,
+            origins,
+            as_base64=as_base64,
+            as_strings=as_strings,
+            hides=not request.rights.on_topic("poll", *request.name),
+        )
 
     async def _look(self, name: TopicName, look: Look) -> tuple[int, Span]:
         """The topic's time to live and its span, of one and the same generation."""
@@ -290,6 +302,8 @@ class _Form:
     origins: Mapping[bytes, Origin]
     as_base64: bool
     as_strings: bool
+    hides: bool = False
+    """Whether payloads and attributes are not for whoever asks."""
 
     def written(self, message: _Message) -> dict[str, Any]:
         """One message as JSON has it."""
@@ -306,9 +320,11 @@ class _Form:
             "state": self.states[message.pointer],
             "writePointer": str(pointer) if self.as_strings and pointer is not None else pointer,
             "size": len(message.payload) if message.cut_from is None else message.cut_from,
-            "payload": _payload(message.payload, as_base64=self.as_base64, is_cut=message.cut_from is not None),
+            "payload": None
+            if self.hides
+            else _payload(message.payload, as_base64=self.as_base64, is_cut=message.cut_from is not None),
             **({} if message.cut_from is None else {"truncated": True}),
-            "attributes": message.attributes,
+            "attributes": None if self.hides else message.attributes,
             "producer": origin.producer,
             "sequenceId": origin.sequence_id,
             "batch": None if origin.batch is None else dict(zip(("index", "count"), origin.batch, strict=True)),

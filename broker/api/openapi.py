@@ -193,9 +193,17 @@ def _responses(route: Route[Any]) -> dict[str, Any]:
             for kind in route.answer_types
         }
     responses = {"200": answered}
-    for status, codes in by_status(route.errors).items():
+    for status, codes in by_status((*route.errors, *_refusals(route))).items():
         responses[str(status)] = _problem(status, codes)
     return responses
+
+
+def _refusals(route: Route[Any]) -> tuple[str, ...]:
+    """What a route is refused for by who asks, with ``security.authentication``."""
+    if route.on == "nobody":
+        return ()
+    named = ("unauthenticated", "authentication_unavailable")
+    return named if route.on == "name" else (*named, "forbidden", "quota_exceeded")
 
 
 def _problem(status: int, codes: list[str]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import trio
 from broker.api.route import LOOP_BYTES, NO_LIMIT, Limit, off_loop
 from broker.http.messages import Answer, one_of, parse_query, whole_number
 from broker.http.wire import answer_to
+from broker.security.guard import forbidden
+from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import DEFAULT_OPTIONS, PageOptions, codec_for, rolls_back_all
 from plainsong.protocol.errors import (
     InvalidParameter,
@@ -79,6 +81,8 @@ class Publishing:
     """Counts a producer's refusal, by its code."""
     answer_timeout_s: float
     """The longest wait of a producer."""
+    owner_of: Callable[[int], str | None] = lambda pointer: ""
+    """The name that began the transaction of a pointer; empty where nobody here remembers it."""
 
     async def publish(self, request: Request) -> Answer:
         """Publish the messages of one request, and what was stored under its write pointer or staged; 200 means durable.
@@ -151,8 +155,21 @@ class Publishing:
         parse_query(request.query, ())
         check_rollback(response)
         assert response.write_pointer is not None  # checked above
+        self._refuse_others(request, name, response.write_pointer)
         await self._roll_back(name, RollBackPointer(response.write_pointer, _within(response)))
         return Answer(200)
+
+    def _refuse_others(self, request: Request, name: TopicName, pointer: int) -> None:
+        """Raises Forbidden for a rollback of another's transaction by a name that may not operate on the topic.
+
+        Raises TransactionsUnavailable: nobody can say whose it is.
+        """
+        rights = request.rights
+        if request.who == ANONYMOUS or rights.on_topic("operate", *name):
+            return
+        owner = self.owner_of(pointer)
+        if owner not in ("", request.who.name):
+            raise forbidden(request.who, "operate", str(name))
 
     async def _ask(self, name: TopicName, request: PublishRequest, ask: Ask[A]) -> A:
         """The topic's answer to a publish or store; a producer waits no longer than ``deduplication.answer_timeout_s``.

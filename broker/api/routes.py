@@ -247,7 +247,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="messages",
         doc="Take back what a write pointer has in the topic: what one publish answered, or all of it.",
         body=Body(ref("RollbackRequest"), types=(JSON_TYPE, AVRO_TYPE), example={"transactionWritePointer": _POINTER}),
-        errors=(*WRITES, *BODY, "unknown_field", "transaction_required"),
+        errors=(*WRITES, *BODY, "unknown_field", "transaction_required", "transactions_unavailable"),
     ),
     Route(
         "poll",

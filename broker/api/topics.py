@@ -99,6 +99,9 @@ class Topics:
             return True
 
         await self.store.scan(Table.METADATA, start, stop, take, first_chunk=1000)
+        rights, namespace = request.rights, request.namespace
+        if not rights.on_namespace("inspect", namespace):
+            names = [each for each in names if rights.any_on_topic(namespace, each)]
         # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
         return await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
 
@@ -143,7 +146,7 @@ class NamespaceRoutes:
     async def list_names(self, request: Request) -> Answer:
         """The namespaces that have a topic or properties, sorted. Raises StoreError."""
         request.parameters()
-        return json_answer(await self.namespaces.names())
+        return json_answer([each for each in await self.namespaces.names() if request.rights.within(each)])
 
     async def show(self, request: Request) -> Answer:
         """What a namespace says; one without properties has the defaults. Raises InvalidName."""

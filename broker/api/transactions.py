@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from binascii import b2a_base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.transactions import service_moved
 from broker.api.route import SMALL_BODY_BYTES, json_answer, off_loop
 from broker.http.messages import Answer, one_of, parse_query, whole_number
+from broker.security.guard import forbidden
+from broker.security.identity import ANONYMOUS, Verb
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import fields_of, parse_object
@@ -70,12 +72,13 @@ class TransactionRoutes:
         transactions, as_number = self.embedded(), numbers(request.query)
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
-        return begun_answer(await transactions.begin(**given), as_number)
+        owner = None if request.who == ANONYMOUS else request.who.name
+        return begun_answer(await transactions.begin(**given, owner=owner), as_number)
 
     async def prepare(self, request: Request) -> Answer:
         """What the transaction changed; conflicts are found here first. Raises as ``TransactionService.prepare``."""
         transactions, as_number = self.embedded(), numbers(request.query)
-        transaction_id = parse_transaction_id(request.path["transaction"])
+        transaction_id = self._own(request)
         given = await off_loop(len(request.body), JSON, partial(_changes, request.body))
         await transactions.prepare(transaction_id, given)
         return _json({"id": as_number(transaction_id), "state": "in_progress"})
@@ -84,13 +87,13 @@ class TransactionRoutes:
         """Make all of it visible; asked again it says so again. Raises as ``TransactionService.commit``."""
         transactions, as_number = self.embedded(), numbers(request.query)
         refuse_body(request.body)
-        return decided_answer(await transactions.commit(parse_transaction_id(request.path["transaction"])), as_number)
+        return decided_answer(await transactions.commit(self._own(request)), as_number)
 
     async def abort(self, request: Request) -> Answer:
         """Roll back all of it; the state says what it came to. Raises as ``TransactionService.abort``."""
         transactions, as_number = self.embedded(), numbers(request.query)
         refuse_body(request.body)
-        return decided_answer(await transactions.abort(parse_transaction_id(request.path["transaction"])), as_number)
+        return decided_answer(await transactions.abort(self._own(request)), as_number)
 
     async def list_all(self, request: Request) -> Answer:
         """Transactions, oldest first: those in progress and invalid, or those of one state."""
@@ -101,7 +104,7 @@ class TransactionRoutes:
             state = next(known for known in _STATES if known == parameters["state"])
         found = await self.embedded().listed(state, _limit(parameters))
         as_number = longs(parameters)
-        return json_answer([_shown(status, as_number) for status in found])
+        return json_answer([_shown(_seen(status, request), as_number) for status in found])
 
     async def show(self, request: Request) -> Answer:
         """What is known of one transaction, also when it has been decided; of others the state is ``unknown``."""
@@ -109,22 +112,26 @@ class TransactionRoutes:
         transaction_id = parse_transaction_id(request.path["transaction"])
         status = await self.embedded().look(transaction_id)
         return json_answer(
-            {**_shown(status, as_number), "keptUntilMs": status.kept_until_ms, "service": str(status.service)}
+            {
+                **_shown(_seen(status, request), as_number),
+                "keptUntilMs": status.kept_until_ms,
+                "service": str(status.service),
+            }
         )
 
     async def invalidate(self, request: Request) -> Answer:
         """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
         as_number = numbers(request.query)
         refuse_body(request.body)
-        decision = await self.embedded().invalidate(parse_transaction_id(request.path["transaction"]))
+        decision = await self.embedded().invalidate(self._own(request))
         return decided_answer(decision, as_number)
 
     async def checkpoint(self, request: Request) -> Answer:
         """A new write pointer for the same transaction. Raises TransactionNotFound, TransactionNotInProgress."""
         as_number = numbers(request.query)
+        transaction_id = self._own(request)
         snapshot = request.fields(_CHECKPOINT).get("snapshot")
         transaction = None if snapshot is None else decode_transaction(snapshot)
-        transaction_id = parse_transaction_id(request.path["transaction"])
         if transaction is not None and transaction.transaction_id != transaction_id:
             raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin answered")
         return begun_answer(await self.embedded().checkpoint(transaction_id, transaction), as_number)
@@ -155,7 +162,21 @@ class TransactionRoutes:
         kept_because = figures.kept_because
         if self.config.thrift and self.config.prune:
             kept_because = "transactions.thrift is set: other stores may rely on the list"
+        if not request.rights.on_service("inspect"):
+            seen = {name: at for name, at in figures.oldest_by_topic.items() if request.rights.any_on_topic(*name)}
+            figures = replace(figures, oldest_by_topic=seen)
         return json_answer({**_figures(figures, limit, as_number), "keptBecause": kept_because})
+
+    def _own(self, request: Request) -> int:
+        """The transaction in the path, which the name began that asks, or may end for others.
+
+        Raises:
+          InvalidParameter: it is no id. Forbidden: it is another's.
+          TransactionsUnavailable, NoOwner: it is not known whose it is.
+        """
+        transaction_id = parse_transaction_id(request.path["transaction"])
+        refuse_others(self.embedded(), request, transaction_id, "operate", "service")
+        return transaction_id
 
     def embedded(self) -> TransactionService:
         """The daemon's own service.
@@ -173,6 +194,25 @@ class TransactionRoutes:
         raise TransactionsUnavailable(
             "this daemon has no transaction service", hint='set transactions.service to "embedded"'
         )
+
+
+def refuse_others(service: TransactionService, request: Request, pointer: int, verb: Verb, target: str) -> None:
+    """Raises Forbidden when a pointer's transaction is another's, unless the name may ``operate`` on the service.
+
+    One that nobody here remembers is nobody's: what is asked about it is answered as ever.
+    """
+    if request.who != ANONYMOUS and not request.rights.on_service("operate"):
+        owner = service.owner_of(pointer)
+        if owner not in ("", request.who.name):
+            raise forbidden(request.who, verb, target)
+
+
+def _seen(status: TransactionStatus, request: Request) -> TransactionStatus:
+    """What the name may see of a transaction: all of its own, and of others' no client, and no topic of others."""
+    if request.rights.on_service("inspect") or status.owner == request.who.name:
+        return status
+    topics = tuple(name for name in status.topics if request.rights.any_on_topic(*name))
+    return replace(status, client_id=None, topics=topics)
 
 
 def _changes(body: bytes) -> list[bytes]:

@@ -23,7 +23,7 @@ from broker.http.messages import answer_for, new_request_id, sane_request_id, st
 from broker.http.peer import NO_PEER
 from broker.http.tls_socket import TlsStream
 from broker.http.websocket import StreamSocket
-from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, Refusal, refuse_query_token
+from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
@@ -234,7 +234,7 @@ class Gate:
             passage.admission = NO_ADMISSION
             if is_open:
                 return None
-            guard.refused(Refusal(error, NOBODY, passage.peer, "service", passage.request_id))
+            guard.refused(RefusedRequest(error, NOBODY, passage.peer, "service", passage.request_id))
             guard.requested("unknown", status_of(error), 0.0)
             return error
         return None

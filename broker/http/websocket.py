@@ -21,7 +21,7 @@ from wsproto.utilities import generate_accept_token
 
 from broker.http.budgets import body_deadline
 from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
-from broker.security.guard import Hold, Refusal, refuse_query_token
+from broker.security.guard import Hold, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown
 
@@ -131,7 +131,7 @@ class StreamSocket:
                 refuse_query_token(request.raw_path.partition(b"?")[2].decode("latin-1"))
             return await guard.admit(_as_text(headers), self._peer)
         except PlainsongError as error:
-            guard.refused(Refusal(error, NOBODY, self._peer, "service", request_id))
+            guard.refused(RefusedRequest(error, NOBODY, self._peer, "service", request_id))
             guard.requested(_ROUTE.name, status_of(error), 0.0)
             raise
 

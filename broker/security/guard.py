@@ -115,7 +115,7 @@ class NoCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRequest:
     """A request that the guard refused, for the audit."""
 
     error: PlainsongError
@@ -146,7 +146,7 @@ class Guard:
         self.grants: GrantTable = NO_GRANTS
         self.provider: Provider | None = None
         #: Called with every refusal; the audit's.
-        self.on_refused: Callable[[Refusal], None] = lambda refusal: None
+        self.on_refused: Callable[[RefusedRequest], None] = lambda refusal: None
         self._peer_names: PeerNames = peer_names or (lambda peer: None)
         self._counters: Counters = counters or NoCounters()
         self._now_ms = now_ms
@@ -320,10 +320,10 @@ class Guard:
         try:
             self.authorize(admission, route, path)
         except PlainsongError as error:
-            self.refused(Refusal(error, admission.who, peer, target_of(path), request_id))
+            self.refused(RefusedRequest(error, admission.who, peer, target_of(path), request_id))
             raise
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: RefusedRequest) -> None:
         """A request was refused for who sent it."""
         self.on_refused(refusal)
 

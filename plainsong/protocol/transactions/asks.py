@@ -39,6 +39,8 @@ class Begin(Ask[Begun]):
     type: TransactionType = TransactionType.SHORT
     timeout_s: int | None = None
     client_id: str = "unknown"
+    owner: str | None = None
+    """The name that begins it; None: it has none."""
 
 
 @dataclass(slots=True)
@@ -158,7 +160,8 @@ class TransactionStatus:
     write_pointer: int
     """The newest; the id for an unknown one."""
     type: TransactionType | None = None
-    client_id: str = ""
+    client_id: str | None = ""
+    """None: it is not to be shown."""
     started_ms: int = 0
     expires_ms: int = 0
     kept_until_ms: int | None = None
@@ -175,6 +178,8 @@ class TransactionStatus:
     answer."""
     service: int = 0
     """The service that answers, as in ``Begun``; 0: it has not issued a pointer."""
+    owner: str | None = None
+    """The name that began it."""
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
         expires_ms=now.wall_ms + timeout_ms,
         bound=in_progress[0] - 1 if in_progress else min(pointer - 1, read_pointer),
         read_pointer=read_pointer,
+        owner=ask.owner,
         deadline_s=now.mono_s + timeout_ms / 1000,
     )
     ledger.begin(record)

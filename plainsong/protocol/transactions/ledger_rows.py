@@ -2,7 +2,7 @@
 
 A transaction has one row, from its begin until its outcome is forgotten:
 
-    transaction row   y type  n client  s started  e expires  b visibility bound  r read pointer  c checkpoints
+    transaction row   y type  n client  u owner  s started  e expires  b visibility bound  r read pointer  c checkpoints
                       p a commit or prepare conflicted: prepare first   a being aborted
                       o outcome  d when (ms)  w last pointer issued before  l pointers on the invalid list
 
@@ -54,6 +54,8 @@ class Record:
     """The last pointer issued before the decision."""
     listed: tuple[int, ...] = ()
     """Its pointers on the invalid list."""
+    owner: str | None = None
+    """The name that began it; None: it had none, as those of Tephra's clients and of 0.1."""
     deadline_s: float = field(default=0.0, repr=False)
     """When it times out, on the service's monotonic clock; not in the row."""
     frozen: int = 0
@@ -81,6 +83,8 @@ class Record:
             "b": self.bound,
             "r": self.read_pointer,
         }
+        if self.owner is not None:
+            record["u"] = self.owner
         if self.checkpoints:
             record["c"] = self.checkpoints
         if self.must_prepare:
@@ -108,6 +112,9 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
     client_id = record["n"]
     if not isinstance(client_id, str):
         raise TypeError("a client id is text")
+    owner = record.get("u")
+    if owner is not None and not isinstance(owner, str):
+        raise TypeError("an owner is text")
     return Record(
         transaction_id,
         TransactionType(record["y"]),
@@ -123,6 +130,7 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
         decided_ms=number(record.get("d", 0)),
         decided_at=number(record.get("w", 0)),
         listed=tuple(map(number, record.get("l", ()))),
+        owner=owner,
     )
 
 

@@ -67,6 +67,7 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
         record.decided_ms or None,
         record.pointers,
         service=ledger.head.service,
+        owner=record.owner,
     )
 
 
