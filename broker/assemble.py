@@ -17,6 +17,7 @@ from actors.namespaces import Namespaces
 from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
+from actors.scrub import Scrub
 from actors.topic import TopicEnvironment
 from broker.api.backups import Backups
 from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
@@ -34,6 +35,7 @@ from broker.api.publish import Publishing
 from broker.api.readers import Readers
 from broker.api.route import Accounting, accounted, bind
 from broker.api.routes import ROUTES
+from broker.api.scrub import ScrubRoutes, damaged
 from broker.api.stream import Streams
 from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics
@@ -46,7 +48,7 @@ from broker.cluster.join import WHO, who_handler
 from broker.cluster.serve import Cluster, Local
 from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, TransactionCalls, announce_namespace
 from broker.front.parent import Answering, serve_front_ends
-from broker.gauges import add_event_gauges, add_link_gauges
+from broker.gauges import add_event_gauges, add_link_gauges, add_scrub_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -96,6 +98,7 @@ class Daemon:
     authority: Authority
     attention: Attention
     """Parts of the daemon append to its sources."""
+    scrub: Scrub
     answers: AnswerBudget
     publishing: Publishing
     endpoints: tuple[Endpoint, ...]
@@ -124,6 +127,7 @@ class Daemon:
         actors.start_soon(self.namespaces.run)
         actors.start_soon(self.directory.run_sweeper)
         actors.start_soon(janitor.run)
+        actors.start_soon(self.scrub.run)
         actors.start_soon(_watch_loop, self.metrics)
         if self.security.guard.required:
             actors.start_soon(self.security.files.run)
@@ -253,6 +257,9 @@ async def assemble(
         membership,
         links,
     )
+    scrub = Scrub(store, directory, clock, config.storage.scrub_interval_s, config.storage.scrub_bytes_per_s)
+    attention.sources.append(partial(damaged, scrub))
+    add_scrub_gauges(metrics, scrub)
     catalogue = Catalogue(directory, store, clock, transactions, rates, ownership, links)
     add_event_gauges(metrics, event_streams)
     endpoints = bind(
@@ -294,6 +301,7 @@ async def assemble(
             Readers(directory, config.readers.retention_s * 1000),
             Producers(directory, store, clock, policies, metrics.producer_refused),
             TransactionRoutes(authority, config.transactions),
+            ScrubRoutes(scrub),
             Backups(
                 store,
                 clock,
@@ -346,6 +354,7 @@ async def assemble(
         namespaces=namespaces,
         authority=authority,
         attention=attention,
+        scrub=scrub,
         answers=answers,
         publishing=publishing,
         endpoints=tuple(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock, SpaceGuard
     from actors.pointers import PointerIndex
+    from actors.scrub import Scrub
     from broker.api.events import EventStreams
     from broker.authority import Authority, Transactions
     from broker.cluster.membership import Membership
@@ -94,6 +95,20 @@ def add_gauges(
 def add_event_gauges(metrics: Metrics, streams: EventStreams) -> None:
     """Register what is read of the streams of events."""
     metrics.reads("plainsong_event_streams", "Streams of server-sent events now.", lambda: streams.open)
+
+
+def add_scrub_gauges(metrics: Metrics, scrub: Scrub) -> None:
+    """Register what is read of the scrub."""
+    metrics.reads(
+        "plainsong_scrub_findings",
+        "Damaged places that the scrub found, in its round now or the last one.",
+        lambda: len(scrub.report.findings) + scrub.report.more,
+    )
+    metrics.reads(
+        "plainsong_scrub_last_complete_timestamp_seconds",
+        "When the last round of the scrub ended, in seconds since 1970.",
+        lambda: None if scrub.report.last_complete_ms is None else scrub.report.last_complete_ms / 1000,
+    )
 
 
 def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:

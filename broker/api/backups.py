@@ -15,9 +15,10 @@ from broker.api.route import json_answer
 from broker.http.messages import Answer
 from plainsong.protocol.errors import BackupRunning, InvalidParameter, NotFound
 from plainsong.protocol.names import topic_name
-from storage.backup.cut import Cut, NotListed, Pace
+from storage.backup.cut import Cut, NotListed
 from storage.backup.folder import FORMAT
 from storage.backup.objects import MAX_OBJECT_BYTES
+from storage.pace import Pace
 
 if TYPE_CHECKING:
     from actors.observe import Clock

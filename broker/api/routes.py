@@ -20,6 +20,7 @@ from broker.api.publish import Publishing
 from broker.api.readers import Readers
 from broker.api.route import JSON_TYPE, Body, Route
 from broker.api.schemas import _BASE64, ANY, BODY, BOOLEAN, COUNT, READS, STRING, WRITES, array, nullable, record, ref
+from broker.api.scrub import ScrubRoutes
 from broker.api.stream import Streams
 from broker.api.topic_stats import Counting, offsets_wait_ms
 from broker.api.topics import NamespaceRoutes, Topics
@@ -42,6 +43,7 @@ TRANSACTION = TRANSACTIONS + "/{transaction}"
 CLUSTER = "/v1/cluster"
 DRAIN = CLUSTER + "/instances/{instance}/drain"
 BACKUPS = "/v1/backups"
+SCRUB = "/v1/scrub"
 BACKUP = BACKUPS + "/{backup}"
 PIN = CLUSTER + "/pins/{namespace}/{topic}"
 
@@ -913,6 +915,33 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Let go of the cut.",
         answer=record("id ended", id=STRING, ended=BOOLEAN),
         errors=(*ANY, "not_found", "storage_failed"),
+    ),
+    Route(
+        "start_scrub",
+        "POST",
+        SCRUB,
+        ScrubRoutes,
+        ScrubRoutes.start,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="Read and parse every row of this instance now, at a bounded rate.",
+        body=Body(),
+        answer=ref("StartedScrub"),
+        errors=ANY,
+    ),
+    Route(
+        "get_scrub",
+        "GET",
+        SCRUB,
+        ScrubRoutes,
+        ScrubRoutes.show,
+        verb="inspect",
+        on="service",
+        tag="keeping",
+        doc="How far this instance has read its rows, and which of them are damaged.",
+        answer=ref("Scrub"),
+        errors=ANY,
     ),
     Route(
         "ping",

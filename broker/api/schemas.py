@@ -545,6 +545,15 @@ CLUSTER_SCHEMAS: dict[str, Schema] = {
 # --- keeping ---------------------------------------------------------------------------------------
 
 
+_SCRUB: dict[str, Schema] = {
+    "state": {"enum": ["off", "waiting", "running", "stopped"]},
+    "startedMs": nullable(MILLISECONDS),
+    "lastCompleteMs": nullable(MILLISECONDS),
+    "rows": COUNT,
+    "bytes": COUNT,
+    "findings": array(ref("ScrubFinding")),
+    "moreFindings": COUNT,
+}
 KEEPING_SCHEMAS: dict[str, Schema] = {
     "BegunBackup": record(
         "format id expiresMs createdMs cutMs store exact version instances topics",
@@ -582,5 +591,18 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
         bytes=POSITIVE,
         fromMs=nullable(MILLISECONDS),
         toMs=nullable(MILLISECONDS),
+    ),
+    "Scrub": record(" ".join(_SCRUB), **_SCRUB),
+    "StartedScrub": record(" ".join(("started", *_SCRUB)), started=BOOLEAN, **_SCRUB),
+    "ScrubFinding": record(
+        "namespace topic generation table from to rows why file",
+        namespace=nullable(STRING),
+        topic=nullable(STRING),
+        generation=nullable(POSITIVE),
+        table={"enum": ["metadata", "message", "payload"]},
+        **{"from": STRING, "to": STRING},
+        rows=nullable(POSITIVE),
+        why=STRING,
+        file=nullable(STRING),
     ),
 }

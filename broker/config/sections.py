@@ -135,6 +135,22 @@ class StorageConfig:
         low=0,
         high=64 * GIB,
     )
+    scrub_interval_s: int = whole_seconds(
+        7 * 86_400,
+        "Between two rounds that read every row and check it, the first an hour after the start; 0: only when asked.",
+        small="the disk is read all the time",
+        large="damage is found when somebody needs what is damaged, perhaps after its last backup was removed",
+        low=0,
+        high=_CENTURY_S,
+    )
+    scrub_bytes_per_s: int = size(
+        4 * MIB,
+        "How much a round reads in a second.",
+        small="a round takes long, perhaps longer than its interval",
+        large="a slow disk has less for others",
+        low=1 * KIB,
+        high=1 * TIB,
+    )
     hbase: HBaseConfig = field(default_factory=HBaseConfig)
 
 

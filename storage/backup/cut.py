@@ -34,23 +34,24 @@ from plainsong.protocol.keys import (
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.backup.objects import Window, WindowedRows, encode_row, keyed_windows
+from storage.pace import paced_rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from plainsong.protocol.names import TopicName
-    from storage.base import Reads, Row
+    from storage.base import Row, StoreView
+    from storage.pace import Pace
 
-#: Bytes of keys and values read at a time: a worker thread holds the interpreter for under a millisecond.
-STEP_BYTES = 128 << 10
-#: A pause is so many times as long as the step before it took. Reading then takes a sixth of a core, and publishes on two
-#: busy cores keep nine tenths of their rate (docs/benchmarks.md).
-REST = 5.0
 #: A page of objects ends after so many of them, or so many seconds.
 PAGE_OBJECTS = 500
 PAGE_S = 2.0
 #: Objects whose bounds are remembered: those of the last pages.
 KNOWN_OBJECTS = 4 * PAGE_OBJECTS
+#: Bytes of the objects listed last that are kept: the last ones are those that a folder lacks, when it had a backup.
+KEPT_BYTES = 16 << 20
+#: The same where rows may change before they are asked for: those of the transaction service do all the time.
+KEPT_CHANGING_BYTES = 64 << 20
 #: An object spans at most 2^26 ms, under 19 hours, of publish times (16 bits of sequence ids are below them); or of
 #: write pointers, a million of which are issued in a millisecond, with 80 bits of time and sequence id below them.
 _MESSAGE_BITS = 26 + 16
@@ -63,64 +64,6 @@ _KIND_STOP = SYSTEM + b"\xff"
 
 class NotListed(KeyError):
     """No object of this name was listed lately."""
-
-
-class Pace:
-    """How fast a store is read: with pauses, and within a number of bytes a second.
-
-    Args:
-      on_pause: called at each pause; it renews the view that is read.
-    """
-
-    def __init__(self, bytes_per_s: int = 0, rest: float = REST, on_pause: Callable[[], object] = lambda: None) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._rest = rest
-        self._on_pause = on_pause
-
-    async def rest(self, busy_s: float, size: int) -> None:
-        """Pause after a step that took ``busy_s`` for ``size`` bytes."""
-        pause_s = busy_s * self._rest
-        if self._bytes_per_s:
-            pause_s = max(pause_s, size / self._bytes_per_s - busy_s)
-        self._on_pause()
-        await trio.sleep(pause_s)
-
-
-async def paced_rows(
-    view: Reads, table: Table, start: bytes, stop: bytes, pace: Pace, work: Callable[[list[Row]], object]
-) -> AsyncGenerator[int, None]:
-    """Read a range in steps; ``work`` runs with the rows of each in the thread that reads them.
-
-    Yields the bytes of each step, before its pause: whoever has enough ends the iteration. Raises StoreError.
-    """
-    more = True
-    while more:
-        step = _Step(work)
-        begun_s = trio.current_time()
-        await view.scan(table, start, stop, step.take, first_chunk=256)
-        busy_s = trio.current_time() - begun_s
-        if step.last is None:
-            return
-        start, more = step.last + b"\x00", step.cut
-        yield step.size
-        await pace.rest(busy_s, step.size)
-
-
-class _Step:
-    """Rows of one step; in a worker thread."""
-
-    def __init__(self, work: Callable[[list[Row]], object]) -> None:
-        self._work = work
-        self.last: bytes | None = None
-        self.size = 0
-        self.cut = False
-
-    def take(self, rows: list[Row]) -> bool:
-        self._work(rows)
-        self.size += sum(len(key) + len(value) for key, value in rows)
-        self.last = rows[-1][0]
-        self.cut = self.size >= STEP_BYTES
-        return not self.cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +133,12 @@ class Cut:
         them.
     """
 
-    def __init__(self, view: Reads, pace: Pace) -> None:
+    def __init__(self, view: StoreView, pace: Pace) -> None:
         self._view = view
         self._pace = pace
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept_bytes = 0
+        self._most_kept_bytes = KEPT_BYTES if view.exact else KEPT_CHANGING_BYTES
         self._known: OrderedDict[str, _Bounds] = OrderedDict()
         self._kinds: list[bytes] = []
         self._others: list[bytes] = []
@@ -279,7 +225,7 @@ class Cut:
         while (window := await trio.to_thread.run_sync(next, windows, None)) is not None:
             name = await trio.to_thread.run_sync(_name_of, window.data)
             page.objects.append(CutObject(name, table, window.count, len(window.data), *window.times_ms))
-            self._remember(name, _Bounds(TABLES[table], window.first, window.last, None))
+            self._remember(name, _Bounds(TABLES[table], window.first, window.last, None), window.data)
             if table == "messages":
                 self._listed_to = window.last
 
@@ -316,12 +262,19 @@ class Cut:
         for window in keyed_windows(rows):
             name = _name_of(window.data)
             page.objects.append(CutObject(name, table, window.count, len(window.data), None, None))
-            self._remember(name, _Bounds(Table.METADATA, window.first, window.last, about))
+            self._remember(name, _Bounds(Table.METADATA, window.first, window.last, about), window.data)
         return page
 
     # --- objects -------------------------------------------------------------------------------
 
-    def _remember(self, name: str, bounds: _Bounds) -> None:
+    def _remember(self, name: str, bounds: _Bounds, data: bytes) -> None:
+        if name not in self._kept:
+            self._kept[name] = data
+            self._kept_bytes += len(data)
+        self._kept.move_to_end(name)
+        while self._kept_bytes > self._most_kept_bytes and len(self._kept) > 1:
+            _, gone = self._kept.popitem(last=False)
+            self._kept_bytes -= len(gone)
         self._known[name] = bounds
         self._known.move_to_end(name)
         while len(self._known) > KNOWN_OBJECTS:
@@ -329,6 +282,9 @@ class Cut:
 
     async def object(self, name: str) -> bytes:
         """An object's bytes. Raises NotListed, also if its rows have changed since; StoreError."""
+        if (data := self._kept.get(name)) is not None:
+            await trio.lowlevel.checkpoint()
+            return data
         bounds = self._known.get(name)
         if bounds is None:
             raise NotListed(name)

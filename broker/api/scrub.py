@@ -1,0 +1,59 @@
+"""The scrub over HTTP: begun now, and what it has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from broker.api.route import json_answer
+from broker.attention import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actors.scrub import Scrub, ScrubFinding
+    from broker.http.messages import Answer, Request
+
+#: Damaged places that are told one by one among what needs attention.
+MAX_TOLD = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubRoutes:
+    """The routes of the scrub, of this instance."""
+
+    scrub: Scrub
+
+    async def start(self, request: Request) -> Answer:
+        """Begin a round, unless one is under way."""
+        request.parameters()
+        started = self.scrub.start_now()
+        await trio.lowlevel.checkpoint()
+        return json_answer({"started": started, **self.scrub.report.shown()})
+
+    async def show(self, request: Request) -> Answer:
+        """How far the round is, or what the last one found."""
+        request.parameters()
+        await trio.lowlevel.checkpoint()
+        return json_answer(self.scrub.report.shown())
+
+
+def damaged(scrub: Scrub) -> Sequence[Finding]:
+    """What needs attention of it."""
+    report = scrub.report
+    told = [_finding(each, report.started_ms) for each in report.findings[:MAX_TOLD]]
+    left = len(report.findings) - len(told) + report.more
+    if left:
+        text = f"{left} more damaged places; GET /v1/scrub lists them"
+        told.append(Finding("damaged", "critical", "service", text, report.started_ms))
+    return told
+
+
+def _finding(found: ScrubFinding, since_ms: int | None) -> Finding:
+    shown = found.shown()
+    topic = "" if found.name is None else str(found.name)
+    rows = "rows" if found.rows is None else f"{found.rows} rows"
+    text = f"{rows} of the {shown['table']} table from {shown['from']} to {shown['to']} cannot be read: {found.why}"
+    return Finding("damaged", "critical", topic or "service", text, since_ms, topic=topic)

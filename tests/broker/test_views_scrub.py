@@ -1,0 +1,44 @@
+"""The scrub over HTTP: begun when asked, and damage told by it and among what needs attention."""
+
+from __future__ import annotations
+
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.keys import generation_prefix
+from plainsong.protocol.names import TopicName
+
+SCRUB = "/v1/scrub"
+KEY = b"\x00\x00\x01\x8b\xcf\xe5\x68\x00\x00\x09"
+
+
+async def test_a_round_that_is_asked_for_says_so_and_begins(daemon):
+    assert (await daemon.call("GET", SCRUB)).json()["state"] == "waiting"
+    begun = (await daemon.call("POST", SCRUB)).json()
+    assert begun["started"]
+    assert begun["lastCompleteMs"] is None
+
+
+async def test_damage_is_told_with_its_place_and_needs_attention(daemon):
+    await daemon.create()
+    await daemon.publish("whole")
+    name = TopicName("ns", "t")
+    claim = await daemon.store.claim(name)
+    await daemon.store.write([Put(Table.MESSAGE, generation_prefix(name, 1), [KEY], [b"\xff"])], claim=claim)
+    await daemon.service.scrub.round()
+    shown = (await daemon.call("GET", SCRUB)).json()
+    (finding,) = shown["findings"]
+    assert finding.pop("why")
+    place = KEY.hex() + "0" * 20
+    assert finding == {
+        "namespace": "ns",
+        "topic": "t",
+        "generation": 1,
+        "table": "message",
+        "from": place,
+        "to": place,
+        "rows": 1,
+        "file": None,
+    }
+    assert shown["lastCompleteMs"] == daemon.clock.ms
+    told = [each for each in (await daemon.call("GET", "/v1/attention")).json() if each["kind"] == "damaged"]
+    assert [(each["subject"], each["severity"]) for each in told] == [("ns:t", "critical")]
+    assert b"plainsong_scrub_findings 1.0" in (await daemon.call("GET", "/metrics")).content

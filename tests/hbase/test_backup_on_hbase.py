@@ -1,0 +1,54 @@
+"""Backups of a deployment on a real HBase, restored to LevelDB and back, while transactions go on over topics."""
+
+from __future__ import annotations
+
+from plainsong import Client
+from tests.daemon.deployment import EACH, REQUESTS, fill
+from tests.daemon.harness import Daemon, eventually
+from tests.daemon.test_backup_command import ACCOUNTS, Transfers, backup, made, sums, url_of
+
+
+def settings_of(hbase, prefix: str) -> tuple[str, ...]:
+    address = "{}:{}".format(*hbase.address)
+    return ("storage.kind=hbase", f"storage.hbase.thrift={address}", f"storage.hbase.table_prefix={prefix}")
+
+
+def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a_prefix(hbase, tmp_path):
+    folder = tmp_path / "backups"
+    with Daemon(tmp_path / "unused", *settings_of(hbase, "backed_")) as daemon:
+        with Client(url_of(daemon)) as client:
+            for name in (*ACCOUNTS, "log"):
+                client.create_topic(name)
+        with Transfers(url_of(daemon)) as going_on:
+            eventually("there is something to keep", lambda: going_on.transfers > 20, 60)
+            floor, before = going_on.acknowledged, going_on.transfers
+            made("create", folder, "--url", url_of(daemon))
+            during = going_on.transfers - before
+        daemon.stop()
+    assert during > 0
+    assert made("verify", folder, "--deep")["ok"]
+    backup("restore", folder, "--to", f"leveldb:{tmp_path / 'data'}")
+    with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
+        total, count = sums(client)
+        published = [message.value for message in client.read("log")]
+        client.publish("log", [b"behind"])
+    assert total == 0
+    assert count >= 2 * before - 4  # all of them but what is under way
+    assert len(published) >= 2 * floor
+    assert published == [each for n in range(len(published) // 2) for each in (b"%d" % n, b"same request")]
+
+
+def test_a_backup_of_leveldb_is_restored_to_hbase(hbase, tmp_path):
+    folder = tmp_path / "backups"
+    with Daemon(tmp_path / "data", "retention.interval_s=3600") as daemon, Client(url_of(daemon)) as client:
+        told = fill(client)
+        made("create", folder, "--url", url_of(daemon))
+        daemon.stop()
+    place = "hbase:{}:{}?prefix=restored_".format(*hbase.address)
+    assert "both sides are the same" in backup("restore", folder, "--to", place).stdout
+    with Daemon(tmp_path / "unused", *settings_of(hbase, "restored_")) as daemon, Client(url_of(daemon)) as client:
+        assert len(list(client.read("orders", isolation="committed"))) == REQUESTS * EACH + 1
+        with client.producer("orders", "till") as producer:
+            assert producer.last_sequence_id == REQUESTS * EACH - 1
+        receipt = client.publish("orders", [b"new"])
+        assert bytes(receipt.first_id) > told.ids[-1]
