@@ -61,6 +61,7 @@ RINGS = (
     Ring("broker", 330, 197),
     Ring("client", 150, 90),
     Ring("cli", 70, 48),
+    Ring("console", 60, 50),
     Ring("sql", 115, 79),
     Ring("daemon", 340, 150),
     Ring("hbase", 340, 213),

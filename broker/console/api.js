@@ -120,18 +120,3 @@ export async function* events(path, query, { signal, lastId, opened }) {
     reader.cancel().catch(() => {});
   }
 }
-
-const missing = new Set();
-
-// The same call without parameters that this daemon does not know.
-export async function askKnown(path, query, options) {
-  const known = Object.fromEntries(Object.entries(query).filter(([name]) => !missing.has(name)));
-  try {
-    return await ask(path, { ...options, query: known });
-  } catch (error) {
-    const unknown = error instanceof Problem && /unknown query parameter '(\w+)'/.exec(error.message);
-    if (!unknown || !(unknown[1] in known)) throw error;
-    missing.add(unknown[1]);
-    return askKnown(path, query, options);
-  }
-}

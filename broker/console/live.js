@@ -33,9 +33,11 @@ export class Live {
     this.stop();
   }
 
-  // What the page is about has changed.
+  // The page is about other things than before, which it has loaded.
   again(page) {
-    if (this.page === page) this.restart();
+    if (this.page !== page || this.word !== "live") return;
+    this.stop();
+    this.run(page, true);
   }
 
   stop() {
@@ -85,12 +87,12 @@ export class Live {
     this.watch = setTimeout(() => this.fail(), SILENCE_MS);
   }
 
-  async run(page) {
+  async run(page, loaded = false) {
     const abort = new AbortController();
     this.abort = abort;
     const { signal } = abort;
     try {
-      await page.refresh();
+      if (!loaded) await page.refresh();
       if (signal.aborted) return;
       const opened = () => {
         this.answered();
@@ -115,7 +117,11 @@ export class Live {
   poll(page, signal) {
     this.answered();
     this.timer = setTimeout(async () => {
-      await page.refresh();
+      try {
+        await page.refresh();
+      } catch {
+        return; // away, which the page has said
+      }
       if (!signal.aborted && this.word === "live") this.poll(page, signal);
     }, POLL_MS);
   }

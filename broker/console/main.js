@@ -10,7 +10,7 @@ import { Overview } from "./pages/overview.js";
 import { Producers } from "./pages/producers.js";
 import { Topic } from "./pages/topic.js";
 import { Transactions } from "./pages/transactions.js";
-import { Component, Confirm, createRef, go, goQuery, here, html, onMove, render } from "./ui.js";
+import { Component, Confirm, Option, createRef, go, goQuery, here, html, onMove, render } from "./ui.js";
 
 const PAGES = { overview: Overview, topics: Topic, transactions: Transactions, producers: Producers, cluster: Cluster, audit: Audit, lineage: Lineage };
 const NAV = [
@@ -187,7 +187,7 @@ class App extends Component {
           <button type="button" data-testid="help" aria-label="Keys" title="Keys (?)" onClick=${() => this.setState({ help: true })}>?</button>
           <label class="theme"><span class="offscreen">Theme</span>
             <select data-testid="theme" value=${theme} onChange=${(event) => this.setTheme(event.currentTarget.value)}>
-              ${["auto", "light", "dark"].map((each) => html`<option value=${each} selected=${each === theme}>${each}</option>`)}
+              ${["auto", "light", "dark"].map((each) => html`<${Option} value=${each} chosen=${theme} />`)}
             </select>
           </label>
           <span class="who" data-testid="who" title=${who?.via ? `by ${who.via}` : ""}>${who?.name ?? ""}</span>
@@ -269,6 +269,8 @@ class Help extends Component {
   }
 
   componentWillUnmount() {
+    // While it is open nothing else can have the focus.
+    this.dialog.current?.close();
     this.before?.focus?.();
   }
 

@@ -45,6 +45,9 @@ export function TopicLink({ name }) {
   return html`<a href=${topicUrl(ns, topic)}>${name}</a>`;
 }
 
+// Between two loads of a page that the daemon's events ask for.
+const PAUSE_MS = 1000;
+
 // --- a page -----------------------------------------------------------------------------------------
 
 // Loads when it is shown, when what it is about changes, and when the daemon says that something happened. What is there
@@ -81,10 +84,26 @@ export class Page extends Component {
   }
 
   onEvent() {
-    this.refresh().catch(() => {});
+    this.refreshSoon();
+  }
+
+  // After so long a pause that a busy daemon is not asked all the time.
+  refreshSoon() {
+    if (this.soon) return;
+    this.soon = setTimeout(() => {
+      this.soon = null;
+      if (!this.gone && this.props.app.live.word === "live") this.refresh().catch(() => {});
+    }, Math.max(0, PAUSE_MS - (Date.now() - (this.loadedAt ?? 0))));
   }
 
   async load() {}
+
+  // What went wrong beside a load.
+  failed(error) {
+    if (error instanceof Away) this.props.app.live.lost();
+    else if (!(error instanceof Problem)) throw error;
+    else if (!this.gone && error.status !== 401) this.setState({ error });
+  }
 
   // One load at a time; what comes meanwhile is one more. Raises Away.
   refresh() {
@@ -97,6 +116,7 @@ export class Page extends Component {
         this.wanted = false;
         try {
           await this.load();
+          this.loadedAt = Date.now();
           if (!this.gone && this.state.error) this.setState({ error: null });
         } catch (error) {
           if (error instanceof Away) {
@@ -164,6 +184,11 @@ export function Row({ open, children, opened, ...rest }) {
   </tr>`;
 }
 
+// An option, with its value as an attribute too: programs that drive a browser look for it.
+export function Option({ value, chosen }) {
+  return html`<option value=${value} selected=${value === chosen} ref=${(option) => option?.setAttribute("value", value)}>${value}</option>`;
+}
+
 export const PAGE_ROWS = 100;
 
 // Which rows of a long list are in the document: never more than a hundred.
@@ -227,6 +252,8 @@ export class Confirm extends Component {
   }
 
   componentWillUnmount() {
+    // While it is open nothing else can have the focus.
+    this.dialog.current?.close();
     this.before?.focus?.();
   }
 

@@ -1,6 +1,6 @@
 // Who changed what: the newest records of the topic system:audit.
 
-import { Problem, askKnown, topicPath } from "../api.js";
+import { Problem, ask, topicPath } from "../api.js";
 import { asText, fromBase64, parse, time } from "../format.js";
 import { ErrorPanel, Page, Row, TableFrame, createRef, goQuery, html } from "../ui.js";
 
@@ -8,7 +8,7 @@ const LIMIT = 100;
 
 // One topic of JSON records, read from its end.
 export async function records(topic, query) {
-  const { data, headers } = await askKnown(topicPath("system", topic, "messages"), { order: "desc", limit: LIMIT, payload: "base64", longs: "string", ...query });
+  const { data, headers } = await ask(topicPath("system", topic, "messages"), { query: { order: "desc", limit: LIMIT, payload: "base64", longs: "string", ...query } });
   const found = data.map((each) => ({ id: each.id, at: each.publishTimeMs, record: read(each) }));
   return { found, more: headers.get("Plainsong-End") === "more" };
 }

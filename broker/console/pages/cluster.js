@@ -1,9 +1,9 @@
 // The instances, who owns what, what is pinned where; and how the instance that was asked is doing.
 
-import { Away, Problem, ask, get, pathOf } from "../api.js";
+import { Problem, ask, get, pathOf } from "../api.js";
 import { count, time } from "../format.js";
 import { preview } from "../preview.js";
-import { ErrorPanel, Guarded, Page, Row, Stat, TableFrame, TopicLink, createRef, effectLines, html } from "../ui.js";
+import { ErrorPanel, Guarded, Option, Page, Row, Stat, TableFrame, TopicLink, createRef, effectLines, html } from "../ui.js";
 
 export class Cluster extends Page {
   title = "Cluster";
@@ -34,7 +34,7 @@ export class Cluster extends Page {
   }
 
   attempt(asked) {
-    return () => this.change(asked()).catch((error) => (error instanceof Away ? this.props.app.live.lost() : this.setState({ error })));
+    return () => this.change(asked()).catch((error) => this.failed(error));
   }
 
   drain(name) {
@@ -96,7 +96,7 @@ export class Cluster extends Page {
               <td class="actions"><${Guarded} app=${app} verb="operate" on="service" data-testid="unpin" onClick=${this.unpin(name)}>Unpin …</${Guarded}></td></${Row}>`)}</tbody></table></${TableFrame}>`}
           <form class="fields" onSubmit=${(event) => event.preventDefault()}>
             <label>Topic<input ref=${this.topic} data-testid="pin-topic" placeholder="namespace:topic" spellcheck="false" disabled=${alone} /></label>
-            <label>Instance<select ref=${this.instance} data-testid="pin-instance" disabled=${alone}>${cluster.instances.map((each) => html`<option value=${each.name}>${each.name}</option>`)}</select></label>
+            <label>Instance<select ref=${this.instance} data-testid="pin-instance" disabled=${alone}>${cluster.instances.map((each) => html`<${Option} value=${each.name} />`)}</select></label>
             <p class="buttons start"><${Guarded} app=${app} verb="operate" on="service" data-testid="pin" disabled=${alone} title=${locked} onClick=${this.pin()}>Pin …</${Guarded}></p>
           </form>
         </section>`}`;

@@ -1,6 +1,6 @@
 // What needs attention, and all topics; sorted and cut into pages by the daemon.
 
-import { Problem, ask, get, pathOf, topicPath } from "../api.js";
+import { ask, get, topicPath } from "../api.js";
 import { bytes, count, duration, rate, time } from "../format.js";
 import { preview } from "../preview.js";
 import { Component, ErrorPanel, Page, Row, SortHead, Spark, TableFrame, createRef, effectLines, go, goQuery, html, topicUrl } from "../ui.js";
@@ -8,6 +8,8 @@ import { Component, ErrorPanel, Page, Row, SortHead, Spark, TableFrame, createRe
 const LIMIT = 100;
 const FILTER_MS = 250;
 const HISTORY_MS = 60000;
+// An address has an end, and names may be long.
+const MOST_NAMES_CHARS = 16000;
 const COLUMNS = [
   ["name", "Topic", false],
   ["messages", "Messages", true],
@@ -22,8 +24,12 @@ export class Overview extends Page {
   title = "Overview";
 
   interest() {
-    const rows = (this.state.rows ?? []).map((each) => `${each.namespace}:${each.name}`);
-    return rows.length ? { topics: rows.join(","), kinds: "topics,attention,transactions" } : { kinds: "attention,transactions" };
+    let topics = "";
+    for (const each of this.state.rows ?? []) {
+      const name = `${each.namespace}:${each.name}`;
+      if (topics.length + name.length < MOST_NAMES_CHARS) topics += `${topics && ","}${name}`;
+    }
+    return topics ? { topics, kinds: "topics,attention" } : { kinds: "attention" };
   }
 
   // Rows in sight are brought up to date where they stand; their order changes when one asks for it.
@@ -45,7 +51,7 @@ export class Overview extends Page {
 
   async load() {
     const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), sort: this.sort, order: this.order, limit: LIMIT, after: this.query.get("after") };
-    const [{ topics, total, next }, attention] = await Promise.all([topicRows(query), get("/v1/attention").catch(() => null)]);
+    const [{ topics, total, next }, attention] = await Promise.all([get("/v1/topics", query), get("/v1/attention")]);
     const before = this.interest().topics;
     this.setState({ rows: topics, total, next, attention, at: Date.now() }, () => {
       if (before !== this.interest().topics && before !== undefined) this.props.app.live.again(this);
@@ -182,25 +188,4 @@ class Create extends Component {
       ${asked && html`<div data-testid="preview-effect">${[`${ns}:${topic} is made${asked.after?.ttl ? `, its messages live ${duration(asked.after.ttl * 1000)}` : ""}.`, ...effectLines(asked)].slice(0, 4).map((line) => html`<p>${line}</p>`)}</div>`}
     </form>`;
   }
-}
-
-// Of a daemon without a list of all topics: the first hundred, each asked for its figures.
-async function topicRows(query) {
-  try {
-    return await get("/v1/topics", query);
-  } catch (error) {
-    if (!(error instanceof Problem && error.status === 404)) throw error;
-  }
-  const names = [];
-  for (const namespace of await get("/v1/namespaces")) {
-    for (const name of await get(pathOf("namespaces", namespace, "topics"))) if (`${namespace}:${name}`.includes(query.q ?? "")) names.push({ namespace, name });
-  }
-  const topics = [];
-  for (const each of names.slice(0, LIMIT)) {
-    const stats = await get(topicPath(each.namespace, each.name, "stats"));
-    topics.push({ ...each, ...stats, hiddenMessages: null });
-  }
-  const sign = query.order === "desc" ? -1 : 1;
-  topics.sort((a, b) => sign * (a[query.sort] < b[query.sort] ? -1 : a[query.sort] > b[query.sort] ? 1 : 0));
-  return { topics, total: names.length, next: null };
 }

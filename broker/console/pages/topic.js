@@ -3,7 +3,7 @@
 import { Problem, ask, get, topicPath } from "../api.js";
 import { bytes, count, duration, many, rate, time } from "../format.js";
 import { preview } from "../preview.js";
-import { ErrorPanel, Guarded, Page, Pager, Row, Spark, Stat, TableFrame, effectLines, go, html, producersUrl, transactionUrl } from "../ui.js";
+import { ErrorPanel, Guarded, Option, Page, Pager, Row, Spark, Stat, TableFrame, effectLines, go, html, producersUrl, transactionUrl } from "../ui.js";
 import { Component } from "../vendor/preact.mjs";
 import { Viewer } from "./viewer.js";
 
@@ -87,7 +87,7 @@ export class Topic extends Page {
   }
 
   attempt(action) {
-    return () => action.call(this).catch((error) => this.setState({ error }));
+    return () => action.call(this).catch((error) => this.failed(error));
   }
 
   render({ app, route }, { error, properties, deduplication, etag, stats, readers, measured, open, history, row, at }) {
@@ -110,7 +110,7 @@ export class Topic extends Page {
           ${stats.owner && html`<${Stat} id="stat-owner" label="Owner" value=${stats.owner} />`}
           ${history && html`<div class="stat"><dt>Last hour</dt><dd><${Spark} values=${history.published} label="messages published in each of the last 60 minutes" /></dd></div>`}
         </dl>`}
-      ${stats && html`<${Viewer} ref=${(viewer) => (this.viewer = viewer)} app=${app} route=${route} stats=${stats} now=${at} />`}
+      ${stats && html`<${Viewer} mounted=${(viewer) => (this.viewer = viewer)} app=${app} route=${route} stats=${stats} now=${at} />`}
       ${readers && html`<${Readers} readers=${readers} measured=${measured ?? {}} from=${Number(this.query.get("readers") ?? 0)} now=${at} />`}
       ${properties && html`<${Properties} app=${app} topic=${this.name} path=${this.path("properties")} properties=${properties} deduplication=${deduplication} etag=${etag} saved=${() => this.refresh()} />`}
       ${properties &&
@@ -202,7 +202,9 @@ class Properties extends Component {
   async preview() {
     try {
       const body = this.body();
-      this.setState({ asked: { ...(await preview(this.props.app, "PUT", this.props.path, body)), body }, error: null });
+      const { etag } = this.props;
+      const asked = await preview(this.props.app, "PUT", this.props.path, body);
+      this.setState({ asked: { ...asked, etag: asked.etag ?? etag, body }, error: null });
     } catch (error) {
       this.setState({ error, asked: null });
     }
@@ -210,13 +212,13 @@ class Properties extends Component {
 
   async apply() {
     const { asked } = this.state;
-    const etag = asked.etag ?? this.props.etag;
     try {
-      await ask(this.props.path, { method: "PUT", body: asked.body, headers: etag ? { "If-Match": etag } : {} });
+      await ask(this.props.path, { method: "PUT", body: asked.body, headers: asked.etag ? { "If-Match": asked.etag } : {} });
       this.setState({ edited: {}, asked: null });
       this.props.app.say("The properties were changed");
       this.props.saved();
     } catch (error) {
+      if (error.code === "precondition_failed") error.message = "The topic has changed since the preview, and nothing was done.";
       this.setState({ error, asked: null });
     }
   }
@@ -228,7 +230,7 @@ class Properties extends Component {
   choice(name, label, values, note) {
     const now = this.value(name);
     return html`<label>${label}<select data-testid=${`property-${name}`} value=${now} onChange=${(event) => this.edit(name, event.currentTarget.value)}>
-      ${values.map((each) => html`<option value=${each} selected=${each === now}>${each}</option>`)}</select><span class="muted">${note}</span></label>`;
+      ${values.map((each) => html`<${Option} value=${each} chosen=${now} />`)}</select><span class="muted">${note}</span></label>`;
   }
 
   render({ app, topic, deduplication }, { asked, error }) {

@@ -7,7 +7,6 @@ import { ErrorPanel, Guarded, PAGE_ROWS, Page, Pager, Row, TableFrame, TopicLink
 
 const MOST = 1000;
 const BARS = 100;
-const BAR_PX = 14;
 // Topics of a transaction whose readers are looked at.
 const HELD_TOPICS = 10;
 const HELD_READERS = 20;
@@ -22,7 +21,7 @@ export class Transactions extends Page {
 
   moved(before) {
     if (before.get("state") !== this.query.get("state")) super.moved();
-    else if (before.get("open") !== this.query.get("open")) this.open();
+    else if (before.get("open") !== this.query.get("open")) this.open().catch((error) => this.failed(error));
   }
 
   async load() {
@@ -84,7 +83,7 @@ export class Transactions extends Page {
   attempt(transaction, call) {
     return (event) => {
       event.stopPropagation();
-      this.end(transaction, call).catch((error) => this.setState({ error }));
+      this.end(transaction, call).catch((error) => this.failed(error));
     };
   }
 
@@ -153,29 +152,32 @@ function Holds({ transaction, holds }) {
   </div>`;
 }
 
-// One bar for each transaction, from its beginning to now, and thin from now to where its time is over.
+// One bar for each transaction, from its beginning to now, and a thin one from now to where its time is over. What was
+// decided long before the oldest open one began would only make the others short, and is left to the table.
 function Timeline({ transactions, now, onOpen, opened }) {
-  const shown = transactions.filter((each) => each.startedMs != null).slice(0, BARS);
+  const begun = transactions.filter((each) => each.startedMs != null);
+  const open = begun.filter((each) => each.state === "in_progress");
+  const start = Math.min(...(open.length ? open : begun).map((each) => each.startedMs));
+  const shown = begun.filter((each) => (each.decidedMs ?? now) >= start).slice(0, BARS);
   if (!shown.length) return null;
-  const start = Math.min(...shown.map((each) => each.startedMs));
-  const end = Math.max(now, ...shown.map((each) => (each.state === "in_progress" ? each.expiresMs ?? 0 : 0)));
+  const end = Math.max(now, ...open.map((each) => each.expiresMs ?? 0));
   const span = Math.max(1000, end - start);
-  const x = (ms) => (1000 * (ms - start)) / span;
-  const height = shown.length * BAR_PX;
-  return html`<div class="timeline transactions" data-testid="timeline">
-    <svg viewBox=${`0 0 1000 ${height}`} height=${Math.min(280, height)} preserveAspectRatio="none" aria-hidden="true">
-      <line x1=${x(now)} x2=${x(now)} y1="0" y2=${height} class="now" vector-effect="non-scaling-stroke" />
-      ${shown.map((each, i) => {
-        const color = STATES[each.state]?.[1] ?? "";
+  const at = (ms) => (100 * (Math.min(end, Math.max(start, ms)) - start)) / span;
+  const between = (from, to) => ({ left: `${at(from)}%`, width: `${Math.max(0.3, at(to) - at(from))}%` });
+  return html`<div class="timeline" data-testid="timeline" aria-hidden="true">
+    <div class="lanes">
+      <span class="now" style=${{ left: `${at(now)}%` }}></span>
+      ${shown.map((each) => {
+        const [word, color] = STATES[each.state] ?? [each.state, ""];
         const until = Math.min(each.decidedMs ?? now, now);
-        const y = i * BAR_PX;
-        return html`<g key=${each.id} class=${`bar ${color} ${opened === each.id ? "chosen" : ""}`} data-testid="tx-bar" data-id=${each.id} onClick=${() => onOpen(each.id)}>
-          <title>${`${each.clientId || "unnamed"}, ${STATES[each.state]?.[0] ?? each.state}, ${duration(until - each.startedMs)}`}</title>
-          <rect x=${x(each.startedMs)} y=${y + 3} width=${Math.max(3, x(until) - x(each.startedMs))} height=${BAR_PX - 6} />
-          ${each.state === "in_progress" && each.expiresMs > now && html`<rect class="left" x=${x(now)} y=${y + 6} width=${x(each.expiresMs) - x(now)} height="2" />`}
-        </g>`;
+        const name = each.clientId || "unnamed";
+        return html`<div key=${each.id} class=${`lane ${color} ${opened === each.id ? "chosen" : ""}`} data-testid="tx-bar" data-id=${each.id} title=${`${name}, ${word}, ${duration(until - each.startedMs)}`} onClick=${() => onOpen(each.id)}>
+          <span class="bar" style=${between(each.startedMs, until)}></span>
+          ${each.state === "in_progress" && each.expiresMs > now && html`<span class="bar left" style=${between(now, each.expiresMs)}></span>`}
+          <span class="name" style=${at(each.startedMs) > 60 ? { right: `${100 - at(each.startedMs)}%` } : { left: `${at(each.startedMs)}%` }}>${name}</span>
+        </div>`;
       })}
-    </svg>
+    </div>
     <div class="ends"><span>${time(start)}</span><span>${end > now + 1000 ? `${time(end)}, the last deadline` : "now"}</span></div>
   </div>`;
 }

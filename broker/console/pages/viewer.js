@@ -1,6 +1,6 @@
 // The messages of a topic, looked at without being consumed.
 
-import { Problem, ask, askKnown, topicPath } from "../api.js";
+import { Problem, ask, get, topicPath } from "../api.js";
 import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, position, time, timeOfId } from "../format.js";
 import { Component, ErrorPanel, TableFrame, copy, createRef, goQuery, html } from "../ui.js";
 
@@ -34,6 +34,7 @@ export class Viewer extends Component {
   }
 
   componentDidMount() {
+    this.props.mounted(this);
     this.show();
     this.measure();
   }
@@ -46,6 +47,7 @@ export class Viewer extends Component {
 
   componentWillUnmount() {
     this.gone = true;
+    this.props.mounted(null);
   }
 
   get query() {
@@ -67,8 +69,9 @@ export class Viewer extends Component {
 
   async fetch(bounds, limit = PAGE) {
     const filter = this.query.get("filter");
-    const answer = await askKnown(this.path("messages"), { limit, payload: "base64", longs: "string", payloadBytes: GLANCE_BYTES, filter, ...bounds });
-    return { rows: answer.data, more: answer.headers.get("Plainsong-End") === "more", scanned: answer.headers.get("Plainsong-Scanned") };
+    const answer = await ask(this.path("messages"), { query: { limit, payload: "base64", longs: "string", payloadBytes: GLANCE_BYTES, filter, ...bounds } });
+    const { headers } = answer;
+    return { rows: answer.data, more: headers.get("Plainsong-End") === "more", lastId: headers.get("Plainsong-Last-Id"), scanned: headers.get("Plainsong-Scanned") };
   }
 
   // The rows that the URL asks for.
@@ -80,7 +83,7 @@ export class Viewer extends Component {
       const found = await this.fetch(descending ? { order: "desc", to } : { from });
       if (turn !== this.turn || this.gone) return;
       const rows = descending === this.newestFirst ? found.rows : [...found.rows].reverse();
-      this.setState({ rows, more: found.more, descending, scanned: found.scanned, error: null });
+      this.setState({ rows, more: found.more, lastId: found.lastId, descending, scanned: found.scanned, error: null });
       await this.open();
     } catch (error) {
       if (!(error instanceof Problem)) return this.props.app.live.lost();
@@ -102,7 +105,7 @@ export class Viewer extends Component {
     let at = low;
     // As many pages as it takes: between the rows of a filter there may be many others.
     for (let pages = 0; pages < 3 && at <= high; pages += 1) {
-      const found = (await askKnown(this.path("messages"), { ...glance, from: at, to: idAfter(high) })).data;
+      const found = await get(this.path("messages"), { ...glance, from: at, to: idAfter(high) });
       for (const each of found) now.set(each.id, each);
       if (found.length < MOST_ROWS) {
         at = idAfter(high);
@@ -137,7 +140,7 @@ export class Viewer extends Component {
       const { stats, now } = this.props;
       this.measured = end;
       this.measuredAt = Date.now();
-      const start = stats.oldestAgeMs == null ? now : now - stats.oldestAgeMs;
+      const start = stats.oldestId === null ? now : timeOfId(stats.oldestId);
       const newest = stats.newestId === null ? start : timeOfId(stats.newestId);
       this.setState({ start, bins: density([start, ...splits.map(timeOfId), newest + 1], now) });
     } catch (error) {
@@ -155,7 +158,7 @@ export class Viewer extends Component {
     if (!id) return this.setState({ opened: null });
     if (this.state.opened?.id === id) return;
     try {
-      const [message] = (await askKnown(this.path("messages"), { from: id, to: idAfter(id), limit: 1, payload: "base64", longs: "string", payloadBytes: FIRST_BYTES })).data;
+      const [message] = await get(this.path("messages"), { from: id, to: idAfter(id), limit: 1, payload: "base64", longs: "string", payloadBytes: FIRST_BYTES });
       if (this.gone || this.query.get("open") !== id) return;
       if (!message) return this.setState({ opened: { id, missing: true } });
       const data = message.payload == null ? null : fromBase64(message.payload.base64);
@@ -213,20 +216,26 @@ export class Viewer extends Component {
     goQuery({ from: at, to: null, sort: "asc", follow: null });
   }
 
+  // What looks for a text goes on where it stopped, which may be far beyond the last that it found.
   older() {
-    const [low] = this.ends(this.state.rows);
-    goQuery({ to: low, from: null, follow: null });
+    const { rows, descending, lastId } = this.state;
+    goQuery({ to: descending && lastId ? lastId : this.ends(rows)[0], from: null, follow: null });
   }
 
   newer() {
-    const [, high] = this.ends(this.state.rows);
-    goQuery({ from: idAfter(high), to: null, follow: null });
+    const { rows, descending, lastId } = this.state;
+    goQuery({ from: idAfter(!descending && lastId ? lastId : this.ends(rows)[1]), to: null, follow: null });
+  }
+
+  goesOn(down) {
+    const { rows, more, descending, lastId } = this.state;
+    return rows?.length > 0 || Boolean(rows && more && lastId && descending === down);
   }
 
   render({ stats, now }, { rows, error, opened, bins, start, scanned, more }) {
     const view = this.query.get("view") ?? "text";
     const none = !rows?.length;
-    const oldest = start ?? (stats.oldestAgeMs == null ? now : now - stats.oldestAgeMs);
+    const oldest = start ?? (stats.oldestId === null ? now : timeOfId(stats.oldestId));
     const filtered = this.query.get("filter");
     return html`<section aria-labelledby="messages-title" class="viewer">
       <h2 id="messages-title">Messages</h2>
@@ -242,8 +251,8 @@ export class Viewer extends Component {
         <span class="group" role="group" aria-label="Go to">
           <button type="button" data-testid="from-oldest" onClick=${() => goQuery({ from: null, to: null, sort: "asc", follow: null })}>Oldest</button>
           <button type="button" data-testid="from-newest" onClick=${() => goQuery({ from: null, to: null, sort: null })}>Newest</button>
-          <button type="button" data-testid="older" disabled=${none} onClick=${() => this.older()}>Older</button>
-          <button type="button" data-testid="newer" disabled=${none} onClick=${() => this.newer()}>Newer</button>
+          <button type="button" data-testid="older" disabled=${!this.goesOn(true)} onClick=${() => this.older()}>Older</button>
+          <button type="button" data-testid="newer" disabled=${!this.goesOn(false)} onClick=${() => this.newer()}>Newer</button>
           <button type="button" data-testid="follow" aria-pressed=${this.following} onClick=${() => goQuery(this.following ? { follow: null } : { follow: 1, from: null, to: null, sort: null })}>Follow</button>
         </span>
         <span class="group" role="group" aria-label="Show payloads as">
@@ -395,7 +404,7 @@ class Timeline extends Component {
     const at = Math.round((SLIDER_STEPS * Math.min(1, Math.max(0, (shown - start) / span))));
     return html`<div class="timeline">
       <svg viewBox=${`0 0 ${BINS} 20`} preserveAspectRatio="none" aria-hidden="true">
-        ${bins?.map((value, i) => value > 0 && html`<rect x=${i + 0.1} width="0.8" y=${20 - Math.max(1, (20 * value) / most)} height=${Math.max(1, (20 * value) / most)} />`)}
+        ${bins?.map((value, i) => value > 0 && html`<rect x=${i + 0.1} width="0.8" y=${20 - (20 * value) / most} height=${(20 * value) / most} />`)}
       </svg>
       <input type="range" data-testid="slider" aria-label="Position in time" aria-valuetext=${time(shown)} min="0" max=${SLIDER_STEPS} value=${at}
         onChange=${(event) => onMove(Math.round(start + (span * event.currentTarget.value) / SLIDER_STEPS))} />

@@ -1,0 +1,202 @@
+"""A real Chromium that looks at the console of a real daemon; what it waits for are states, never times."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
+from selenium.webdriver import ActionChains, Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
+
+T = TypeVar("T")
+AXE = Path(__file__).parent / "vendor/axe.min.js"
+#: What waits for longer has failed.
+PATIENCE_S = 20.0
+#: A page is loaded without asking anybody but the daemon for anything.
+OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-extensions", "--hide-scrollbars", "--force-color-profile=srgb", "--window-size=1280,900"),
+)
+
+
+class NoBrowser(Exception):
+    """There is no Chromium here, or no driver for it."""
+
+
+def start_browser(downloads: Path) -> Chrome:
+    """Raises NoBrowser."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        raise NoBrowser("chromium and chromedriver are not on the path (etc/tools fetches them)")
+    options = ChromeOptions()
+    options.binary_location = chromium
+    for each in OPTIONS:
+        options.add_argument(each)
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return Chrome(options=options, service=Service(driver))
+
+
+class Screen:
+    """The browser's window, and what a user does with it."""
+
+    def __init__(self, browser: Chrome, url: str) -> None:
+        self.browser = browser
+        self.url = url
+
+    # --- going somewhere -----------------------------------------------------------------------
+
+    def open(self, path: str, shows: str | None = None) -> Screen:
+        """Loads a page, and waits until it shows an element of this kind."""
+        self.browser.get(self.url + path)
+        if shows is not None:
+            self.one(shows)
+        return self
+
+    @property
+    def path(self) -> str:
+        return self.browser.current_url.removeprefix(self.url)
+
+    def theme(self, name: str) -> None:
+        """Of the system."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def size(self, width: int, height: int = 900) -> None:
+        """The page's, whatever the window's smallest size is."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def as_it_was(self) -> None:
+        """Nothing is left of a test: no page, no token, no theme, no size."""
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        self.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        with suppress(Exception):
+            self.run("sessionStorage.clear(); localStorage.clear();")
+        self.browser.get("about:blank")
+        self.browser.get_log("browser")
+
+    # --- seeing --------------------------------------------------------------------------------
+
+    def until(self, what: str, holds: Callable[[], T]) -> T:
+        """The first true value; what is drawn anew meanwhile is looked at again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            value = None
+            with suppress(StaleElementReferenceException, NoSuchElementException, IndexError):
+                value = holds()
+            if value:
+                return value
+            if time.monotonic() > deadline:
+                raise AssertionError(f"still not so: {what}\n{self.text()[:4000]}")
+            time.sleep(0.03)
+
+    def all(self, testid: str, **data: str) -> list[WebElement]:
+        """What is there now; ``data`` are values of its data attributes."""
+        more = "".join(f'[data-{name}="{value}"]' for name, value in data.items())
+        return self.browser.find_elements(By.CSS_SELECTOR, f'[data-testid="{testid}"]{more}')
+
+    def one(self, testid: str, **data: str) -> WebElement:
+        """The one that is there, as soon as it is."""
+        return self.until(f"{testid} {data or ''} is shown", lambda: self.all(testid, **data)[0])
+
+    def gone(self, testid: str, **data: str) -> None:
+        self.until(f"{testid} {data or ''} is gone", lambda: not self.all(testid, **data))
+
+    def says(self, testid: str, *words: str, **data: str) -> str:
+        """The text of an element, as soon as it has all of these words."""
+
+        def text() -> str | None:
+            found = self.all(testid, **data)[0].text
+            return found if all(each in found for each in words) else None
+
+        return self.until(f"{testid} says {words}", text)  # type: ignore[return-value]
+
+    def text(self) -> str:
+        return str(self.run("return document.body ? document.body.innerText : ''"))
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def payload(self) -> str:
+        """The exact text of the open message as it is shown."""
+        return str(self.run("""return document.querySelector('pre[data-testid="message-payload"]')?.textContent"""))
+
+    def rows(self) -> list[str]:
+        """The ids of the messages in sight, from top to bottom."""
+        found = self.run(
+            """return [...document.querySelectorAll('[data-testid="message-row"]')].map(e => e.dataset.id)"""
+        )
+        return list(found)
+
+    # --- doing ---------------------------------------------------------------------------------
+
+    def click(self, testid: str, **data: str) -> None:
+        def clicked() -> bool:
+            element = self.all(testid, **data)[0]
+            if not element.is_enabled():
+                return False
+            with suppress(ElementClickInterceptedException):
+                element.click()
+                return True
+            return False
+
+        self.until(f"{testid} {data or ''} can be clicked", clicked)
+
+    def type(self, testid: str, text: str, *, enter: bool = False) -> None:
+        """In place of what the field has."""
+        field = self.one(testid)
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(text or Keys.DELETE)
+        if enter:
+            field.send_keys(Keys.ENTER)
+
+    def choose(self, testid: str, value: str) -> None:
+        Select(self.one(testid)).select_by_value(value)
+
+    def press(self, *keys: str) -> None:
+        ActionChains(self.browser).send_keys(*keys).perform()
+
+    def focused(self, attribute: str) -> str | None:
+        """An attribute of what has the focus."""
+        return self.browser.switch_to.active_element.get_attribute(attribute)
+
+    # --- judging -------------------------------------------------------------------------------
+
+    def complaints(self) -> list[str]:
+        """What the browser has said since the last time: scripts that failed, anything the policy forbade."""
+        return [
+            entry["message"]
+            for entry in self.browser.get_log("browser")
+            if entry["level"] == "SEVERE" and "Failed to load resource" not in entry["message"]
+        ]
+
+    def accessibility(self) -> list[str]:
+        """What axe-core finds serious or critical on the page."""
+        self.run(AXE.read_text(encoding="utf-8"))
+        found = self.browser.execute_async_script(
+            """
+            const done = arguments[arguments.length - 1];
+            axe.run(document, {resultTypes: ["violations"]}).then(r => done(JSON.stringify(r.violations)), e => done(String(e)));
+            """
+        )
+        return [
+            f"{each['id']}: {each['help']}: {[node['target'] for node in each['nodes']][:3]}"
+            for each in json.loads(found)
+            if each["impact"] in ("serious", "critical")
+        ]

@@ -1,0 +1,243 @@
+"""The viewer: messages are found, opened and copied, whatever they hold, and none is consumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from plainsong import Client
+from tests.console.screen import Screen
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def hundred(client: Client) -> list[str]:
+    """The ids of a hundred and twenty messages of the topic ``t``, oldest first."""
+    client.create_topic("t")
+    client.publish("t", [b"message %03d" % n for n in range(120)])
+    return [seen.id.hex() for seen in client.messages("t", limit=1000)]
+
+
+def opened(screen: Screen, message_id: str) -> None:
+    screen.click("message-row", id=message_id)
+    screen.one("copy-id")
+
+
+def test_it_begins_with_the_newest_and_goes_to_older_and_newer_pages(screen: Screen, hundred, ns: str):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    assert screen.rows() == hundred[:-51:-1]
+    screen.click("older")
+    screen.until("the page before", lambda: screen.rows() == hundred[-51:-101:-1])
+    screen.click("older")
+    screen.until("the first page", lambda: screen.rows() == hundred[-101::-1])
+    screen.click("newer")
+    screen.until("the second page", lambda: screen.rows() == hundred[20:70][::-1])
+    screen.click("from-oldest")
+    screen.until("oldest first", lambda: screen.rows() == hundred[:50])
+    screen.click("newer")
+    screen.until("the next page", lambda: screen.rows() == hundred[50:100])
+    screen.click("from-newest")
+    screen.until("newest first", lambda: screen.rows() == hundred[:-51:-1])
+
+
+def test_what_one_looks_at_is_in_the_address(screen: Screen, hundred, ns: str):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.click("from-oldest")
+    screen.until("oldest first", lambda: screen.rows()[:1] == hundred[:1])
+    opened(screen, hundred[7])
+    screen.click("view-hex")
+    path = screen.path
+    screen.open("/console/cluster", "instance-row")
+    screen.open(path, "copy-id")
+    assert screen.rows() == hundred[:50]
+    assert screen.one("message-row", id=hundred[7]).find_elements("css selector", "pre.hex")
+
+
+def test_a_jump_goes_to_an_id_to_a_time_and_to_a_while_ago(screen: Screen, hundred, ns: str):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.type("jump", hundred[40], enter=True)
+    screen.until("from that id", lambda: screen.rows() == hundred[40:90])
+    screen.type("jump", str(int(hundred[0][:16], 16)), enter=True)
+    screen.until("from that time", lambda: screen.rows() == hundred[:50])
+    screen.type("jump", "1d", enter=True)
+    screen.until("from a day ago", lambda: "from=" in screen.path and screen.rows() == hundred[:50])
+    before = screen.path
+    screen.type("jump", "yesterday-ish", enter=True)
+    assert screen.path == before
+
+
+def test_a_follower_gets_what_is_new_on_top_and_an_open_message_stays(screen: Screen, client: Client, hundred, ns: str):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    opened(screen, hundred[-1])
+    screen.click("follow")
+    client.publish("t", [b"news"])
+    screen.until("it is there", lambda: len(screen.rows()) == 51)
+    assert screen.rows()[1] == hundred[-1]
+    assert "message 119" in screen.says("message-row", "message 119", id=hundred[-1])
+    assert screen.one("copy-id").is_displayed()
+
+
+def test_messages_that_contain_a_text_are_found(screen: Screen, hundred, ns: str):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.type("message-filter", "message 07", enter=True)
+    screen.until("ten of them", lambda: screen.rows() == hundred[70:80][::-1])
+
+
+def test_states_are_words(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    client.publish("t", [b"plain"])
+    aborted, committed, held = (client.transactions.begin(client_id=name, timeout_s=300) for name in "abc")
+    client.publish("t", [b"aborted"], transaction=aborted)
+    client.publish("t", [b"committed"], transaction=committed)
+    client.publish("t", [b"open"], transaction=held)
+    client.transactions.abort(aborted)
+    client.transactions.commit(committed)
+    screen.open(f"/console/topics/{ns}/t?sort=asc", "message-row")
+    words = [each.text for each in screen.all("message-state")]
+    assert words == ["plain", "rolled back", "committed", "open"]
+    client.transactions.commit(held)
+    screen.until("it is committed", lambda: screen.all("message-state")[3].text == "committed")
+
+
+def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    text = b'  {"big": 12345678901234567890123,\t"small": 1.10, "e": 1e5, "z": 1, "a": "\\u0041 \\" x"}  \n\n'
+    client.publish("t", [text])
+    (message,) = client.messages("t")
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    opened(screen, message.id.hex())
+    assert screen.payload() == text.decode()
+    screen.click("view-json")
+    screen.until("it is formatted", lambda: screen.payload() != text.decode())
+    assert screen.payload() == (
+        '{\n  "big": 12345678901234567890123,\n  "small": 1.10,\n  "e": 1e5,\n  "z": 1,\n  "a": "\\u0041 \\" x"\n}'
+    )
+    screen.click("view-hex")
+    screen.until("bytes", lambda: screen.payload().startswith("00000000  20 20 7b 22"))
+
+
+def test_bytes_that_are_no_text_are_shown_as_bytes(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    client.publish("t", [bytes(range(256))])
+    (message,) = client.messages("t")
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    opened(screen, message.id.hex())
+    lines = screen.payload().splitlines()
+    assert len(lines) == 16
+    assert lines[15] == "000000f0  f0 f1 f2 f3 f4 f5 f6 f7  f8 f9 fa fb fc fd fe ff  ................"
+
+
+HOSTILE = [
+    b"<script>window.hurt = 1</script>",
+    b"<img src=x onerror='window.hurt = 1'>",
+    b'"><svg onload=window.hurt=1>',
+    b"javascript:window.hurt=1",
+    b"</pre></td></tr></table><h1>hello</h1>",
+    "\u202e right to left \u0000 nothing \u2028 line".encode(),
+    b"{" * 5000,
+    b"",
+    b"\xef\xbb\xbfwith a mark",
+    b"\xff\xfe" * 100,
+]
+
+
+def test_hostile_payloads_and_attributes_are_text(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    for payload in HOSTILE:
+        client.publish(
+            "t", [payload], attributes={"<b>name</b>": "<img src=x onerror='window.hurt=1'>", "__proto__": "x"}
+        )
+    screen.open(f"/console/topics/{ns}/t?sort=asc", "message-row")
+    for message in client.messages("t"):
+        for view in ("text", "json", "hex"):
+            screen.click(f"view-{view}")
+            if f"open={message.id.hex()}" not in screen.path:
+                opened(screen, message.id.hex())
+            screen.until("the payload", lambda: screen.all("message-payload"))
+        screen.click("view-text")
+        try:
+            text = message.payload.decode()
+        except UnicodeDecodeError:
+            continue
+        screen.until("its exact text", lambda text=text: screen.payload() == text)
+        assert "<b>name</b>" in screen.one("message-attributes").text
+    assert screen.run("return window.hurt") is None
+    assert not screen.browser.find_elements("css selector", "main script, main img, main h1 ~ h1")
+
+
+def test_eight_mebibytes_show_their_first_64_kib_at_once_and_all_of_it_within_two_seconds(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    line = b'{"n": "' + b"abcdefgh" * 120 + b'"}\n'
+    large = (line * (8 * MIB // len(line) + 1))[: 8 * MIB - 1000]
+    client.publish("t", [large])
+    client.publish("t", [b"x" * 100_000])
+    ids = [seen.id.hex() for seen in client.messages("t")]
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.says("message-row", "8.0 MiB", id=ids[0])
+    opened(screen, ids[0])
+    screen.until("the beginning", lambda: len(screen.payload()) == 64 * 1024)
+    began = time.monotonic()
+    screen.click("message-whole")
+    screen.until("all of it", lambda: len(screen.payload()) == len(large))
+    screen.run("return document.querySelector('pre').getBoundingClientRect().height")  # it is laid out
+    assert time.monotonic() - began < 2.0
+    assert screen.payload() == large.decode()
+    screen.click("view-hex")
+    screen.until("a page of bytes", lambda: len(screen.payload().splitlines()) == 256)
+    screen.click("hex-next")
+    screen.until("the next page", lambda: screen.payload().startswith("00001000"))
+    assert len(screen.browser.find_elements("css selector", "main *")) < 3000
+
+
+def test_the_calls_that_are_copied_fetch_this_very_message(screen: Screen, client: Client, hundred, ns: str, tmp_path):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    opened(screen, hundred[-3])
+    curl = screen.one("copy-curl").get_attribute("title")
+    python = screen.one("copy-python").get_attribute("title")
+    assert subprocess.run(["bash", "-c", f"{curl} -s"], capture_output=True, check=True).stdout == b"message 117"
+    program = tmp_path / "program.py"
+    program.write_text(python)
+    assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout == b"b'message 117'\n"
+    for kind in ("copy-curl", "copy-python", "copy-id"):
+        screen.click(kind)
+        screen.says("toast", "copied")
+    screen.run("document.querySelector('[data-testid=jump]').focus()")
+    screen.one("jump").send_keys(Keys.CONTROL, "v")
+    screen.until("the id is in the clipboard", lambda: screen.one("jump").get_attribute("value") == hundred[-3])
+
+
+def test_a_download_has_the_bytes_of_the_message(screen: Screen, client: Client, ns: str, tmp_path):
+    client.create_topic("t")
+    payload = bytes(range(256)) * 1000
+    client.publish("t", [payload])
+    (message,) = client.messages("t")
+    screen.browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    opened(screen, message.id.hex())
+    screen.click("message-download")
+    saved = tmp_path / f"t-{message.id.hex()}.bin"
+    screen.until("it is saved", lambda: saved.exists() and saved.stat().st_size == len(payload))
+    assert saved.read_bytes() == payload
+
+
+def test_the_slider_goes_to_a_time(screen: Screen, client: Client, hundred, ns: str):
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.run(
+        "const s = document.querySelector('[data-testid=slider]'); s.value = 0; s.dispatchEvent(new Event('change'))"
+    )
+    screen.until("from the oldest", lambda: screen.rows() == hundred[:50])
+
+
+def test_looking_consumes_nothing(screen: Screen, client: Client, hundred, ns: str):
+    client.set_reader("t", "r", "0" * 40)
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    opened(screen, hundred[-1])
+    assert client.reader("t", "r")["position"] == "0" * 40
+    assert client.stats("t")["pollPerSecond"] == 0
