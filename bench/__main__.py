@@ -26,6 +26,7 @@ from bench.evenness import CONDITIONS, measure_evenness
 from bench.front import measure_front
 from bench.growth import measure_growth
 from bench.hbase import measure_hbase
+from bench.hostile import measure_hostile
 from bench.memory import measure_memory
 from bench.polling import measure_polling
 from bench.producers import measure_producers
@@ -59,6 +60,7 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "hbase": measure_hbase,
     "cluster": measure_cluster,
     "front": measure_front,
+    "hostile": measure_hostile,
 }
 
 

@@ -16,6 +16,7 @@ In the opposite order a parked poll would hold the exit for the server's whole g
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -120,6 +121,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)
                 servers.start_soon(verify_advertised_address, membership.me.name, address)
+            gc.freeze()  # what is loaded stays: to look through it for garbage would hold the loop for tens of milliseconds
             announce(_running(daemon, membership, addresses, thrift, testing))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)

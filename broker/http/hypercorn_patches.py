@@ -6,6 +6,7 @@ and refuses them before the application sees them.
 
 from __future__ import annotations
 
+import re
 import ssl
 from contextlib import contextmanager
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 import trio
+from h11._readers import ChunkedReader
 from hypercorn.events import Closed, Updated
 from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
@@ -23,6 +25,7 @@ from broker.http.messages import answer_for, new_request_id, sane_request_id, st
 from broker.http.peer import NO_PEER
 from broker.http.tls_socket import TlsStream
 from broker.http.websocket import StreamSocket
+from broker.http.wire import MAX_LINE_BYTES, reason_phrase
 from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from broker.http.peer import Peer
     from broker.security.guard import Admission, Guard
 
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
 #: The key of a scope's ``extensions`` for the request's ``Passage``.
@@ -350,12 +354,38 @@ def _is_endless(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 # --- HTTP/1.1 --------------------------------------------------------------------------------------
 
 
+class _StrictChunks(ChunkedReader):
+    """Takes no line of a chunked body that ends in a bare LF, or does not end: as ``wire.ChunkedBody``.
+
+    h11 waits for the CRLF behind it, and takes bare LFs in trailers.
+    """
+
+    def __call__(self, buf: Any) -> Any:
+        """See h11's readers."""
+        data = buf._data  # a copy for each of many small chunks would take as long as all of them
+        if self._reading_trailer:
+            is_refused = _BARE_LF.search(data) is not None
+        elif self._bytes_in_chunk or self._bytes_to_discard:
+            is_refused = False
+        else:
+            end = data.find(b"\n", 0, MAX_LINE_BYTES + 2)
+            is_refused = not data.endswith(b"\r", 0, end) if end >= 0 else len(data) > MAX_LINE_BYTES
+        if is_refused:
+            raise h11.LocalProtocolError("a line of the chunked body does not end")
+        return super().__call__(buf)
+
+
 class _LastAnswerFirst(h11.Connection):
     """Drops what a client sends after its last request.
 
     h11 treats that as an error, and hypercorn then closes the connection while the last answer is being sent: a client
     with pipelined requests behind our ``Connection: close`` would lose it.
     """
+
+    def _get_io_object(self, role: Any, event: Any, io_dict: Any) -> Any:
+        """What reads or writes in the present state."""
+        found = super()._get_io_object(role, event, io_dict)
+        return _StrictChunks() if type(found) is ChunkedReader else found
 
     def receive_data(self, data: bytes) -> None:
         """Feeds ``data``, unless no request can follow."""
@@ -405,6 +435,17 @@ class RefusingH11(H11Protocol):
             state=self.connection_state,
         )
         await socket.handle(begun)
+
+    async def _send_h11_event(self, event: Any) -> None:
+        """Sends an event; the head of an answer with the reason phrase that the lane's has."""
+        if isinstance(event, h11.Response | h11.InformationalResponse) and not event.reason:
+            event = type(event)(
+                status_code=event.status_code,
+                headers=event.headers,
+                http_version=event.http_version,
+                reason=reason_phrase(event.status_code).encode("ascii"),
+            )
+        await super()._send_h11_event(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Finds HTTP/2 whose client knew of it; an upgrade to h2c is ignored, which HTTP allows.

@@ -28,6 +28,8 @@ _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 MAX_READY = 128
 #: How often connections that rest too long, and requests that wait too long, are looked for.
 SWEEP_S = 0.25
+#: So many are ended in one turn of the loop.
+SWEPT_AT_ONCE = 8
 
 
 class Socket(Protocol):
@@ -139,20 +141,28 @@ class Reactor:
             member.give_up()
 
     async def sweep(self) -> NoReturn:
-        """End what takes too long."""
+        """End what takes too long, a little at a time: a thousand may be due at once, and each wakes a task."""
         while True:
             await trio.sleep(SWEEP_S)
             now_s = trio.current_time()
-            for waiting in self._timed.values():
+            for waiting in list(self._timed.values()):
+                ended = 0
                 while waiting:
                     member, (due_s, expired) = next(iter(waiting.items()))
                     if due_s > now_s:
                         break
                     del waiting[member]
                     expired()
+                    ended += 1
+                    if not ended % SWEPT_AT_ONCE:
+                        await trio.lowlevel.checkpoint()
+            ended = 0
             while self._resting:
                 member, since_s = next(iter(self._resting.items()))
                 if since_s + self._keep_alive_s > now_s:
                     break
                 del self._resting[member]
                 member.give_up()
+                ended += 1
+                if not ended % SWEPT_AT_ONCE:
+                    await trio.lowlevel.checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import socket
 from collections import OrderedDict
@@ -392,4 +393,6 @@ class _Hypercorn:
     def _load(self) -> HypercornServer:
         from broker.http.hypercorn_server import HypercornServer
 
-        return HypercornServer(self._build(), self._settings, self._budget, self._check, self._begin, self._guard)
+        application = self._build()
+        gc.freeze()  # as after the start: what was loaded stays
+        return HypercornServer(application, self._settings, self._budget, self._check, self._begin, self._guard)

@@ -27,6 +27,11 @@ LAST_CHUNK = b"0\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
+def reason_phrase(status: int) -> str:
+    """The phrase behind ``status`` in the first line of an answer."""
+    return HTTPStatus(status).phrase
+
+
 class _Dates:
     """The ``Date`` header, made once a second."""
 

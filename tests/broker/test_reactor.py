@@ -17,7 +17,7 @@ from broker.api.routes import ROUTES
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
 from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, Lane
 from broker.http.messages import Answer
-from broker.http.reactor import SWEEP_S
+from broker.http.reactor import SWEEP_S, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
 from plainsong.protocol.errors import TopicNotFound
 
@@ -348,3 +348,41 @@ async def test_a_large_answer_is_left_to_the_task_and_counted():
         await client.send_all(post("task/publish", b"on"))
         assert (await client.reply()).body == b"task:on"
         assert server.by_task == 1
+
+
+class LoopTurns(trio.abc.Instrument):
+    """Counts the turns of the event loop, and what was ended in each."""
+
+    def __init__(self) -> None:
+        self.ended = [0]
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.ended.append(0)
+
+
+class Waiting:
+    """A member that is ended."""
+
+    def __init__(self, turns: LoopTurns) -> None:
+        self.turns = turns
+
+    def readable(self, events: int = 0) -> None:
+        raise AssertionError("nothing comes")
+
+    def give_up(self) -> None:
+        self.turns.ended[-1] += 1
+
+
+async def test_a_thousand_time_outs_at_once_are_spread_over_turns_of_the_loop(autojump_clock):
+    reactor, turns = Reactor(keep_alive_s=3.0), LoopTurns()
+    trio.lowlevel.add_instrument(turns)
+    for _ in range(1000):
+        member = Waiting(turns)
+        reactor.rests(member)
+        reactor.expire(member, 1.0, member.give_up)
+    with trio.move_on_after(5):
+        await reactor.sweep()
+    trio.lowlevel.remove_instrument(turns)
+    reactor.close()
+    assert sum(turns.ended) == 2000
+    assert max(turns.ended) <= 2 * SWEPT_AT_ONCE
