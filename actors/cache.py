@@ -95,7 +95,7 @@ class TopicCache:
             self.prefix = prefix
         if not self.chunks:
             self.since = since
-        if not self.chunks or self.chunks[-1].size >= SEAL_BYTES:
+        if not self.chunks or self.chunks[-1].is_sealed:
             chunk = Chunk(items[0][1 : 1 + ID_BYTES])
             self.chunks.append(chunk)
             self.budget.opened(self, chunk)
@@ -104,6 +104,24 @@ class TopicCache:
         if chunk.size >= SEAL_BYTES:
             grown -= chunk.seal()
         self.budget.changed(grown)
+
+    def append_wire(self, prefix: bytes, wire: bytes, offsets: array[int], since: bytes) -> None:
+        """As ``append``, of many items that are one ``bytes`` already, and have nothing beside.
+
+        Args:
+          offsets: where in ``wire`` each item begins, and its end.
+        """
+        if prefix != self.prefix:
+            self.clear()
+            self.prefix = prefix
+        if not self.chunks:
+            self.since = since
+        elif not self.chunks[-1].is_sealed:
+            self.budget.changed(-self.chunks[-1].seal())
+        chunk = Chunk(wire[1 : 1 + ID_BYTES])
+        self.chunks.append(chunk)
+        self.budget.opened(self, chunk)
+        self.budget.changed(chunk.hold(wire, offsets))
 
     def roll_back(self, prefix: bytes, pointer: int, first: bytes, last: bytes) -> None:
         """Invert the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last``.
@@ -178,6 +196,19 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self._offsets) - 1 if self._items is None else len(self._items)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether no more items are added."""
+        return self._items is None
+
+    def hold(self, wire: bytes, offsets: array[int]) -> int:
+        """Hold these items and no others; returns the cost added."""
+        self._wire, self._offsets, self._items = wire, offsets, None
+        self.size = len(wire)
+        grown = len(wire) + offsets.itemsize * (len(offsets) - 1)
+        self.cost += grown
+        return grown
 
     def append(
         self,

@@ -19,7 +19,7 @@ from actors.observe import NoObserver
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
-from plainsong.protocol.ids import ID_BYTES, after
+from plainsong.protocol.ids import after
 from plainsong.protocol.topic.asks import (
     Describe,
     GetProducer,
@@ -65,6 +65,8 @@ MAX_OPENING = 16
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TOPIC_READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
+#: From so many messages on, those of a commit get a chunk of the cache to themselves.
+MANY_ITEMS = 256
 #: Requests whose messages a commit publishes.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
@@ -236,10 +238,16 @@ class TopicActor(Actor[TopicCore, Step]):
             if batch.restart is not None:
                 self._cache.clear()
                 since = batch.restart
-            if batch.items:
-                self._cache.append(batch_prefix, batch.items, batch.expiries, since, batch.pointers, batch.attributes)
+            if batch.has_items:
+                wire = batch.plain_wire() if len(batch) >= MANY_ITEMS else None
+                if wire is not None:
+                    self._cache.append_wire(batch_prefix, *wire, since)
+                else:
+                    self._cache.append(
+                        batch_prefix, batch.items, batch.expiries, since, batch.pointers, batch.attributes
+                    )
                 # A cache that could not hold this batch begins anew behind it.
-                since = after(batch.items[-1][1 : 1 + ID_BYTES])
+                since = after(batch.last_id)
         for pointer, first, last in step.rolled_back:
             self._cache.roll_back(prefix, pointer, first, last)
 

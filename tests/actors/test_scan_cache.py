@@ -14,10 +14,12 @@ from trio.testing import wait_all_tasks_blocked
 from actors.cache import SEAL_BYTES, CacheBudget, TopicCache
 from actors.reading import read_page
 from plainsong.protocol.errors import OutcomeUnknown, TopicNotFound
-from plainsong.protocol.ids import FIRST_BOUND, after, pack_id
+from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, after, pack_id
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
 from plainsong.protocol.topic.asks import Cleaned, PlanCleaning, Remove, SetProperties, SliceCleaned, Undelete
+from plainsong.protocol.topic.row_batch import RowBatch
+from plainsong.protocol.topic.state import PositionSequence
 from storage.base import StoreError
 
 OTHER = TopicName("ns", "other")
@@ -251,6 +253,60 @@ async def test_an_end_bound_cuts_a_cached_page_as_one_from_the_store():
             ]
             assert list(pages[0].messages()) == list(pages[1].messages())
             assert (pages[0].last_id, pages[0].end) == (pages[1].last_id, pages[1].end)
+
+
+requests = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 300), min_size=1, max_size=30), st.sampled_from(["plain"] * 4 + ["ttl", "pointer"])
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.lists(requests, min_size=1, max_size=6), st.sampled_from([1, 10, 40]))
+def test_many_messages_at_once_are_cached_as_they_are_one_by_one(commits, many):
+    """Whole commits of plain messages become chunks of their own; what a reader gets is the same."""
+    one_by_one, at_once = TopicCache(CacheBudget(1 << 20)), TopicCache(CacheBudget(1 << 20))
+    sequence = PositionSequence()
+    since = FIRST_BOUND
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.cache.SEAL_BYTES", 2_000)
+        for commit in commits:
+            batch, every = RowBatch(), []
+            for sizes, kind in commit:
+                runs = sequence.take(START_MS, len(sizes))
+                messages = [bytes([size % 256]) * size for size in sizes]
+                batch.add(runs, messages, [5] * len(sizes) if kind == "ttl" else None, 7 if kind == "pointer" else None)
+                (run,) = runs
+                every += [
+                    item(pack_id(run.ts_ms, run.first + index), message) for index, message in enumerate(messages)
+                ]
+            assert batch.last_id == every[-1][1 : 1 + ID_BYTES]
+            wire = batch.plain_wire() if len(batch) >= many else None
+            if wire is not None:
+                assert all(kind == "plain" for _, kind in commit)
+                at_once.append_wire(b"p", *wire, since)
+            else:
+                at_once.append(b"p", batch.items, batch.expiries, since, batch.pointers)
+            assert batch.items == every
+            one_by_one.append(b"p", every, batch.expiries, since, batch.pointers)
+            since = after(batch.last_id)
+            assert at_once.budget.bytes == costs(at_once)
+    assert _told(at_once) == _told(one_by_one)
+
+
+def _told(cache):
+    """All that readers learn of a cache, item by item."""
+    told = []
+    for chunk in cache.chunks:
+        pointers = {at: pointer for start, stop, pointer in chunk.runs for at in range(start, stop)}
+        for at in range(len(chunk)):
+            found = chunk.slice(at, at + 1)
+            assert chunk.id_at(at) == found[1 : 1 + ID_BYTES]
+            assert chunk.size_to(at, at + 1) == len(found)
+            told.append((found, chunk.expiries.get(at), pointers.get(at)))
+    return told
 
 
 # --- the budget -----------------------------------------------------------------------------------

@@ -1,20 +1,23 @@
 """From messages and positions to rows and wire form, with the extras of rows: the inner loop of publishing.
 
-Every message costs one key suffix, one value and one item here. Any other work per message shows in the throughput of
-large requests (measured: 0.25 µs a message for all three).
+Every message costs one key suffix and one value here; plain ones are put into wire form all at once, behind the commit.
+Any other work per message shows in the throughput of large requests (measured: 0.08 µs a message for key and value, 0.06
+for the wire form; one item after the other it took 0.15).
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgpack
 
 from plainsong.protocol.errors import InvalidParameter
-from plainsong.protocol.ids import NO_PAYLOAD_PART, SEQUENCES_PER_MS, after
+from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, SEQUENCES_PER_MS, after
 from plainsong.protocol.page import ITEM_START, length_prefix
 from plainsong.protocol.rows import (
     ATTRIBUTES,
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Every sequence id as its two bytes: packing them one by one took a third of the time of ``RowBatch.add``.
 _SEQUENCE_BYTES = [sequence_id.to_bytes(2, "big") for sequence_id in range(SEQUENCES_PER_MS)]
+#: Of a plain message's wire form, what its row's value does not have.
+_ITEM_BESIDE_BYTES = len(ITEM_START) + ID_BYTES - len(NO_PAYLOAD_PART) + len(PLAIN_GAP)
 _I64 = struct.Struct(">q")
 _U32 = struct.Struct(">I")
 
@@ -45,12 +50,13 @@ _U32 = struct.Struct(">I")
 class RowBatch:
     """The message rows of one commit, in key order, and the same messages in wire form."""
 
-    __slots__ = ("attributes", "expiries", "items", "pointers", "restart", "suffixes", "values")
+    __slots__ = ("_items", "attributes", "expiries", "pointers", "restart", "suffixes", "values")
 
     def __init__(self) -> None:
         self.suffixes: list[bytes] = []
         self.values: list[bytes] = []
-        self.items: list[bytes] = []
+        #: None: all rows so far are plain, and their wire form follows from suffixes and values.
+        self._items: list[bytes] | None = None
         #: Index of an item → end of its own time to live (ms), for items that have one.
         self.expiries: dict[int, int] = {}
         #: Index of an item → its attributes, for items that have some.
@@ -62,6 +68,41 @@ class RowBatch:
 
     def __len__(self) -> int:
         return len(self.suffixes)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether there are messages behind the last reference row."""
+        return bool(self.suffixes if self._items is None else self._items)
+
+    @property
+    def last_id(self) -> bytes:
+        """The id of the last item."""
+        if self._items is None:
+            return self.suffixes[-1] + NO_PAYLOAD_PART
+        return self._items[-1][1 : 1 + ID_BYTES]
+
+    @property
+    def items(self) -> list[bytes]:
+        """The messages in wire form, one by one."""
+        if self._items is None:
+            self._items = [
+                ITEM_START + suffix + PLAIN_GAP + value
+                for suffix, value in zip(self.suffixes, self.values, strict=True)
+            ]
+        return self._items
+
+    def plain_wire(self) -> tuple[bytes, array[int]] | None:
+        """The wire form of all messages and where in it each begins, with its end; None: some are not plain."""
+        if self._items is not None:
+            return None
+        parts = [ITEM_START, b"", PLAIN_GAP, b""] * len(self.values)
+        parts[1::4], parts[3::4] = self.suffixes, self.values
+        wire = b"".join(parts)
+        sizes = set(map(len, self.values))
+        if len(sizes) == 1:
+            return wire, array("Q", range(0, len(wire) + 1, _ITEM_BESIDE_BYTES + sizes.pop()))
+        each = [_ITEM_BESIDE_BYTES + len(value) for value in self.values]
+        return wire, array("Q", accumulate(each, initial=0))
 
     def add(
         self,
@@ -79,15 +120,15 @@ class RowBatch:
         values = (
             values_of(messages, ttls_s, pointer) if row_extras is None else row_extras.values(messages, ttls_s, pointer)
         )
-        first_item = len(self.items)
-        if pointer is None and ttls_s is None and row_extras is None:
-            self.items += [
-                ITEM_START + suffix + PLAIN_GAP + value for suffix, value in zip(suffixes, values, strict=True)
-            ]
+        plain = self._items is None and pointer is None and ttls_s is None and row_extras is None
+        first_item = len(self.suffixes) if plain else len(self.items)
+        if not plain:
+            self.items.extend(_items(suffixes, messages))
+        if self.suffixes:
+            self.suffixes += suffixes
+            self.values += values
         else:
-            self.items += _items(suffixes, messages)
-        self.suffixes += suffixes
-        self.values += values
+            self.suffixes, self.values = suffixes, values
         if pointer is not None:
             self._has_pointer(first_item, pointer)
         if row_extras is not None:
@@ -98,7 +139,7 @@ class RowBatch:
         """Append a row whose messages are in the payload table; ``items`` begin anew behind it."""
         self.suffixes.append(suffix)
         self.values.append(value)
-        self.items, self.pointers, self.expiries, self.attributes = [], [], {}, {}
+        self._items, self.pointers, self.expiries, self.attributes = [], [], {}, {}
         self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
 
     def _has_pointer(self, first_item: int, pointer: int) -> None:
