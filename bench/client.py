@@ -37,7 +37,7 @@ Rates = dict[str, list[float]]
 
 
 def raw_request(url: str, call: Call[Any]) -> httpcore2.Request:
-    return http_request(Send(url, call.request, 5, 30), None, 30)
+    return http_request(Send(url, call.request, 5, 30), 30)
 
 
 def publish_call(topic: str, messages: int) -> Call[Any]:

@@ -193,6 +193,7 @@ class Places:
 
     Args:
       follow: whether to send requests to the owners that answers name.
+      may_go_to: whether requests may be sent to a URL; an owner to which they may not is not followed.
       clock: monotonic seconds.
     """
 
@@ -202,6 +203,7 @@ class Places:
         "_clock",
         "_first_refused_s",
         "_follow",
+        "_may_go_to",
         "_owners",
         "_refused",
         "_was_reached",
@@ -211,11 +213,17 @@ class Places:
     )
 
     def __init__(
-        self, urls: tuple[str, ...], *, follow: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        urls: tuple[str, ...],
+        *,
+        follow: bool = True,
+        may_go_to: Callable[[str], bool] = lambda url: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.urls = urls
         self._at = 0
         self._follow = follow
+        self._may_go_to = may_go_to
         self._clock = clock
         self._was_reached = False
         self._refused = 0
@@ -290,11 +298,14 @@ class Places:
         if address is None or not (self._follow and part and _ADDRESS.match(address)):
             return
         scheme, _, prefix, *_ = urlsplit(url)
-        if prefix not in ("", "/"):
+        owner = f"{scheme}://{address}"
+        if scheme not in ("http", "https") or prefix not in ("", "/"):
             return  # a URL with a path is a proxy's: do not bypass it
+        if not self._may_go_to(owner):
+            return
         if len(self._owners) >= MAX_OWNERS:
             self._owners, self._avoided = {}, {}
-        self._owners[part] = f"{scheme}://{address}"
+        self._owners[part] = owner
 
     def _avoid(self, owner: str) -> None:
         _, before_s = self._avoided.get(owner, (0.0, 0.0))

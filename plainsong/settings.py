@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from plainsong.credentials import UNIX, Credentials
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.names import namespace_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Self
+
+    from plainsong.credentials import File
 
 DEFAULT_URL = "http://127.0.0.1:7420"
 #: A year. Sockets refuse timeouts much longer than that.
@@ -29,7 +31,7 @@ class Settings:
     urls: tuple[str, ...]
     """The daemons' URLs. The client fails over to the next if a daemon is unreachable or shutting down."""
     namespace: str
-    token: str | None
+    credentials: Credentials
     connect_timeout_s: float
     """For opening one connection."""
     request_timeout_s: float
@@ -50,7 +52,11 @@ class Settings:
         url: str | Sequence[str],
         *,
         namespace: str,
-        token_file: str | os.PathLike[str] | None,
+        token: str | None = None,
+        token_file: File | None = None,
+        ca_file: File | None = None,
+        certificate: tuple[File, File] | None = None,
+        insecure: bool = False,
         connect_timeout_s: float,
         request_timeout_s: float,
         deadline_s: float,
@@ -80,10 +86,13 @@ class Settings:
             )
         if max_connections < 1:
             raise InvalidParameter(f"max_connections is {max_connections}", hint="use 1 or more")
+        checked = tuple(_checked_url(each.strip()) for each in urls)
+        credentials = Credentials(token, token_file, ca_file, certificate, insecure)
+        credentials.check(checked)
         return cls(
-            tuple(_checked_url(each.strip()) for each in urls),
+            checked,
             namespace_name(namespace),
-            _token(token_file),
+            credentials,
             connect_timeout_s,
             request_timeout_s,
             deadline_s,
@@ -94,9 +103,16 @@ class Settings:
         )
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str | bool]:
-    """``url``, ``namespace`` and ``follow_owners`` from ``PLAINSONG_URL`` (several with commas) and so on."""
+def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """``url``, ``namespace``, ``token_file`` … from ``PLAINSONG_URL`` (several with commas) and so on.
+
+    A certificate takes ``PLAINSONG_CERTIFICATE`` and ``PLAINSONG_KEY``.
+    """
+    certificate, key = environ.get("PLAINSONG_CERTIFICATE"), environ.get("PLAINSONG_KEY")
     return {
+        "token_file": environ.get("PLAINSONG_TOKEN_FILE") or None,
+        "ca_file": environ.get("PLAINSONG_CA_FILE") or None,
+        "certificate": (certificate, key) if certificate and key else None,
         "url": environ.get("PLAINSONG_URL") or DEFAULT_URL,
         "namespace": environ.get("PLAINSONG_NAMESPACE") or "default",
         "follow_owners": follows_owners(environ),
@@ -109,6 +125,8 @@ def follows_owners(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _checked_url(url: str) -> str:
+    if url.startswith(f"{UNIX}/") and not url.endswith("/"):
+        return url
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -117,15 +135,3 @@ def _checked_url(url: str) -> str:
     if not usable or parts.query or parts.fragment or parts.username:
         raise InvalidParameter(f"{url[:200]!r} is no URL of a daemon", hint=f"for example {DEFAULT_URL}")
     return url.rstrip("/")
-
-
-def _token(token_file: str | os.PathLike[str] | None) -> str | None:
-    if token_file is None:
-        return None
-    try:
-        token = Path(token_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"the token file cannot be read: {error}") from error
-    if not token or not token.isprintable() or not token.isascii():
-        raise InvalidParameter(f"{token_file}: a token is one line of printable ASCII")
-    return token

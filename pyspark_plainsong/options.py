@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -243,7 +244,7 @@ def _bound(name: str, given: Any) -> Bound:
 
 #: As of the client and the command line.
 DEFAULT_NAMESPACE = "default"
-_CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "auth.tokenFile")
+_CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "tokenFile", "auth.tokenFile", "caFile", "insecure")
 _READ = (
     "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "minPartitions", "maxRecordsPerPartition",
     "failOnDataLoss", "fetchSize", "pollTimeoutMs", "isolation", "includeTransaction",
@@ -277,6 +278,7 @@ class Connection:
     retries: int
     retry_interval_ms: int
     token_file: str | None
+    ca_file: str | None = None
 
     @classmethod
     def parse(cls, options: OptionText) -> Connection:
@@ -286,12 +288,22 @@ class Connection:
         assert url is not None
         if not _NAMESPACE.match(namespace):
             raise BadOption(f"option namespace is {namespace!r}: letters, digits and underscores are expected")
+        options.exclude("tokenFile", "auth.tokenFile")
+        token_file = options.text("tokenFile") or options.text("auth.tokenFile")
+        urls = tuple(_url(each.strip()) for each in url.split(","))
+        if token_file is not None and not options.flag("insecure", default=False):
+            for each in urls:
+                if not _is_private(each):
+                    raise BadOption(
+                        f"the token would be sent to {each} unencrypted: use https://, or say insecure=true"
+                    )
         return cls(
-            tuple(_url(each.strip()) for each in url.split(",")),
+            urls,
             namespace,
             options.count("numRetries", 7, least=0, most=1000),
             options.count("retryIntervalMs", 200, least=0, most=600_000),
-            options.text("auth.tokenFile"),
+            token_file,
+            options.text("caFile"),
         )
 
     def calls(self) -> Calls:
@@ -301,6 +313,7 @@ class Connection:
             retries=self.retries,
             retry_interval_s=self.retry_interval_ms / 1000,
             token_file=self.token_file,
+            ca_file=self.ca_file,
         )
         return Calls(wire, self.namespace)
 
@@ -411,6 +424,16 @@ class WriteOptions:
         return self.connection.calls()
 
 
+def _is_private(url: str) -> bool:
+    """Whether what is sent there is encrypted, or stays on this machine."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    try:
+        return parts.scheme == "https" or ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -420,7 +443,7 @@ def _url(url: str) -> str:
     except ValueError as error:
         raise BadOption(f"option url has {url!r}: {error}") from None
     if parts.username is not None or parts.password is not None:
-        raise BadOption("option url has a password in it, which every worker would get: use auth.tokenFile")
+        raise BadOption("option url has a password in it, which every worker would get: use tokenFile")
     return url.rstrip("/")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import time
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -128,7 +129,9 @@ class Wire:
     retry_interval_s: float = 0.2
     """The pause before the second round; it doubles before each further one, up to 10 s."""
     token_file: str | None = None
-    """A file with a bearer token; each new connection reads it."""
+    """A file with a bearer token; each new connection reads it, and so does a request that was refused with 401, once."""
+    ca_file: str | None = None
+    """The authorities that are trusted for https, PEM; None: the system's."""
     _connection: HTTPConnection | None = field(default=None, init=False, repr=False, compare=False)
     _owner: int = field(default=0, init=False, repr=False, compare=False)
     _used_s: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -164,7 +167,7 @@ class Wire:
         """
         headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
         begun_s = time.monotonic()
-        happened = False
+        happened = read_again = False
         last = unreachable(self.urls[0], "never asked", attempts=0, seconds=0.0, outcome="not-applied")
         for attempt in range((self.retries + 1) * len(self.urls)):
             if attempt:
@@ -183,6 +186,10 @@ class Wire:
                 raise HTTPException(f"the answer broke off after {len(answer.body)} bytes")
             except BrokerError as error:
                 last = error
+                if error.status == 401 and not read_again and self._token_changed():
+                    read_again = True
+                    self.close()
+                    continue
                 if not _worth_a_retry(error, repeatable=repeatable):
                     raise error.after_all(happened) from None
                 happened |= error.outcome == "unknown"
@@ -222,13 +229,21 @@ class Wire:
                 return self._connection
             self.close()
         parts = urlsplit(self._url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._headers = {}
         if self.token_file is not None:
             self._headers["Authorization"] = f"Bearer {_token(self.token_file)}"
-        self._connection = kind(parts.hostname or "", parts.port, timeout=self.deadline_s)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            trusting = _trusting(self.ca_file)
+            self._connection = HTTPSConnection(host, port, timeout=self.deadline_s, context=trusting)
+        else:
+            self._connection = HTTPConnection(host, port, timeout=self.deadline_s)
         self._owner = os.getpid()
         return self._connection
+
+    def _token_changed(self) -> bool:
+        """Whether the token file has another token than the one that was sent."""
+        return self.token_file is not None and self._headers.get("Authorization") != f"Bearer {_token(self.token_file)}"
 
     def _exchange(
         self,
@@ -266,8 +281,17 @@ def _token(file: str) -> str:
         raise BrokerError(
             0,
             "no_token",
-            f"auth.tokenFile cannot be read: {error}",
+            f"tokenFile cannot be read: {error}",
             "it has to be on every host that runs Spark's Python",
+        ) from error
+
+
+def _trusting(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        raise BrokerError(
+            0, "no_ca", f"caFile cannot be read: {error}", "it has to be on every host that runs Spark's Python"
         ) from error
 
 

@@ -17,6 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from anyio.abc import ByteStream, TaskGroup
@@ -334,9 +335,11 @@ class Connection:
             await anyio.aclose_forcefully(self._stream)
 
 
-async def connect(host: str, port: int, *, tls: bool, timeout_s: float) -> Connection:
-    """A new connection. Raises TimeoutError, BROKEN_STREAM."""
+async def connect(host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float) -> Connection:
+    """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM."""
     with anyio.fail_after(timeout_s):
-        if tls:
-            return Connection(await anyio.connect_tcp(host, port, tls=True))
+        if not port:
+            return Connection(await anyio.connect_unix(host))
+        if tls is not None:
+            return Connection(await anyio.connect_tcp(host, port, ssl_context=tls, tls_standard_compatible=False))
         return Connection(await anyio.connect_tcp(host, port))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import anyio
 import httpcore2
 
-from plainsong.calls import Failure
+from plainsong.calls import Answer, Failure
 from plainsong.errors import Closed
 from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
-from plainsong.transport.http import KEEP_ALIVE_S
+from plainsong.transport.http import KEEP_ALIVE_S, place_of
 
 if TYPE_CHECKING:
-    from plainsong.calls import Answer, Send
+    from plainsong.calls import Send
     from plainsong.settings import Settings
 
 #: Added to the total limit, so that httpcore's limits, which know whether anything was sent, expire first.
@@ -24,22 +24,43 @@ class Pool:
     """Keep-alive connections to all daemons of a client, for one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._token = settings.token
+        self._credentials = settings.credentials
         self._max_connections = settings.max_connections
-        self._pool: httpcore2.AsyncConnectionPool | None = None
+        #: By scheme; of Unix sockets by path.
+        self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
         self._closed = False
 
     async def carry(self, send: Send) -> Answer | Failure:
-        """Sends a request and returns its answer. Raises Closed."""
+        """Sends a request and returns its answer; again, once, with a token that has been replaced. Raises Closed."""
+        token = self._credentials.token
+        answer = await self._carry(send)
+        if isinstance(answer, Answer) and answer.status == 401 and self._credentials.read_again(token):
+            return await self._carry(send)
+        return answer
+
+    def _pool_for(self, url: str) -> httpcore2.AsyncConnectionPool:
         if self._closed:
             raise Closed("the client is closed")
-        if self._pool is None:
-            self._pool = httpcore2.AsyncConnectionPool(
-                max_connections=self._max_connections, keepalive_expiry=KEEP_ALIVE_S
+        scheme, path, *_ = place_of(url)
+        # TLS's context takes a moment to make, and plain connections do without.
+        kind = path.decode() if scheme == b"unix" else scheme.decode()
+        pool = self._pools.get(kind)
+        if pool is None:
+            pool = self._pools[kind] = httpcore2.AsyncConnectionPool(
+                max_connections=self._max_connections,
+                keepalive_expiry=KEEP_ALIVE_S,
+                ssl_context=self._credentials.tls_context() if scheme == b"https" else None,
+                uds=kind if scheme == b"unix" else None,
             )
+        return pool
+
+    async def _carry(self, send: Send) -> Answer | Failure:
+        pool = self._pool_for(send.url)
         try:
             with anyio.move_on_after(send.timeout_s + _GRACE_S):
-                response = await self._pool.handle_async_request(http_request(send, self._token, send.timeout_s))
+                response = await pool.handle_async_request(
+                    http_request(send, send.timeout_s, self._credentials.headers(send.url))
+                )
                 try:
                     body = b"".join([chunk async for chunk in response.aiter_stream()])
                 finally:
@@ -52,6 +73,6 @@ class Pool:
     async def aclose(self) -> None:
         """Close all connections. Idempotent."""
         self._closed = True
-        pool, self._pool = self._pool, None
-        if pool is not None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
             await pool.aclose()

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from plainsong._sync._hooks import watch
 from plainsong._sync._pool import MIN_TIMEOUT_S
 from plainsong.errors import NotSent
+from plainsong.transport.http import connect_unix
 
 if TYPE_CHECKING:
     import ssl
@@ -341,13 +342,12 @@ class Connection:
 class Tls:
     """One side of a TLS connection, in memory: a TLS object must not be used by two threads at once."""
 
-    def __init__(self, raw: socket.socket, host: str) -> None:
+    def __init__(self, raw: socket.socket, host: str, context: ssl.SSLContext) -> None:
         import ssl  # imported here, since most programs connect without TLS
 
         self._lock = Lock()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._want_read = ssl.SSLWantReadError
-        context = ssl.create_default_context()
         self._object: ssl.SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         while True:
             try:
@@ -381,12 +381,16 @@ class Tls:
         return plain
 
 
-def connect(host: str, port: int, *, tls: bool, timeout_s: float) -> Connection:
-    """A new connection. Raises TimeoutError, BROKEN_STREAM."""
+def connect(host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float) -> Connection:
+    """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM."""
+    if not port:
+        raw = connect_unix(host, timeout_s)
+        raw.settimeout(None)
+        return Connection(raw, None)
     raw = socket.create_connection((host, port), timeout_s)
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wrapped = Tls(raw, host) if tls else None
+        wrapped = Tls(raw, host, tls) if tls is not None else None
         raw.settimeout(None)
     except BaseException:
         raw.close()

@@ -20,12 +20,11 @@ import h11
 
 from plainsong.calls import Answer, Failure
 from plainsong.errors import Closed
-from plainsong.transport.http import KEEP_ALIVE_S, place_of
+from plainsong.transport.http import KEEP_ALIVE_S, connect_unix, place_of
 
 if TYPE_CHECKING:
-    import ssl
-
     from plainsong.calls import Send
+    from plainsong.credentials import Credentials
     from plainsong.settings import Settings
 
 RECEIVE_BYTES = 1 << 18
@@ -38,7 +37,7 @@ MIN_TIMEOUT_S = 0.001
 
 
 class Endpoint(NamedTuple):
-    """A server."""
+    """A server; of a Unix socket ``host`` is its path, and ``port`` is 0."""
 
     host: str
     port: int
@@ -81,9 +80,11 @@ class Connections:
 
     Args:
       limit: of requests at once, and of connections.
+      credentials: for connections with TLS.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, credentials: Credentials) -> None:
+        self._credentials = credentials
         self.pid = os.getpid()
         self._limit = limit
         self._free = threading.BoundedSemaphore(limit)
@@ -102,7 +103,7 @@ class Connections:
         try:
             kept = self._idle_one(origin)
             if kept is None:
-                kept = Kept(origin, _connected(origin, connect_timeout_s))
+                kept = Kept(origin, _connected(origin, connect_timeout_s, self._credentials))
                 with self._lock:
                     self._busy.add(kept)
             if self._is_closed:
@@ -177,20 +178,27 @@ class Pool:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._token = settings.token
+        self._credentials = settings.credentials
         self._max_connections = settings.max_connections
         self._connections: Connections | None = None
         self._lock = threading.Lock()
         self._closed = False
 
     def carry(self, send: Send) -> Answer | Failure:
-        """Sends a request and returns its answer. Raises Closed."""
+        """Sends a request and returns its answer; again, once, with a token that has been replaced. Raises Closed."""
+        token = self._credentials.token
+        answer = self._carry(send)
+        if isinstance(answer, Answer) and answer.status == 401 and self._credentials.read_again(token):
+            return self._carry(send)
+        return answer
+
+    def _carry(self, send: Send) -> Answer | Failure:
         connections = self._connections
         if connections is None or connections.pid != os.getpid():
             connections = self._opened()
         over_s = monotonic() + send.timeout_s
         try:
-            exchange = Exchange(send, self._token)
+            exchange = Exchange(send, self._credentials.headers(send.url))
             kept = connections.take(_origin(send.url), send.connect_timeout_s, over_s)
         except (NotConnected, h11.LocalProtocolError) as error:
             return Failure("connect", str(error), error)
@@ -228,7 +236,7 @@ class Pool:
                 raise Closed("the client is closed")
             if self._connections is None or self._connections.pid != pid:
                 # Dropping the parent's closes only this process's copies of its sockets.
-                self._connections = Connections(self._max_connections)
+                self._connections = Connections(self._max_connections, self._credentials)
             return self._connections
 
 
@@ -241,16 +249,15 @@ class Exchange:
 
     __slots__ = ("_head", "_http", "_send", "is_reusable")
 
-    def __init__(self, send: Send, token: str | None) -> None:
+    def __init__(self, send: Send, more_headers: list[tuple[bytes, bytes]]) -> None:
         _, _, _, prefix, netloc = place_of(send.url)
         request = send.request
         headers: list[tuple[bytes, bytes]] = [
             (b"Host", netloc),
             (b"Content-Length", b"%d" % len(request.body)),
             *((name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers),
+            *more_headers,
         ]
-        if token is not None:
-            headers.append((b"Authorization", b"Bearer " + token.encode("ascii")))
         self._send = send
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         target = prefix + request.path.encode("ascii")
@@ -317,6 +324,8 @@ class Exchange:
 @lru_cache(maxsize=64)
 def _origin(url: str) -> Endpoint:
     scheme, host, port, _, _ = place_of(url)
+    if scheme == b"unix":
+        return Endpoint(host.decode(), 0, tls=False)
     tls = scheme == b"https"
     return Endpoint(host.decode("ascii"), port or (443 if tls else 80), tls)
 
@@ -329,13 +338,15 @@ def _limit(raw: socket.socket, over_s: float) -> None:
     raw.settimeout(max(left_s, MIN_TIMEOUT_S))
 
 
-def _connected(origin: Endpoint, timeout_s: float) -> socket.socket:
+def _connected(origin: Endpoint, timeout_s: float, credentials: Credentials) -> socket.socket:
     """A new connection. Raises NotConnected."""
     try:
+        if not origin.port:
+            return connect_unix(origin.host, timeout_s)
         raw = socket.create_connection((origin.host, origin.port), timeout_s)
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _tls_context().wrap_socket(raw, server_hostname=origin.host) if origin.tls else raw
+            return credentials.tls_context().wrap_socket(raw, server_hostname=origin.host) if origin.tls else raw
         except BaseException:
             raw.close()
             raise
@@ -343,10 +354,3 @@ def _connected(origin: Endpoint, timeout_s: float) -> socket.socket:
         raise NotConnected(f"no connection within {timeout_s:g} s") from error
     except (OSError, UnicodeError) as error:  # a host name that is too long for DNS is a UnicodeError
         raise NotConnected(str(error)) from error
-
-
-@lru_cache(maxsize=1)
-def _tls_context() -> ssl.SSLContext:
-    import ssl  # here, since most programs connect without TLS
-
-    return ssl.create_default_context()

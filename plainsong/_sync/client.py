@@ -41,12 +41,12 @@ from plainsong.transactions import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Self, Unpack
 
     from plainsong._sync.stream import Stream
     from plainsong.calls import Call
+    from plainsong.credentials import File
     from plainsong.messages import (
         Bodies,
         DroppedMessage,
@@ -127,7 +127,10 @@ class Client:
       url: of the daemon, or several (a list, or one string with commas): the client fails over to the next if one is
         unreachable or shutting down.
       namespace: of all topics.
-      token_file: a file whose one line is sent as a bearer token; read once.
+      token, token_file: a bearer token, or a file whose one line is one, which is read again when the daemon refuses it.
+      ca_file: the authorities that are trusted for https, PEM; the system's by default.
+      certificate: the files of the client's own certificate and its key, PEM, for daemons that ask for one.
+      insecure: send the token unencrypted to another machine; without it, that is an InvalidParameter.
       connect_timeout_s: for opening a connection.
       request_timeout_s: for one request and its complete answer.
       deadline_s: for a call with all its retries; methods take their own. A poll's ``wait_ms`` extends
@@ -147,7 +150,11 @@ class Client:
         url: str | Sequence[str] = DEFAULT_URL,
         *,
         namespace: str = "default",
-        token_file: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+        token_file: File | None = None,
+        ca_file: File | None = None,
+        certificate: tuple[File, File] | None = None,
+        insecure: bool = False,
         connect_timeout_s: float = 5.0,
         request_timeout_s: float = 30.0,
         deadline_s: float = 60.0,
@@ -159,7 +166,11 @@ class Client:
         self._settings = Settings.checked(
             url,
             namespace=namespace,
+            token=token,
             token_file=token_file,
+            ca_file=ca_file,
+            certificate=certificate,
+            insecure=insecure,
             connect_timeout_s=connect_timeout_s,
             request_timeout_s=request_timeout_s,
             deadline_s=deadline_s,
@@ -173,7 +184,9 @@ class Client:
 
     @classmethod
     def from_environment(cls, **options: Any) -> Self:
-        """A client for ``PLAINSONG_URL`` and ``PLAINSONG_NAMESPACE``; ``options`` as above; they win."""
+        """A client for ``PLAINSONG_URL``, ``PLAINSONG_NAMESPACE``, ``PLAINSONG_TOKEN_FILE``, ``PLAINSONG_CA_FILE``,
+        ``PLAINSONG_CERTIFICATE`` and ``PLAINSONG_KEY``; ``options`` as above; they win.
+        """
         return cls(**{**from_environment(), **options})
 
     def close(self) -> None:

@@ -79,7 +79,9 @@ class Channel:
         self.settings = settings
         self.namespace = settings.namespace
         self.pool = pool
-        self.places = places or Places(settings.urls, follow=settings.follow_owners, clock=clock)
+        self.places = places or Places(
+            settings.urls, follow=settings.follow_owners, may_go_to=settings.credentials.may_go_to, clock=clock
+        )
         self.endless = endless
         self.stop = stop
         #: When every call ends.

@@ -15,7 +15,7 @@ from plainsong._sync.publisher import Sender
 from plainsong.calls import Failure
 from plainsong.errors import Closed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
 from plainsong.messages import as_list, outgoing_request
-from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError
+from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError, Unauthenticated
 from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
@@ -97,10 +97,16 @@ class Stream:
         """Connects to the first reachable daemon."""
         places, part = self._channel.places, owned_part(self._path)
         left = len(places.urls)
+        credentials = self._channel.settings.credentials
+        token, again = credentials.token, False
         while True:
             url = places.where(part)
             try:
                 connection, frames, headers = self._connected_to(url, part)
+            except Unauthenticated:
+                if again or not credentials.read_again(token):
+                    raise
+                again = True
             except PlainsongError as error:
                 owner_failed = places.note_answer(part, url, Failure("connect", error.detail), error)
                 left -= not owner_failed
@@ -121,8 +127,9 @@ class Stream:
         host, port, tls = address_of(url)
         connection: Connection | None = None
         try:
-            connection = connect(host, port, tls=tls, timeout_s=max(0.0, until_s - now()))
-            handshake = Handshake(url, self._path, settings.token)
+            context = settings.credentials.tls_context() if tls else None
+            connection = connect(host, port, tls=context, timeout_s=max(0.0, until_s - now()))
+            handshake = Handshake(url, self._path, settings.credentials)
             connection.send(handshake.request(), until_s - now())
             headers: dict[str, str] | None = None
             while headers is None:

@@ -129,12 +129,16 @@ class WhereOption(SharedOption):
     """An option that chooses the daemon; listed last in help."""
 
 
-#: Options of every verb that talks to a daemon, in the order of its help.
+#: Options of every verb that talks to a daemon, in the order of its help; without a metavar it is a flag.
 WHERE_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "context": (("--context",), "NAME", "Name from `plainsong context ls`."),
     "url": (("--url",), "URL", "Address; several, with commas, for a cluster."),
     "namespace": (("-n", "--namespace"), "NAME", "Namespace of the topics; default: `default`."),
     "token_file": (("--token-file",), "FILE", "File with a bearer token on its only line."),
+    "ca_file": (("--ca-file",), "FILE", "Authorities trusted for https; default: the system's."),
+    "certificate": (("--certificate",), "FILE", "Certificate to show to the daemon; with --key."),
+    "key": (("--key",), "FILE", "Key of that certificate."),
+    "insecure": (("--insecure",), "", "Send the token unencrypted to another machine."),
     "timeout_ms": (("--timeout", "timeout_ms"), "TIME", "Time limit of each call; default: 15s."),
 }
 _JSON_SAYS = "Print JSON, errors included."
@@ -143,7 +147,15 @@ _JSON_SAYS = "Print JSON, errors included."
 def shared_options(*, hidden: bool) -> list[click.Parameter]:
     """The options that a group takes for its verbs."""
     where = [
-        WhereOption(names, metavar=metavar, help=says, expose_value=False, callback=_keep_for_verb, hidden=hidden)
+        WhereOption(
+            names,
+            metavar=metavar or None,
+            help=says,
+            expose_value=False,
+            callback=_keep_for_verb,
+            hidden=hidden,
+            is_flag=not metavar,
+        )
         for names, metavar, says in WHERE_OPTIONS.values()
     ]
     as_json = click.Option(

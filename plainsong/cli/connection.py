@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from plainsong.calls import Call
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
-_KEYS = ("url", "namespace", "token_file")
+#: The files that a context may name.
+FILES = ("token_file", "ca_file", "certificate", "key")
+_KEYS = ("url", "namespace", *FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,13 @@ class Context:
     urls: tuple[str, ...]
     namespace: str | None = None
     token_file: str | None = None
+    ca_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    def files(self) -> dict[str, str | None]:
+        """The files, by the names of ``FILES``."""
+        return {name: getattr(self, name) for name in FILES}
 
 
 @dataclass(slots=True)
@@ -73,8 +82,7 @@ class Contexts:
             lines += [f"[contexts.{name}]", f"url = {_toml(list(context.urls))}"]
             if context.namespace is not None:
                 lines.append(f"namespace = {_toml(context.namespace)}")
-            if context.token_file is not None:
-                lines.append(f"token_file = {_toml(context.token_file)}")
+            lines += [f"{name} = {_toml(file)}" for name, file in context.files().items() if file is not None]
             lines.append("")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -133,13 +141,13 @@ def _parse_context(name: str, document: object) -> Context:
     for key in document:
         if key not in _KEYS:
             raise ValueError(f"contexts.{name} has an unknown key {key!r}; {nearest(key, _KEYS)}")
-    url, namespace, token_file = (document.get(key) for key in _KEYS)
+    url, namespace, *files = (document.get(key) for key in _KEYS)
     urls = (url,) if isinstance(url, str) else tuple(url) if isinstance(url, list) else ()
     if not urls or not all(isinstance(each, str) for each in urls):
         raise ValueError(f"contexts.{name}.url must be a URL or a list of URLs")
-    if not isinstance(namespace, str | None) or not isinstance(token_file, str | None):
-        raise ValueError(f"contexts.{name}: namespace and token_file must be strings")
-    return Context(urls, namespace, token_file)
+    if not isinstance(namespace, str | None) or not all(isinstance(file, str | None) for file in files):
+        raise ValueError(f"contexts.{name}: namespace and {', '.join(FILES)} must be strings")
+    return Context(urls, namespace, *files)
 
 
 def _toml(value: str | list[str]) -> str:
@@ -154,15 +162,17 @@ F = TypeVar("F", bound="Callable[..., Any]")
 #
 # For each value the first of these that is set wins:
 #
-#     --url, --namespace, --token-file
+#     --url, --namespace, --token-file, --ca-file, --certificate and --key
 #     the context of --context
-#     PLAINSONG_URL, PLAINSONG_NAMESPACE, PLAINSONG_TOKEN_FILE
+#     PLAINSONG_URL, PLAINSONG_NAMESPACE, PLAINSONG_TOKEN_FILE, PLAINSONG_CA_FILE …
 #     the context of PLAINSONG_CONTEXT, else the current one
 #     http://127.0.0.1:7420, default, no token
 #
-# A context's token is sent to the context's own daemons only, never to a URL from elsewhere.
+# A context's token and certificate are sent to the context's own daemons only, never to a URL from elsewhere.
 
 
+#: What chooses a daemon, and how it is reached.
+GIVEN = ("context", "url", *_KEYS[1:], "insecure")
 #: How long one call may take, unless the verb sets another deadline.
 DEADLINE_S = 15.0
 #: How long a connection may take at most.
@@ -176,10 +186,27 @@ class Where:
     urls: tuple[str, ...] = (DEFAULT_URL,)
     namespace: str = "default"
     token_file: str | None = None
+    ca_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    insecure: bool = False
     context: str | None = None
     """The context that the URLs come from."""
     timeout_s: float | None = None
     """Of each call; None: as the verb says."""
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """The same as arguments of a client. Raises CommandFailed: a certificate without its key."""
+        if (self.certificate is None) != (self.key is None):
+            raise CommandFailed("a certificate needs its key", hint="give --certificate and --key", code=Exit.USAGE)
+        pair = None if self.certificate is None else (self.certificate, self.key)
+        return {
+            "token_file": self.token_file,
+            "ca_file": self.ca_file,
+            "certificate": pair,
+            "insecure": self.insecure,
+        }
 
     @contextmanager
     def client(
@@ -196,7 +223,7 @@ class Where:
         """
         from plainsong import Client  # here, so that help and completion need no HTTP
 
-        options = {"namespace": self.namespace, "token_file": self.token_file, "retry": retry, **options}
+        options = {"namespace": self.namespace, **self.access, "retry": retry, **options}
         options.setdefault("follow_owners", follows_owners())
         if self.timeout_s is not None:
             deadline_s = self.timeout_s
@@ -210,31 +237,26 @@ class Where:
                 raise failure_of(error, hint=_what_to_do(client, topics)) from error
 
 
-def where_of(given: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Where:
+def where_of(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Where:
     """Finds the daemon by the rules above.
 
     Args:
-      given: the options ``url``, ``namespace``, ``token_file`` and ``context``; None where they were left out.
+      given: the options of ``GIVEN``; None, or missing, where they were left out.
     Raises:
       CommandFailed: no such context, or the file of contexts cannot be read.
     """
-    options = Context(_urls(given["url"]), given["namespace"], given["token_file"])
-    env = {key: environ.get(f"PLAINSONG_{key.upper()}") or None for key in ("url", "namespace", "token_file")}
-    environment = Context(_urls(env["url"]), env["namespace"], env["token_file"])
+    options = Context(_urls(given["url"]), given["namespace"], *(given.get(name) for name in FILES))
+    env = {key: environ.get(f"PLAINSONG_{key.upper()}") or None for key in _KEYS}
+    environment = Context(_urls(env["url"]), env["namespace"], *(env[name] for name in FILES))
     named, name = _context(given["context"] or None, environ)
     order = [options, named, environment] if given["context"] else [options, environment, named]
     urls_from = next((each for each in order if each.urls), None)
     namespace = next((each.namespace for each in order if each.namespace is not None), "default")
-    token_file = next(
-        (
-            each.token_file
-            for each in order
-            if each.token_file is not None and (each is not named or urls_from is named)
-        ),
-        None,
-    )
+    trusted = [each for each in order if each is not named or urls_from is named]
+    files = {key: next((file for each in trusted if (file := getattr(each, key)) is not None), None) for key in FILES}
     urls = urls_from.urls if urls_from is not None else (DEFAULT_URL,)
-    return Where(urls, namespace, token_file, name if urls_from is named else None)
+    insecure = bool(given.get("insecure"))
+    return Where(urls, namespace, **files, insecure=insecure, context=name if urls_from is named else None)
 
 
 def _context(given: str | None, environ: Mapping[str, str]) -> tuple[Context, str | None]:
@@ -288,7 +310,7 @@ def _with_where(command: F, *, has_timeout: bool) -> F:
 
     @wraps(command)
     def with_where(*args: Any, **named: Any) -> Any:
-        given = {key: named.pop(key) for key in ("context", "url", "namespace", "token_file")}
+        given = {key: named.pop(key) for key in GIVEN}
         timeout_ms = named.pop("timeout_ms") if has_timeout else None
         where = where_of(given)
         if timeout_ms is not None:
@@ -303,16 +325,18 @@ def _with_where(command: F, *, has_timeout: bool) -> F:
             if not has_timeout:
                 continue
             more["type"] = Length(0.001)
+        if not metavar:
+            more["is_flag"] = True
         if name == "context":
             more["shell_complete"] = _complete_context
-        decorated = click.option(*names, cls=WhereOption, metavar=metavar, help=says, **more)(decorated)
+        decorated = click.option(*names, cls=WhereOption, metavar=metavar or None, help=says, **more)(decorated)
     return decorated  # type: ignore[no-any-return] # it takes what the command takes
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Completes topic names; none when the daemon does not answer at once."""
     try:
-        where = where_of({key: ctx.params.get(key) for key in ("context", "url", "namespace", "token_file")})
+        where = where_of({key: ctx.params.get(key) for key in GIVEN})
         with where.client(deadline_s=1.0, request_timeout_s=1.0, connect_timeout_s=0.5) as client:
             return [name for name in client.topics() if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - whatever it is, a message would land in the middle of a command line

@@ -10,7 +10,7 @@ from click.shell_completion import get_completion_class
 
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
-from plainsong.cli.connection import Context, Contexts, checked_name, load_contexts
+from plainsong.cli.connection import Context, Contexts, Where, checked_name, load_contexts
 from plainsong.cli.output import echo_json
 from plainsong.settings import Settings
 
@@ -43,33 +43,38 @@ def context() -> None:
 @click.option("--url", required=True, metavar="URL", help="Address of the daemon; several, with commas, for a cluster.")
 @click.option("-n", "--namespace", metavar="NAME", help="Namespace of the topics.")
 @click.option("--token-file", metavar="FILE", help="File with a bearer token on its only line.")
+@click.option("--ca-file", metavar="FILE", help="Authorities trusted for https; default: the system's.")
+@click.option("--certificate", metavar="FILE", help="Certificate to show to the daemon; with --key.")
+@click.option("--key", metavar="FILE", help="Key of that certificate.")
 @click.option("--use", "use_it", is_flag=True, help="Make it the current context; the first one always is.")
 @click.option("--force", is_flag=True, help="Replace a context of this name.")
 @json_option
 def add(
-    name: str, url: str, namespace: str | None, token_file: str | None, use_it: bool, force: bool, as_json: bool
+    name: str, url: str, namespace: str | None, use_it: bool, force: bool, as_json: bool, **files: str | None
 ) -> None:
     """Name a daemon.
 
-    Only the path of the token file is kept; the token is read when it is
-    needed, and never shown.
+    Only the paths of files are kept; a token is read when it is needed, and
+    never shown.
     """
     checked_name(name)
     contexts = load_contexts()
     if name in contexts.by_name and not force:
         raise CommandFailed(f"context {name!r} already exists", hint="--force replaces it")
+    kept: dict[str, Any] = {key: None if file is None else str(Path(file).absolute()) for key, file in files.items()}
+    urls = tuple(each.strip() for each in url.split(","))
+    access = Where(urls, **kept, insecure=True).access
     settings = Settings.checked(
         url,
         namespace=namespace or "default",
-        token_file=token_file,
+        **access,
         connect_timeout_s=1,
         request_timeout_s=1,
         deadline_s=1,
         retry=False,
         max_connections=1,
     )
-    file = None if token_file is None else str(Path(token_file).absolute())
-    contexts.by_name[name] = Context(settings.urls, namespace, file)
+    contexts.by_name[name] = Context(settings.urls, namespace, **kept)
     if use_it or contexts.current is None:
         contexts.current = name
     contexts.save()
@@ -145,6 +150,7 @@ def _show(contexts: Contexts, name: str, *, as_json: bool) -> None:
     each = contexts.by_name[name]
     pairs = [("name", name + (" (current)" if name == contexts.current else "")), ("url", ", ".join(each.urls))]
     pairs += [("namespace", each.namespace or "default"), ("token file", each.token_file or "none")]
+    pairs += [(key.replace("_", " "), file) for key, file in each.files().items() if file and key != "token_file"]
     output.echo_lines(output.facts([*pairs, ("file", str(contexts.path))]))
 
 
@@ -156,6 +162,9 @@ def _as_json(contexts: Contexts, name: str) -> dict[str, Any]:
         "url": list(each.urls),
         "namespace": each.namespace,
         "tokenFile": each.token_file,
+        "caFile": each.ca_file,
+        "certificate": each.certificate,
+        "key": each.key,
     }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from plainsong.cli.command import Verb, json_option
-from plainsong.cli.connection import complete_topic, where_options_but_timeout
+from plainsong.cli.connection import FILES, complete_topic, where_options_but_timeout
 from plainsong.cli.on_options import (
     RetriesType,
     UnsavedPosition,
@@ -259,6 +259,7 @@ def _environ(where: Where) -> dict[str, str]:
     """The environment of commands, in which ``plainsong`` uses the same daemon."""
     environ = {**os.environ, "PLAINSONG_URL": ",".join(where.urls)}
     environ.pop("PLAINSONG_TOKEN_FILE", None)
-    if where.token_file is not None:
-        environ["PLAINSONG_TOKEN_FILE"] = os.path.abspath(where.token_file)
+    for name in FILES:
+        if (file := getattr(where, name)) is not None:
+            environ[f"PLAINSONG_{name.upper()}"] = os.path.abspath(file)
     return environ

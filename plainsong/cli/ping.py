@@ -57,7 +57,7 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
     settings = Settings.checked(
         where.urls,
         namespace=where.namespace,
-        token_file=where.token_file,
+        **where.access,
         connect_timeout_s=TIMEOUT_S,
         request_timeout_s=TIMEOUT_S,
         deadline_s=TIMEOUT_S,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import httpcore2
 
 from plainsong.calls import Answer, Failure, Send
 from plainsong.transport.http import place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Raised before a byte of the request left.
 NOTHING_SENT = (
@@ -21,14 +26,15 @@ TIME_OVER = (httpcore2.ReadTimeout, httpcore2.WriteTimeout)
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 
 
-def http_request(send: Send, token: str | None, timeout_s: float) -> httpcore2.Request:
+def http_request(send: Send, timeout_s: float, more_headers: Sequence[tuple[bytes, bytes]] = ()) -> httpcore2.Request:
     """The request for httpcore. httpcore limits each step; the callers limit the whole exchange."""
     scheme, host, port, prefix, netloc = place_of(send.url)
     request = send.request
     headers = [(b"Host", netloc), (b"Content-Length", b"%d" % len(request.body))]
     headers += [(name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers]
-    if token is not None:
-        headers.append((b"Authorization", b"Bearer " + token.encode("ascii")))
+    headers += more_headers
+    if scheme == b"unix":  # the pool knows the socket
+        scheme, host = b"http", netloc
     limits = {"connect": send.connect_timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
     return httpcore2.Request(
         request.method.encode("ascii"),

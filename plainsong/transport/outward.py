@@ -54,7 +54,7 @@ class Outward:
             self._pool = httpcore2.AsyncConnectionPool(max_connections=1, keepalive_expiry=KEEP_ALIVE_S)
         try:
             with anyio.move_on_after(send.timeout_s):
-                response = await self._pool.handle_async_request(http_request(send, None, send.timeout_s))
+                response = await self._pool.handle_async_request(http_request(send, send.timeout_s))
                 try:
                     return answer_of(response, await _beginning(response))
                 finally:

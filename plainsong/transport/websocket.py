@@ -26,6 +26,7 @@ from plainsong.transport.http import place_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from plainsong.credentials import Credentials
     from plainsong.protocol.errors import PlainsongError
 
 #: Raised for bytes that are not valid WebSocket frames.
@@ -33,8 +34,10 @@ BROKEN_FRAMES = (LocalProtocolError, RemoteProtocolError)
 
 
 def address_of(url: str) -> tuple[str, int, bool]:
-    """Host and port of a daemon's URL, and whether it uses TLS."""
+    """Host and port of a daemon's URL, and whether it uses TLS; of a Unix socket its path and 0."""
     scheme, host, port, _, _ = place_of(url)
+    if scheme == b"unix":
+        return host.decode(), 0, False
     tls = scheme == b"https"
     return host.decode(), port or (443 if tls else 80), tls
 
@@ -42,19 +45,21 @@ def address_of(url: str) -> tuple[str, int, bool]:
 class Handshake:
     """The handshake of a WebSocket with a daemon."""
 
-    def __init__(self, url: str, path: str, token: str | None) -> None:
+    def __init__(self, url: str, path: str, credentials: Credentials) -> None:
         self.frames = WSConnection(ConnectionType.CLIENT)
         self._url = url
         self._path = path
-        self._token = token
+        self._credentials = credentials
         self._rejected: RejectConnection | None = None
         self._body = b""
 
     def request(self) -> bytes:
         """The bytes of the handshake request."""
         _, _, _, prefix, netloc = place_of(self._url)
-        token = [] if self._token is None else [(b"Authorization", b"Bearer " + self._token.encode("ascii"))]
-        return self.frames.send(Request(host=netloc.decode(), target=prefix.decode() + self._path, extra_headers=token))
+        headers = self._credentials.headers(self._url)
+        return self.frames.send(
+            Request(host=netloc.decode(), target=prefix.decode() + self._path, extra_headers=headers)
+        )
 
     def answered(self, data: bytes) -> dict[str, str] | None:
         """The headers of the accepting answer, names in lower case; None while it is incomplete.

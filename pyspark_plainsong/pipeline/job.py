@@ -71,7 +71,11 @@ class Run(JobRun):
         """The options of ``format("plainsong")`` that name the daemon, and ``more``."""
         found = {"url": ",".join(self.where.urls), "namespace": self.where.namespace}
         if self.where.token_file is not None:
-            found["auth.tokenFile"] = str(Path(self.where.token_file).absolute())
+            found["tokenFile"] = str(Path(self.where.token_file).absolute())
+        if self.where.ca_file is not None:
+            found["caFile"] = str(Path(self.where.ca_file).absolute())
+        if self.where.insecure:
+            found["insecure"] = "true"
         return {**found, **more}
 
     def failure_of(self, error: Exception) -> CommandFailed | None:

@@ -26,27 +26,27 @@ def token(home):
 
 
 def test_without_anything_it_is_the_usual_address(home):
-    assert where() == Where((DEFAULT_URL,), "default", None, None)
+    assert where() == Where((DEFAULT_URL,), "default", None, context=None)
 
 
 def test_the_first_context_is_the_current_one_until_another_is_used(alone):
     alone("context", "add", "one", "--url", A, "--namespace", "first", code=0)
     alone("context", "add", "two", "--url", f"{B},{C}", code=0)
-    assert where() == Where((A,), "first", None, "one")
+    assert where() == Where((A,), "first", None, context="one")
     alone("context", "use", "two", code=0)
-    assert where() == Where((B, C), "default", None, "two")
+    assert where() == Where((B, C), "default", None, context="two")
 
 
 def test_what_goes_before_what(alone, token):
     alone("context", "add", "one", "--url", A, "--namespace", "first", "--token-file", token, code=0)
     alone("context", "add", "two", "--url", B, "--namespace", "second", code=0)
     environ = {"PLAINSONG_URL": C, "PLAINSONG_NAMESPACE": "third"}
-    assert where(environ) == Where((C,), "third", None, None)
-    assert where(environ, context="two") == Where((B,), "second", None, "two")
-    assert where(environ, context="two", namespace="fourth") == Where((B,), "fourth", None, "two")
-    assert where({"PLAINSONG_CONTEXT": "two"}) == Where((B,), "second", None, "two")
-    assert where(environ, url=A) == Where((A,), "third", None, None)
-    assert where({}, context="one") == Where((A,), "first", token, "one")
+    assert where(environ) == Where((C,), "third", None, context=None)
+    assert where(environ, context="two") == Where((B,), "second", None, context="two")
+    assert where(environ, context="two", namespace="fourth") == Where((B,), "fourth", None, context="two")
+    assert where({"PLAINSONG_CONTEXT": "two"}) == Where((B,), "second", None, context="two")
+    assert where(environ, url=A) == Where((A,), "third", None, context=None)
+    assert where({}, context="one") == Where((A,), "first", token, context="one")
 
 
 def test_a_contexts_token_is_not_sent_to_other_daemons(alone, token):
@@ -93,6 +93,9 @@ def test_contexts_are_listed_shown_and_forgotten(alone):
         "url": [B],
         "namespace": None,
         "tokenFile": None,
+        "caFile": None,
+        "certificate": None,
+        "key": None,
     }
     alone("context", "rm", "two", code=0)
     assert load_contexts().current is None

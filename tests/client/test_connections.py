@@ -108,7 +108,7 @@ def pools() -> Iterator[Callable[..., Pool]]:
         settings = Settings.checked(
             url,
             namespace="default",
-            token_file=None,
+            token=token,
             connect_timeout_s=5,
             request_timeout_s=5,
             deadline_s=5,
@@ -116,7 +116,6 @@ def pools() -> Iterator[Callable[..., Pool]]:
             max_connections=max_connections,
         )
         opened.append(Pool(settings))
-        opened[-1]._token = token
         return opened[-1]
 
     yield open_pool

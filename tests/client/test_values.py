@@ -231,7 +231,7 @@ def test_a_client_is_set_up_from_the_environment_and_arguments_win(monkeypatch: 
 def test_a_token_is_read_from_its_file(tmp_path: Path):
     file = tmp_path / "token"
     file.write_text("secret\n")
-    assert Client(token_file=file)._settings.token == "secret"
+    assert Client(token_file=file)._settings.credentials.token == "secret"
     file.write_text("two\nlines")
     with pytest.raises(InvalidParameter):
         Client(token_file=file)

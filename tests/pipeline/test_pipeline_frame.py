@@ -213,7 +213,7 @@ def test_a_run_is_given_what_the_options_say(monkeypatch):
         True,
         {"spark.a": "1", "spark.b": "x=y"},
     )
-    source = {"url": "http://a:1,http://b:2", "namespace": "shop", "auth.tokenFile": str(Path("token").absolute())}
+    source = {"url": "http://a:1,http://b:2", "namespace": "shop", "tokenFile": str(Path("token").absolute())}
     assert run.source(topic="orders") == {**source, "topic": "orders"}
     assert ran(runs.append, "--conf", "a=1") == Exit.USAGE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import pytest
 
 from pyspark_plainsong.calls import Calls
 from pyspark_plainsong.wire import BrokerError, Wire
+from tests.certificates import Authority
 
 END = b"\xff" * 20
 #: Status, body; None for the status: say that more comes, and hang up. Both None: hang up at once.
@@ -189,6 +191,35 @@ def test_a_pickled_wire_has_no_connection_and_reads_its_token_anew(wire, tmp_pat
     assert [headers["Authorization"] for _, _, headers, _ in server.requests] == ["Bearer one", "Bearer two"]
 
 
+def test_a_replaced_token_is_read_again_when_the_old_one_is_refused_once(wire, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("one\n")
+    refusal = (401, b'{"status": 401, "code": "unauthenticated", "detail": "no", "outcome": "not-applied"}')
+    with Server((200, b"ok"), refusal, (200, b"ok"), refusal) as server:
+        asked = wire(server.url, token_file=str(token), retries=3)
+        asked.ask("POST", "/x", repeatable=False)
+        token.write_text("two\n")
+        asked.ask("POST", "/x", repeatable=False)
+        with pytest.raises(BrokerError, match="unauthenticated"):
+            asked.ask("POST", "/x")
+    sent = [headers["Authorization"] for _, _, headers, _ in server.requests]
+    assert sent == ["Bearer one", "Bearer one", "Bearer two", "Bearer two"]
+
+
+def test_the_given_authority_is_trusted_and_no_other(wire, tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    listening = Server((200, b"ok"))
+    listening._server.socket = context.wrap_socket(listening._server.socket, server_side=True)
+    with listening as server:
+        url = server.url.replace("http://", "https://")
+        with pytest.raises(BrokerError, match="certificate verify failed"):
+            wire(url, retries=0).ask("GET", "/x")
+        assert wire(url, ca_file=str(authority.file)).ask("GET", "/x").body == b"ok"
+
+
 def test_the_path_of_a_url_stands_before_ours(wire):
     with Server((200, b"[]")) as server:
         assert Calls(wire(f"{server.url}/plainsong"), "n").topics() == []
@@ -197,5 +228,5 @@ def test_the_path_of_a_url_stands_before_ours(wire):
 
 def test_a_token_file_that_is_not_there_is_said_at_once(tmp_path):
     asked = Wire(("http://127.0.0.1:9",), token_file=str(tmp_path / "none"), retries=1000)
-    with pytest.raises(BrokerError, match=r"auth\.tokenFile cannot be read.*every host"):
+    with pytest.raises(BrokerError, match=r"tokenFile cannot be read.*every host"):
         asked.ask("GET", "/v1/namespaces")

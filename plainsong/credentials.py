@@ -1,0 +1,145 @@
+"""What a client shows a daemon, and whom it trusts: a token, a certificate, authorities; and where a token may go."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
+
+from plainsong.protocol.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+    from collections.abc import Iterable
+
+#: A file's path.
+File: TypeAlias = "str | os.PathLike[str]"
+#: What the URL of a daemon on a Unix socket begins with.
+UNIX = "unix:"
+
+
+class Credentials:
+    """The credentials of one client; threads may share them.
+
+    Args:
+      token: a bearer token.
+      token_file: a file whose one line is the token; it is read again after a 401, since such files are replaced.
+      ca_file: the authorities whose certificates are trusted, PEM; None: the system's.
+      certificate: the files of the client's own certificate and its key, PEM.
+      insecure: whether the token may be sent unencrypted to another machine.
+    Raises:
+      InvalidParameter: two tokens, a file that cannot be read, or files that are no certificate.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        token_file: File | None = None,
+        ca_file: File | None = None,
+        certificate: tuple[File, File] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        if token is not None and token_file is not None:
+            raise InvalidParameter("both token and token_file are given", hint="give one of them")
+        self._token_file = token_file
+        self._token = _read_token(token_file) if token_file is not None else _checked_token(token, "token")
+        self._ca_file = ca_file
+        self._certificate = certificate
+        self._insecure = insecure
+        self._context: ssl.SSLContext | None = None
+        if ca_file is not None or certificate is not None:
+            self.tls_context()  # so that wrong files are told here
+
+    @property
+    def token(self) -> str | None:
+        """The token as it was last read."""
+        return self._token
+
+    def check(self, urls: Iterable[str]) -> None:
+        """Raises InvalidParameter: the token would be sent unencrypted to another machine."""
+        for url in urls:
+            if not self.may_go_to(url):
+                raise InvalidParameter(
+                    f"the token would be sent to {url} unencrypted",
+                    hint="use https://, or say insecure=True (--insecure) where nobody can listen",
+                )
+
+    def may_go_to(self, url: str) -> bool:
+        """Whether requests to this URL are encrypted, stay on this machine, or have no token."""
+        return self._token is None or self._insecure or _is_private(url)
+
+    def headers(self, url: str) -> list[tuple[bytes, bytes]]:
+        """What a request to ``url`` has besides."""
+        if self._token is None or not self.may_go_to(url):
+            return []
+        return [(b"Authorization", b"Bearer " + self._token.encode("ascii"))]
+
+    def read_again(self, refused: str | None) -> bool:
+        """After a 401: whether there is another token now than the one that was refused."""
+        if self._token_file is None:
+            return False
+        if self._token == refused:
+            try:
+                self._token = _read_token(self._token_file)
+            except InvalidParameter:
+                return False  # it is being replaced, or has gone: the 401 says enough
+        return self._token != refused
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For https. Raises InvalidParameter."""
+        import ssl  # here, since most programs connect without TLS
+
+        if self._context is None:
+            try:
+                context = ssl.create_default_context(cafile=self._ca_file)
+            except (OSError, ValueError) as error:
+                raise InvalidParameter(
+                    f"ca_file {self._ca_file}: {_reason(error)}", hint="certificates, PEM"
+                ) from error
+            if self._certificate is not None:
+                certificate, key = self._certificate
+                try:
+                    context.load_cert_chain(certificate, key)
+                except (OSError, ValueError) as error:
+                    why = f"certificate {certificate} and key {key}: {_reason(error)}"
+                    raise InvalidParameter(why, hint="a certificate and its key, PEM") from error
+            self._context = context
+        return self._context
+
+
+@lru_cache(maxsize=256)
+def _is_private(url: str) -> bool:
+    if url.startswith((UNIX, "https://")):
+        return True
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_token(file: File) -> str:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"the token file cannot be read: {error}") from error
+    return _checked_token(text, str(file)) or ""
+
+
+def _checked_token(text: str | None, where: str) -> str | None:
+    if text is None:
+        return None
+    token = text.strip()
+    if not token or not token.isprintable() or not token.isascii() or " " in token:
+        raise InvalidParameter(f"{where}: a token is one line of printable ASCII")  # never the token itself
+    return token
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, str):
+        return reason.replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)
