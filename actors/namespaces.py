@@ -125,6 +125,11 @@ class Namespaces:
         known = self._known.get(namespace, NamespaceProperties())
         return {"deduplication": known.deduplication}
 
+    @staticmethod
+    def checked(given: object) -> dict[str, str]:
+        """A client's properties as ``properties`` would tell them. Raises InvalidProperty."""
+        return {"deduplication": _parsed(given)}
+
     async def put(self, namespace: str, given: object) -> dict[str, str]:
         """Replace a namespace's properties by ``given`` (a decoded JSON object, or None); returns the new ones.
 

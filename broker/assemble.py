@@ -22,6 +22,7 @@ from actors.topic import TopicEnvironment
 from broker.api.backups import Backups
 from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
 from broker.api.console import Console
+from broker.api.definitions import Definitions
 from broker.api.events import EventStreams, MessageEvents
 from broker.api.health import Health
 from broker.api.messages import Messages
@@ -302,6 +303,7 @@ async def assemble(
             Producers(directory, store, clock, policies, metrics.producer_refused),
             TransactionRoutes(authority, config.transactions),
             ScrubRoutes(scrub),
+            Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
             Backups(
                 store,
                 clock,

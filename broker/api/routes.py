@@ -7,6 +7,8 @@ from typing import Any
 from broker.api.backups import Backups
 from broker.api.cluster import ClusterRoutes
 from broker.api.console import Console
+from broker.api.definitions import MAX_BODY_BYTES as DEFINITIONS_BODY_BYTES
+from broker.api.definitions import TOML_TYPE, Definitions
 from broker.api.events import MessageEvents
 from broker.api.health import Health
 from broker.api.messages import Messages
@@ -44,6 +46,7 @@ CLUSTER = "/v1/cluster"
 DRAIN = CLUSTER + "/instances/{instance}/drain"
 BACKUPS = "/v1/backups"
 SCRUB = "/v1/scrub"
+DEFINITIONS = "/v1/definitions"
 BACKUP = BACKUPS + "/{backup}"
 PIN = CLUSTER + "/pins/{namespace}/{topic}"
 
@@ -915,6 +918,45 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Let go of the cut.",
         answer=record("id ended", id=STRING, ended=BOOLEAN),
         errors=(*ANY, "not_found", "storage_failed"),
+    ),
+    Route(
+        "get_definitions",
+        "GET",
+        DEFINITIONS,
+        Definitions,
+        Definitions.show,
+        verb="inspect",
+        on="service",
+        tag="keeping",
+        doc="The properties of all namespaces and topics, and what is pinned, as one document.",
+        answer=ref("Definitions"),
+        errors=(*ANY, "storage_failed"),
+    ),
+    Route(
+        "put_definitions",
+        "PUT",
+        DEFINITIONS,
+        Definitions,
+        Definitions.put,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="Make namespaces, topics and pins as the document says: checked as a whole, then applied in order of name.",
+        parameters=("dryRun", "prune"),
+        body=Body(
+            ref("Definitions"),
+            DEFINITIONS_BODY_BYTES,
+            types=(JSON_TYPE, TOML_TYPE),
+            example={"format": 1, "topics": {"ns:x": {"ttl": 3600}}},
+        ),
+        answer=record(
+            **{verdict: array(STRING) for verdict in ("created", "changed", "deleted", "unchanged")},
+        ),
+        errors=(
+            *WRITES,
+            *BODY,
+            *("invalid_property", "forbidden", "conflict", "topic_exists", "cluster_unavailable", "request_too_large"),
+        ),
     ),
     Route(
         "start_scrub",

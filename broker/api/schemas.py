@@ -592,6 +592,13 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
         fromMs=nullable(MILLISECONDS),
         toMs=nullable(MILLISECONDS),
     ),
+    "Definitions": record(
+        "format",
+        format={"const": 1},
+        namespaces={"type": "object", "additionalProperties": {"type": "object"}},
+        topics={"type": "object", "additionalProperties": ref("Properties"), "description": "by namespace:topic"},
+        pins={"type": "object", "additionalProperties": STRING, "description": "instances by namespace:topic"},
+    ),
     "Scrub": record(" ".join(_SCRUB), **_SCRUB),
     "StartedScrub": record(" ".join(("started", *_SCRUB)), started=BOOLEAN, **_SCRUB),
     "ScrubFinding": record(

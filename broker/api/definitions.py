@@ -1,0 +1,258 @@
+"""Definitions: namespaces, topics and pins as one document, exported, and imported as a whole.
+
+An import is checked from end to end before anything happens, then applied in order of name through the routes that
+change each thing, at its owner. What is as it should be is left alone, so an import that failed is run again.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from broker.api.route import json_answer
+from broker.http.messages import Answer, flag
+from plainsong.protocol.cluster import Placement, instance_name
+from plainsong.protocol.codec.json_values import parse_json
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import Conflict, Forbidden, InvalidParameter, MalformedBody, PlainsongError, nearest
+from plainsong.protocol.keys import DamagedRow, topic_of, topic_range
+from plainsong.protocol.names import TopicName, namespace_name, topic_name
+from plainsong.protocol.properties import parse_properties
+from plainsong.protocol.records import Metadata
+from plainsong.protocol.topic.producer_state import SYSTEM_NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from actors.namespaces import Namespaces
+    from broker.cluster.membership import Membership
+    from broker.http.messages import Handler, Request
+    from storage.base import Row, Store
+
+FORMAT = 1
+#: The largest document: about a hundred thousand topics.
+MAX_BODY_BYTES = 16 << 20
+TOML_TYPE = "application/toml"
+_PARTS = ("namespaces", "topics", "pins")
+_NO_PROPERTIES = {"deduplication": "inherit"}
+Verdict = Literal["created", "changed", "deleted", "unchanged"]
+
+
+@dataclass(slots=True)
+class Document:
+    """What is, or is to be: the properties of namespaces and topics, and the instances of pinned topics."""
+
+    namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    topics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pins: dict[str, str] = field(default_factory=dict)
+
+    def shown(self) -> dict[str, Any]:
+        """Ready for JSON, in order of name."""
+        return {"format": FORMAT, **{part: dict(sorted(getattr(self, part).items())) for part in _PARTS}}
+
+
+class Step(NamedTuple):
+    """One thing, and what an import makes of it."""
+
+    part: str
+    name: str
+    verdict: Verdict
+    before: Any
+    after: Any
+
+    @property
+    def path(self) -> str:
+        """Where it stands in a document: ``topics/shop:orders``."""
+        return f"{self.part}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """The routes of definitions. Topics of the namespace ``system`` are the daemon's own, and in no document."""
+
+    store: Store
+    namespaces: Namespaces
+    membership: Membership | None
+    default_ttl_s: int
+    handlers: Mapping[str, Handler]
+    """Those of the routes, by name, each answered at its owner."""
+
+    async def show(self, request: Request) -> Answer:
+        """Everything, as an import takes it. Raises StoreError."""
+        request.parameters()
+        return json_answer((await self._now()).shown())
+
+    async def put(self, request: Request) -> Answer:
+        """Make everything as the document says; with ``prune`` what it does not name goes.
+
+        Raises:
+          MalformedBody, InvalidParameter, InvalidName, InvalidProperty, Forbidden, Conflict: nothing happened.
+          whatever a change raises: those before it have happened.
+        """
+        given = request.parameters("dryRun", "prune")
+        wanted = self._parsed(request)
+        steps = _plan(await self._now(), wanted, prune=flag(given, "prune"))
+        self._check(request, steps)
+        lists = {
+            verdict: [step.path for step in steps if step.verdict == verdict]
+            for verdict in ("created", "changed", "deleted", "unchanged")
+        }
+        changes = [step for step in steps if step.verdict != "unchanged"]
+        if flag(given, "dryRun"):
+            return json_answer(
+                {
+                    "dryRun": True,
+                    "action": "definitions.import",
+                    "target": "service",
+                    "before": {step.path: step.before for step in changes if step.before is not None},
+                    "after": {step.path: step.after for step in changes if step.after is not None},
+                    "changed": [step.path for step in changes],
+                    "effect": lists,
+                    "warnings": _warnings(changes),
+                }
+            )
+        for number, step in enumerate(changes):
+            try:
+                await self._apply(request, step)
+            except PlainsongError as error:
+                error.detail = f"{step.path}: {error.detail}"
+                if number:
+                    error.detail += f" (changed before: {number} of {len(changes)})"
+                    error.hint = error.hint or "import it again: what is done is left alone"
+                    error.outcome = "unknown"
+                raise
+        return json_answer(lists)
+
+    # --- what is ---------------------------------------------------------------------------------
+
+    async def _now(self) -> Document:
+        found = Document()
+
+        def take(rows: list[Row]) -> bool:
+            for key, value in rows:
+                try:
+                    name, metadata = topic_of(key)[0], Metadata.decode(value)
+                except DamagedRow:
+                    continue
+                if metadata.deleted_ms is None and name.namespace != SYSTEM_NAMESPACE:
+                    found.topics[str(name)] = dict(metadata.properties.stored())
+            return True
+
+        await self.store.scan(Table.METADATA, *topic_range(), take, first_chunk=1000)
+        for namespace in {each.partition(":")[0] for each in found.topics} | set(self.namespaces.policies):
+            properties = self.namespaces.properties(namespace)
+            if properties != _NO_PROPERTIES and namespace != SYSTEM_NAMESPACE:
+                found.namespaces[namespace] = dict(properties)
+        placement = Placement() if self.membership is None else self.membership.assignment.placement
+        found.pins = dict(placement.pins)
+        return found
+
+    # --- what is to be -----------------------------------------------------------------------------
+
+    def _parsed(self, request: Request) -> Document:
+        given = _decoded(request)
+        if not isinstance(given, dict) or given.get("format") != FORMAT:
+            raise InvalidParameter(
+                f"definitions have format {FORMAT}", hint='for example {"format": 1, "topics": {"shop:orders": {}}}'
+            )
+        for key in given:
+            if key not in (*_PARTS, "format"):
+                raise InvalidParameter(f"definitions have no {key[:80]!r}", hint=nearest(key, _PARTS))
+        parts = {part: given.get(part, {}) for part in _PARTS}
+        for part, value in parts.items():
+            if not isinstance(value, dict):
+                raise InvalidParameter(f"{part} is no table of names")
+        wanted = Document()
+        for name, properties in parts["namespaces"].items():
+            checked = self.namespaces.checked(properties)
+            if checked != _NO_PROPERTIES:
+                wanted.namespaces[namespace_name(name)] = checked
+        for name, properties in parts["topics"].items():
+            parsed = parse_properties(properties, default_ttl_s=self.default_ttl_s)
+            wanted.topics[str(_topic(name))] = dict(parsed.stored())
+        for name, instance in parts["pins"].items():
+            if not isinstance(instance, str):
+                raise InvalidParameter(f"the pin of {name[:80]!r} is no instance")
+            wanted.pins[str(_topic(name))] = instance_name(instance)
+        return wanted
+
+    def _check(self, request: Request, steps: list[Step]) -> None:
+        """Raise Forbidden, Conflict: a change is not allowed, or cannot be made."""
+        for step in steps:
+            if step.verdict == "unchanged":
+                continue
+            if step.part == "pins":
+                if self.membership is None:
+                    raise Conflict(f"{step.path}: this instance is alone and owns everything")
+                continue
+            namespace, _, topic = step.name.partition(":")
+            rights = request.rights
+            may = rights.on_topic("admin", namespace, topic) if topic else rights.on_namespace("admin", namespace)
+            if namespace == SYSTEM_NAMESPACE or not may:
+                raise Forbidden(f"{step.path}: this name may not change it", hint="grant `admin` on what is imported")
+
+    async def _apply(self, request: Request, step: Step) -> None:
+        namespace, _, topic = step.name.partition(":")
+        deleted = step.verdict == "deleted"
+        body: Any = step.after
+        if step.part == "namespaces":
+            route, body = "set_namespace", _NO_PROPERTIES if deleted else step.after
+        elif step.part == "pins":
+            route, body = ("unpin_topic", None) if deleted else ("pin_topic", {"instance": step.after})
+        elif deleted:
+            route, body = "delete_topic", None
+        else:
+            route = "create_topic" if step.verdict == "created" else "set_properties"
+        path = {"namespace": namespace} | ({"topic": topic} if topic else {})
+        sent = b"" if body is None else json.dumps(body).encode()
+        headers = {name: value for name, value in request.headers.items() if name not in ("if-match", "content-type")}
+        asked = replace(request, path=path, query="", headers=headers, body=sent, decoded=None, room=None)
+        await self.handlers[route](asked)
+
+
+def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
+    """What becomes of each thing, namespaces first, each part in order of name."""
+    steps: list[Step] = []
+    for part in _PARTS:
+        before, after = getattr(now, part), getattr(wanted, part)
+        for name in sorted({*before, *after}):
+            old, new = before.get(name), after.get(name)
+            if new is None:
+                verdict: Verdict = "deleted"
+                if not prune:
+                    continue
+            elif old is None:
+                verdict = "created"
+            else:
+                verdict = "unchanged" if old == new else "changed"
+            steps.append(Step(part, name, verdict, old, new))
+    return steps
+
+
+def _warnings(changes: list[Step]) -> list[str]:
+    gone = [step.name for step in changes if step.part == "topics" and step.verdict == "deleted"]
+    shorter = [
+        step.name
+        for step in changes
+        if step.part == "topics" and step.verdict == "changed" and step.after["ttl"] < step.before["ttl"]
+    ]
+    warnings = [f"topic {each} is deleted with its messages" for each in gone]
+    return warnings + [f"topic {each} gets a shorter ttl, which hides older messages" for each in shorter]
+
+
+def _decoded(request: Request) -> Any:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != TOML_TYPE:
+        return parse_json(request.body) if request.body.strip() else None
+    try:
+        return tomllib.loads(request.body.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"the definitions are no TOML: {error}") from None
+
+
+def _topic(text: str) -> TopicName:
+    namespace, colon, topic = text.partition(":")
+    if not colon:
+        raise InvalidParameter(f"{text[:80]!r} is no topic", hint="write namespace:topic")
+    return topic_name(namespace, topic)
