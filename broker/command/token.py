@@ -160,7 +160,8 @@ def list_tokens(file: Path | None, config: Path | None, sets: tuple[str, ...], a
         )
         for entry in table.entries
     ]
-    output.echo_lines(output.table(("ID", "NAME", "CREATED", "EXPIRES", "STATE", "NOTE"), rows))
+    # As wide as it gets: an id that is cut cannot be revoked.
+    output.echo_lines(output.table(("ID", "NAME", "CREATED", "EXPIRES", "STATE", "NOTE"), rows, columns=sys.maxsize))
 
 
 @token.command(

@@ -76,11 +76,12 @@ def _one(wire: Pool, url: str, count: int) -> ProbeResult:
     version = _get(wire, url, "/version", found)
     if version is None:
         return found
-    if not isinstance(version, dict) or "version" not in version:
+    if not isinstance(version, dict) or not version.keys() & {"version", "code"}:
         found.detail = "not a plainsong daemon"
         return found
     found.answers = True
-    found.version, found.store = str(version["version"]), str(version.get("store", ""))
+    # A daemon may show these to names alone (401, 403); that it is there and ready it shows to all.
+    found.version, found.store = str(version.get("version", "")), str(version.get("store", ""))
     for _ in range(count):
         began = time.perf_counter()
         _get(wire, url, "/ping", found)
@@ -146,4 +147,5 @@ def _line(found: ProbeResult) -> str:
     if not found.answers:
         return f"{found.url}  no answer: {one_line(found.detail)}"
     ready = "ready" if found.ready else "NOT READY: " + one_line("; ".join(found.reasons))
-    return f"{found.url}  {show_seconds(min(found.seconds))}  plainsong {one_line(found.version)}  {ready}"
+    version = one_line(found.version) or "(shows its version to names alone)"
+    return f"{found.url}  {show_seconds(min(found.seconds))}  plainsong {version}  {ready}"

@@ -8,6 +8,8 @@ import pytest
 
 from plainsong import __version__
 from plainsong.cli.command import Exit
+from tests.cli.conftest import url_of
+from tests.daemon.harness import Daemon
 
 ID = "0000018bcfe56805000100000000000000000000"
 
@@ -279,6 +281,15 @@ def test_ping_says_how_far_and_whether_ready(cli, running):
     assert (told["ready"], told["store"], len(told["seconds"])) == (True, "leveldb", 2)
     said = cli("ping", "--url", f"http://127.0.0.1:1,{told['url']}")
     assert [line.split("  ")[1].startswith("no answer") for line in said.lines] == [True, False]
+
+
+def test_ping_and_doctor_know_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
+    with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
+        url = url_of(daemon)
+        assert alone("ping", "--url", url, code=0).out.endswith("(shows its version to names alone)  ready\n")
+        (told,) = alone("ping", "--url", url, "--json", code=0).json
+        assert (told["ready"], told["version"]) == (True, None)
+        assert "its version is shown to names alone" in alone("doctor", "--url", url).out
 
 
 def test_bench_measures_and_leaves_nothing_behind(cli):

@@ -4,8 +4,10 @@ What a page may hold, and what becomes of it here:
 
 * ``python``: a program. One whose first line is ``# name.py`` becomes that file; it is run where a command line names it,
   and at its place if none does. ``javascript`` is the same for ``// name.mjs``, and always run by a command line.
-* ``sh``: lines for a shell, run as they stand in a directory of the page's own, beside a daemon of its own. Lines that
-  begin with ``make`` are run by other rings.
+* ``toml`` whose first line is ``# name.toml`` becomes that file.
+* ``sh``: lines for a shell, run as they stand in a directory of the page's own, beside a daemon of its own. A line that
+  begins with ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's
+  end; lines that begin with ``make`` are run by other rings.
 * ``text`` right behind one of these: lines that it printed, in this order; ``…`` stands for anything.
 * ``text`` elsewhere is for people, such as lines for another machine.
 """
@@ -14,20 +16,23 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, free_port
 from tests.documents import DOCUMENTS, ROOT, blocks
 from tests.spark_session import spark_environ, why_not
 
 PAGES = {name: text for name, text in DOCUMENTS.items() if name.startswith("docs/howto/")}
 URL = "http://127.0.0.1:7420"
+#: Of the daemon that a page starts itself.
+SECOND = "127.0.0.1:7430"
 DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"
 #: Far beyond what a program of a page takes; one that starts Spark takes half a minute on a busy machine.
 PATIENCE_S = 240
@@ -40,6 +45,8 @@ class Page:
 
     def __init__(self, home: Path, url: str, database: str) -> None:
         self.home, self._url, self._database = home, url, database
+        self._second = f"127.0.0.1:{free_port()}"
+        self._started: list[subprocess.Popen[bytes]] = []
         (home / "etc").symlink_to(ROOT / "etc")
         self._environ = {
             **clean_environ(),
@@ -52,7 +59,7 @@ class Page:
 
     def _here(self, code: str) -> str:
         """``code`` with this test's addresses in place of the usual ones."""
-        return code.replace(URL, self._url).replace(DATABASE, self._database)
+        return code.replace(URL, self._url).replace(SECOND, self._second).replace(DATABASE, self._database)
 
     def _run(self, *command: str) -> str:
         done = subprocess.run(
@@ -70,11 +77,29 @@ class Page:
 
     def shell(self, lines: str) -> str:
         kept = [line for line in self._here(lines).splitlines() if not line.startswith("make ")]
-        return self._run("/bin/bash", "-e", "-o", "pipefail", "-c", "\n".join(kept).replace(*PLUGIN))
+        if kept and kept[0].startswith("plainsong serve "):
+            self._serve(kept.pop(0))
+        return self._run("/bin/bash", "-e", "-o", "pipefail", "-c", "\n".join(kept).replace(*PLUGIN)) if kept else ""
+
+    def _serve(self, line: str) -> None:
+        log = self.home / "serve.log"
+        with log.open("wb") as output:
+            started = subprocess.Popen(
+                shlex.split(line), env=self._environ, cwd=self.home, stdout=output, stderr=subprocess.STDOUT
+            )
+        self._started.append(started)
+        eventually(f"{line} listens", lambda: started.poll() is not None or b" listens on " in log.read_bytes())
+        assert started.poll() is None, log.read_text()
+
+    def close(self) -> None:
+        """End the daemons that the page has started."""
+        for started in self._started:
+            started.kill()
+            started.wait()
 
 
 @pytest.fixture
-def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Page:
+def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Iterator[Page]:
     database = request.getfixturevalue("database") if DATABASE in wanted else ""
     if ("SparkSession" in wanted or "plainsong pipeline run" in wanted) and (reason := why_not()):
         pytest.skip(f"NOT TESTED, a page with Spark: {reason}")
@@ -84,7 +109,9 @@ def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Page:
     running = daemon(tmp_path / "data")
     home = tmp_path / "home"
     home.mkdir()
-    return Page(home, "http://{}:{}".format(*running.address), database)
+    here = Page(home, "http://{}:{}".format(*running.address), database)
+    yield here
+    here.close()
 
 
 @pytest.mark.parametrize("wanted", PAGES.values(), ids=PAGES)
@@ -97,6 +124,9 @@ def test_a_page_does_what_it_says(wanted: str, page: Page):
             name = named[1] if named else "unnamed.py"
             page.save(name, block.body)
             output = "" if name in shell else page.program(name)
+        elif block.info == "toml" and (named := re.match(r"# ([\w.-]+\.toml)\n", block.body)):
+            page.save(named[1], block.body)
+            output = ""
         elif block.info == "javascript":
             name = re.match(r"// (\w+\.mjs)\n", block.body)[1]  # type: ignore[index]
             assert f"node {name}" in shell
