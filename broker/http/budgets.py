@@ -398,17 +398,52 @@ SHARE = 4
 PATIENCE_S = 2.0
 
 
-class AnswerBudget:
-    """The memory of all answers until their readers have taken them."""
+class Pace:
+    """How slowly a reader may take one answer.
 
-    __slots__ = ("_large", "_small", "max_bytes", "patience_s", "refused", "reserved_bytes")
+    It may take nothing for ``send_timeout_s``. In all, an answer may wait for it as long, and a second more for each
+    ``body_min_bytes_per_s`` that it took meanwhile.
+    """
+
+    __slots__ = ("_min_bytes_per_s", "_taken_bytes", "_timeout_s", "_waited_s")
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._timeout_s = settings.send_timeout_s
+        self._min_bytes_per_s = settings.body_min_bytes_per_s
+        self.restart()
+
+    def restart(self) -> None:
+        """The next answer begins."""
+        self._waited_s = 0.0
+        self._taken_bytes = 0
+
+    def left_s(self) -> float:
+        """How long it may wait for the reader now."""
+        return min(self._timeout_s, self._timeout_s + self._taken_bytes / self._min_bytes_per_s - self._waited_s)
+
+    def waited(self, seconds: float, taken_bytes: int) -> None:
+        """It waited for so long, and then so much was taken."""
+        self._waited_s += seconds
+        self._taken_bytes += taken_bytes
+
+
+class AnswerBudget:
+    """The memory of all answers until their readers have taken them.
+
+    Where there is no room for an answer, readers that have taken nothing for ``YIELD_S`` are cut off, the longest first.
+    """
+
+    __slots__ = ("_blocked", "_large", "_small", "cut", "max_bytes", "patience_s", "refused", "reserved_bytes")
 
     def __init__(self, max_bytes: int = 1 << 62, patience_s: float = PATIENCE_S) -> None:
         self.max_bytes = max_bytes
         self.patience_s = patience_s
         self.reserved_bytes = 0
-        #: Requests that were refused for lack of room.
+        #: Requests that were refused for lack of room, and readers that were cut off for it.
         self.refused = 0
+        self.cut = 0
+        #: Answers whose readers take nothing just now → since when, and what cuts them off; the longest first.
+        self._blocked: dict[AnswerRoom, tuple[float, Callable[[], object]]] = {}
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
 
@@ -436,12 +471,19 @@ class AnswerBudget:
         """Takes ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
         if taken := self.take_now(least, most):
             return taken
+        self._cut_blocked(least)
+        if taken := self.take_now(least, most):
+            return taken
         waiting = _Waiting(least, most)
         queue = self._small if least <= SMALL_BYTES else self._large
         queue.append(waiting)
         try:
-            with trio.move_on_after(self.patience_s):
+            with trio.move_on_after(self.patience_s / 2):
                 await waiting.granted.wait()
+            if not waiting.taken:
+                self._cut_blocked(least)  # those who took nothing since
+                with trio.move_on_after(self.patience_s / 2):
+                    await waiting.granted.wait()
         except BaseException:
             if waiting.taken:
                 self.give_back(waiting.taken)
@@ -453,6 +495,25 @@ class AnswerBudget:
         if not waiting.taken:
             raise self.refusal()
         return waiting.taken
+
+    def _cut_blocked(self, least: int) -> None:
+        """Cuts off readers that take nothing, until there is room for ``least`` bytes or there are none left."""
+        late_s = trio.current_time() - YIELD_S
+        for room, (since_s, cut_off) in list(self._blocked.items()):
+            if since_s > late_s or self.share_of(least, least):
+                return
+            if room.reserved_bytes:
+                self.cut += 1
+                cut_off()
+                room.release()
+
+    def blocks(self, room: AnswerRoom, cut_off: Callable[[], object]) -> None:
+        """The reader of ``room`` takes nothing just now."""
+        self._blocked[room] = (trio.current_time(), cut_off)
+
+    def moves(self, room: AnswerRoom) -> None:
+        """The reader of ``room`` has taken something. Idempotent."""
+        self._blocked.pop(room, None)
 
     def refusal(self) -> Overloaded:
         """The refusal of a request for which there is no room; counted."""
@@ -520,6 +581,15 @@ class AnswerRoom:
         """Changes the share to ``most`` bytes if half of the budget stays free. False: nothing changed."""
         budget = self._budget
         return 2 * (budget.reserved_bytes + most) <= budget.max_bytes and self.has(most)
+
+    def blocks(self, cut_off: Callable[[], object]) -> None:
+        """Its reader takes nothing just now: it may be cut off by ``cut_off``, which must not wait, if others need room."""
+        if self.reserved_bytes:
+            self._budget.blocks(self, cut_off)
+
+    def moves(self) -> None:
+        """Its reader has taken something. Idempotent."""
+        self._budget.moves(self)
 
     async def take(self, least: int, most: int) -> int:
         """Changes the share to between ``least`` and ``most`` bytes, as soon as there is room; returns how many.

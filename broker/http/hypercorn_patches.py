@@ -19,7 +19,7 @@ from hypercorn.events import Closed, Updated
 from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
-from broker.http.budgets import BodyBudget, Reservation, body_deadline, too_large, too_slow
+from broker.http.budgets import BodyBudget, Pace, Reservation, body_deadline, too_large, too_slow
 from broker.http.lane import WAITED_MS
 from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
 from broker.http.peer import NO_PEER
@@ -55,6 +55,8 @@ CUT = "plainsong.cut"
 PEER = "plainsong.peer"
 #: The key for the connection's ``SendingEnd``.
 SENDING_END = "plainsong.sending-end"
+#: What is sent within this time was not waited for.
+AT_ONCE_S = 0.01
 #: Answers are given to the server in pieces of this size.
 PIECE_BYTES = 64 << 10
 
@@ -62,7 +64,8 @@ PIECE_BYTES = 64 << 10
 class Passage:
     """One request on its way through the gate."""
 
-    def __init__(self, scope: Any, budget: BodyBudget) -> None:
+    def __init__(self, scope: Any, budget: BodyBudget, settings: HttpSettings) -> None:
+        self.pace = Pace(settings)
         self.headers: dict[str, str] = {}
         for raw_name, raw_value in scope["headers"]:
             name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -161,7 +164,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        passage = Passage(scope, self._budget)
+        passage = Passage(scope, self._budget, self._settings)
         try:
             with passage.reservation:
                 await self._pass(passage, scope, receive, send)
@@ -201,10 +204,10 @@ class Gate:
             elif message["type"] == "http.response.body" and not (
                 message.get("more_body") or passage.body_ended.is_set()
             ):
-                await self._send({**message, "more_body": True}, scope, send)
+                await self._send(passage, {**message, "more_body": True}, scope, send)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
                 await self._linger(passage, receive)
-            await self._send(message, scope, send)
+            await self._send(passage, message, scope, send)
 
         def give_way() -> None:
             passage.refusal = passage.reservation.refusal()
@@ -243,27 +246,39 @@ class Gate:
             return error
         return None
 
-    async def _send(self, message: Any, scope: Any, send: Any) -> None:
+    async def _send(self, passage: Passage, message: Any, scope: Any, send: Any) -> None:
         """Sends a message in pieces, since the server below buffers whatever it gets until it is sent."""
         rest = memoryview(message.get("body", b""))
         while len(rest) > PIECE_BYTES:
             piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
-            await self._send_piece(piece, scope, send)
+            await self._send_piece(passage, piece, scope, send)
             rest = rest[PIECE_BYTES:]
             message = {**message, "body": bytes(rest)} if len(rest) <= PIECE_BYTES else message
-        await self._send_piece(message, scope, send)
+        await self._send_piece(passage, message, scope, send)
 
-    async def _send_piece(self, message: Any, scope: Any, send: Any) -> None:
-        """Sends one piece; over HTTP/2, whose reader may stop while its connection lives, with a deadline."""
+    async def _send_piece(self, passage: Passage, message: Any, scope: Any, send: Any) -> None:
+        """Sends one piece at the pace that its reader has to keep.
+
+        Over HTTP/1.1 hypercorn shields what it sends, and ``HypercornConnection`` sees to the pace; over HTTP/2 a reader
+        may stop while its connection lives.
+        """
         cut = scope.get("extensions", {}).get(CUT)
-        if cut is None or scope["http_version"] < "2":
+        if cut is None:
             await send(message)
             return
-        with trio.move_on_after(self._settings.send_timeout_s) as wait:
-            await send(message)
+        room, pace, begun_s = passage.room, passage.pace, trio.current_time()
+        room.blocks(cut)
+        try:
+            with trio.move_on_after(pace.left_s()) as wait:
+                await send(message)
+        finally:
+            room.moves()
         if wait.cancelled_caught:
             cut()
             await trio.sleep_forever()  # the end of the connection cancels this task
+        waited_s = trio.current_time() - begun_s
+        if waited_s > AT_ONCE_S:
+            pace.waited(waited_s, len(message.get("body", b"")))
 
     def _refusal(self, passage: Passage) -> PlainsongError | None:
         """Why the request is refused by its head alone."""

@@ -25,7 +25,9 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from broker.http.budgets import Pace
 from broker.http.hypercorn_patches import (
+    AT_ONCE_S,
     CUT,
     PEER,
     SENDING_END,
@@ -65,6 +67,8 @@ class HypercornConnection(TCPServer):
     def __init__(self, hypercorn: HypercornServer, stream: Any, peer: Peer) -> None:
         super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
         self._send_timeout_s = hypercorn.settings.send_timeout_s
+        #: Of its readers: of one answer after the other, or of all streams together over HTTP/2.
+        self._pace = Pace(hypercorn.settings)
         self._header_timeout_s = hypercorn.settings.header_timeout_s
         self._conversations = hypercorn.conversations
         self._peer = peer
@@ -143,6 +147,7 @@ class HypercornConnection(TCPServer):
             return
         if isinstance(event, Updated):
             self._idle = event.idle
+            self._pace.restart()
         if isinstance(event, Closed) or self._idle:
             self._answered.set()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._send_timeout_s):
@@ -165,13 +170,17 @@ class HypercornConnection(TCPServer):
                 if self._cut:
                     return False
                 with trio.CancelScope(shield=True) as self._sending:
-                    self._sending.deadline = trio.current_time() + self._send_timeout_s
+                    begun_s = trio.current_time()
+                    self._sending.deadline = begun_s + self._pace.left_s()
                     try:
                         await self.stream.send_all(rest[:SEND_BYTES])
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
                         return False
                 if self._sending.cancelled_caught:
                     return False
+                waited_s = trio.current_time() - begun_s
+                if waited_s > AT_ONCE_S:
+                    self._pace.waited(waited_s, min(len(rest), SEND_BYTES))
                 rest = rest[SEND_BYTES:]
         return True
 

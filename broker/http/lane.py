@@ -20,6 +20,7 @@ from broker.http import wire
 from broker.http.budgets import (
     FREE_BYTES,
     BodyBudget,
+    Pace,
     Reservation,
     body_deadline,
     broke_off,
@@ -101,7 +102,7 @@ class Lane:
 
     def __init__(self, sock: socket.socket | TlsSocket, parts: LaneParts, peer: Peer) -> None:
         self._parts = parts
-        self._connection = Connection(sock, parts.settings.send_timeout_s, parts.reactor, self, peer)
+        self._connection = Connection(sock, parts, self, peer)
         #: The last head and its bytes: clients repeat theirs, and the same bytes say the same.
         self._head_bytes = b""
         self._head: Head | None = None
@@ -120,7 +121,7 @@ class Lane:
         #: An answer that the task is to send, and whether the connection is kept behind it.
         self._unsent: tuple[Answer, bool] | None = None
         self._held = parts.budget.reserve()
-        self._room = parts.budget.answers.room()
+        self._room = self._connection.room
         #: Around a handler that may wait for something.
         self._waiting: trio.CancelScope | None = None
         #: Whether it has answered anything.
@@ -508,6 +509,7 @@ class Lane:
 
     async def _send(self, answer: Answer, request_id: str, *, chunks: bool, keep: bool) -> None:
         head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
+        self._connection.pace.restart()
         if isinstance(answer.body, bytes):
             if len(answer.body) > COPIED_BYTES:
                 await self._connection.send_all(head, answer.body)
@@ -836,27 +838,28 @@ class Connection:
         "_lane",
         "_reactor",
         "_receiver",
-        "_send_timeout_s",
         "_sock",
         "_tls",
         "_unsent",
         "_watching",
         "edge",
         "ended",
+        "pace",
         "peer",
         "pending",
         "resting",
+        "room",
         "scope",
         "wanted_bytes",
     )
 
-    def __init__(
-        self, sock: socket.socket | TlsSocket, send_timeout_s: float, reactor: Reactor, lane: Lane, peer: Peer
-    ) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, parts: LaneParts, lane: Lane, peer: Peer) -> None:
         self._sock = sock
         self._tls = sock if isinstance(sock, TlsSocket) else None
-        self._send_timeout_s = send_timeout_s
-        self._reactor = reactor
+        self.pace = Pace(parts.settings)
+        #: What its answers hold until they have left.
+        self.room = parts.budget.answers.room()
+        self._reactor = parts.reactor
         self._lane = lane
         self._receiver: trio.lowlevel.Task | None = None
         self._watching: trio.CancelScope | None = None
@@ -874,7 +877,7 @@ class Connection:
         self.pending = b""
         #: How much is read at once while the connection rests.
         self.wanted_bytes = RECEIVE_BYTES
-        reactor.add(sock, self)
+        parts.reactor.add(sock, self)
 
     def leave(self) -> None:
         """The reactor has nothing more to do with the socket. Idempotent."""
@@ -1009,13 +1012,21 @@ class Connection:
         self.scope.deadline = inf
 
     async def _send_rest(self, rest: memoryview) -> None:
+        pace = self.pace
         while rest:
-            self.scope.deadline = trio.current_time() + self._send_timeout_s
-            await wait_writable(self._sock)
+            begun_s = trio.current_time()
+            self.scope.deadline = begun_s + pace.left_s()
+            self.room.blocks(self.scope.cancel)
             try:
-                rest = rest[self._sock.send(rest) :]
+                await wait_writable(self._sock)
+            finally:
+                self.room.moves()
+            try:
+                sent_bytes = self._sock.send(rest)
             except BlockingIOError:
-                continue
+                sent_bytes = 0
+            rest = rest[sent_bytes:]
+            pace.waited(trio.current_time() - begun_s, sent_bytes)
 
     async def watch(self) -> None:
         """Keeps what the client sends ahead, and tells the lane when it sends no more; until ``unwatch``.

@@ -17,7 +17,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 
 from broker.http.acceptance import Acceptance
-from broker.http.budgets import SMALL_BYTES, BodyBudget, decoded_body, needs_decoding
+from broker.http.budgets import SMALL_BYTES, BodyBudget, HttpSettings, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, respond
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from quart import Quart
 
     from broker.api.route import Accounting, Endpoint, Route
-    from broker.http.budgets import HttpSettings
 
 __all__ = ["UNKNOWN_ROUTE", "Application", "build_application"]
 log = logging.getLogger("plainsong.http")
@@ -202,7 +201,9 @@ def passage() -> Passage:
     """The current request's way through the gate: its id, its joined headers, what its body holds."""
     scope: Any = request.scope
     found = scope.get("extensions", {}).get(PASSAGE)
-    return found if found is not None else Passage(scope, BodyBudget(1 << 62))  # an application without a server
+    return (
+        found if found is not None else Passage(scope, BodyBudget(1 << 62), HttpSettings())
+    )  # an application without a server
 
 
 def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:

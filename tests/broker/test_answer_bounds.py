@@ -11,6 +11,7 @@ import h2.connection
 import pytest
 import trio
 
+from broker.http import budgets
 from broker.http.budgets import SMALL_BYTES
 from tests.broker.broker_in_process import InProcess, in_process
 from tests.broker.listeners import Reader, post, running
@@ -47,8 +48,11 @@ async def until(holds: Any) -> None:
 
 
 @LISTENERS
-async def test_readers_that_do_not_read_hold_no_more_than_the_budget(listener: str) -> None:
+async def test_readers_that_do_not_read_hold_no_more_than_the_budget(
+    listener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bound = 8 * SIZE
+    monkeypatch.setattr(budgets, "YIELD_S", 60.0)
     async with in_process(listener=listener, http__max_answer_bytes=bound) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         answers = daemon.service.answers
@@ -67,6 +71,10 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(listener: s
         await daemon.publish("hello", topic="small")
         assert len(await daemon.poll("small")) == 1
         await daemon.call("GET", "/metrics")
+        # Once they have taken nothing for long enough, they are cut off for whoever reads.
+        monkeypatch.setattr(budgets, "YIELD_S", 0.0)
+        await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={})
+        assert answers.cut
     assert answers.reserved_bytes == 0
 
 

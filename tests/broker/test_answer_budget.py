@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.api.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
-from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, AnswerBudget
+from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, YIELD_S, AnswerBudget, HttpSettings, Pace
 from broker.http.messages import Answer
 from broker.http.wire import admitted
 from plainsong.protocol.errors import Overloaded
@@ -159,6 +161,53 @@ async def test_who_waits_too_long_is_told_to_come_back_and_holds_nothing() -> No
     assert caught.value.retry_after_s is not None
     assert "http.max_answer_bytes" in caught.value.hint
     assert (room.reserved_bytes, budget.reserved_bytes, budget.refused) == (0, 4 * MIB, 1)
+
+
+async def test_readers_that_take_nothing_are_cut_off_for_others_the_longest_first(mock_clock: MockClock) -> None:
+    budget = AnswerBudget(64 * MIB, patience_s=0)
+    cut: list[int] = []
+    rooms = [budget.room() for _ in range(3)]
+    for number, (room, size) in enumerate(zip(rooms, (0, 30, 24), strict=True)):
+        assert room.has(size * MIB)
+        room.blocks(partial(cut.append, number))
+        mock_clock.jump(YIELD_S)
+    assert await budget.room().take(8 * MIB, 8 * MIB) == 8 * MIB
+    assert (cut, budget.cut, rooms[1].reserved_bytes) == ([1], 1, 0)
+    assert await budget.room().take(20 * MIB, 20 * MIB) == 20 * MIB
+    rooms[2].moves()
+    with pytest.raises(Overloaded):
+        await budget.room().take(20 * MIB, 20 * MIB)
+    rooms[2].blocks(partial(cut.append, 2))
+    with pytest.raises(Overloaded):
+        await budget.room().take(20 * MIB, 20 * MIB)
+    mock_clock.jump(YIELD_S)
+    assert await budget.room().take(20 * MIB, 20 * MIB) == 20 * MIB
+    assert cut == [1, 2]
+
+
+async def test_a_reader_that_has_blocked_since_a_request_came_is_cut_off_for_it(autojump_clock: MockClock) -> None:
+    budget = AnswerBudget(64 * MIB, patience_s=2 * YIELD_S)
+    room = budget.room()
+    assert room.has(48 * MIB)
+    room.blocks(lambda: None)
+    begun_s = trio.current_time()
+    assert await budget.room().take(24 * MIB, 24 * MIB) == 24 * MIB
+    assert trio.current_time() - begun_s == YIELD_S
+
+
+def test_an_answer_may_wait_for_its_reader_for_half_a_minute_and_a_second_for_each_16_kib_taken() -> None:
+    pace = Pace(HttpSettings())
+    assert pace.left_s() == 30.0
+    pace.waited(25.0, 0)
+    assert pace.left_s() == 5.0
+    pace.waited(2.0, 160 << 10)
+    assert pace.left_s() == 13.0
+    pace.waited(1.0, 16 * MIB)
+    assert pace.left_s() == 30.0
+    pace.waited(1100.0, 0)
+    assert pace.left_s() < 0.0
+    pace.restart()
+    assert pace.left_s() == 30.0
 
 
 async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:

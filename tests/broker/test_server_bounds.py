@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -157,6 +158,18 @@ async def test_a_reader_that_stops_reading_is_cut(lane: bool) -> None:
         await stream.send_all(post("endless/rollback"))
         with trio.fail_after(20):
             await listener.toys.closed.wait()
+
+
+@BOTH_LISTENERS
+async def test_a_reader_that_takes_a_little_now_and_then_is_cut(lane: bool) -> None:
+    settings = {"send_timeout_s": 0.3, "body_min_bytes_per_s": 1 << 30}
+    async with running(lane=lane, **settings) as listener, await listener.connect() as stream:
+        await stream.send_all(post("endless/rollback"))
+        with trio.fail_after(20):
+            while not listener.toys.closed.is_set():
+                await trio.sleep(0.02)
+                with suppress(trio.BrokenResourceError):
+                    await stream.receive_some(128 << 10)
 
 
 @BOTH_LISTENERS
