@@ -131,7 +131,7 @@ class Daemon:
         actors.start_soon(self.scrub.run)
         actors.start_soon(_watch_loop, self.metrics)
         if self.security.guard.required:
-            actors.start_soon(self.security.files.run)
+            actors.start_soon(self.security.run)
 
     def stop(self) -> None:
         """Take nothing new; polls that wait are answered with what there is."""

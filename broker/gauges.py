@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import BodyBudget
     from broker.link.client import Links
     from broker.metrics import Metrics
+    from broker.security.setup import Security
     from broker.tls import Certificates
     from plainsong.protocol.topic.producer_state import ProducerTable
     from plainsong.protocol.topic.state import TopicState
@@ -124,6 +125,15 @@ def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:
         lambda: certificates.failures,
     )
     certificates.on_handshake = metrics.shook_hands
+
+
+def add_security_gauges(metrics: Metrics, security: Security) -> None:
+    """Register what is read of the OpenID provider's keys."""
+    metrics.reads(
+        "plainsong_jwks_age_seconds",
+        "Seconds since the keys of the OpenID provider were last had; 0 without one.",
+        lambda: 0.0 if security.provider is None else min(security.provider.age_s, 1e9),
+    )
 
 
 def add_link_gauges(metrics: Metrics, links: Links) -> None:

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TextIO
 
 from broker.http.messages import OWNER_HEADER
+from broker.security.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -273,7 +274,7 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record)
+            line = masked(self.format(record))
         except Exception:  # noqa: BLE001 - a line that cannot be made must not fail its caller
             self.unmade += 1
         else:

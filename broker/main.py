@@ -39,7 +39,7 @@ from broker.cluster.join import (
 )
 from broker.config.exposure import in_effect
 from broker.config.values import UNIX
-from broker.gauges import add_cluster_gauges, add_gauges, add_tls_gauges, add_transaction_gauges
+from broker.gauges import add_cluster_gauges, add_gauges, add_security_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.metrics import Metrics
 from broker.reload import Reloads
@@ -102,6 +102,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
         budget = BodyBudget(config.http.max_inflight_bytes, daemon.answers)
         add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget)
         add_transaction_gauges(metrics, daemon.authority, daemon.directory, daemon.pointers, daemon.clock)
+        add_security_gauges(metrics, security)
         rebalance = None
         if membership is not None and daemon.cluster is not None:
             rebalance = start_rebalance(daemon.cluster.handover, membership, actors)

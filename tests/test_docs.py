@@ -24,6 +24,7 @@ from broker.gauges import (
     add_gauges,
     add_link_gauges,
     add_scrub_gauges,
+    add_security_gauges,
     add_tls_gauges,
     add_transaction_gauges,
 )
@@ -122,6 +123,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     add_link_gauges(metrics, nothing)
     add_event_gauges(metrics, nothing)
     add_scrub_gauges(metrics, nothing)
+    add_security_gauges(metrics, nothing)
     add_tls_gauges(metrics, nothing)
     metrics.registry.unregister(metrics.readings)
     found = {family.name: family.type for family in (*metrics.registry.collect(), *metrics.readings.describe())}

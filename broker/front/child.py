@@ -30,12 +30,14 @@ from broker.logs import AccessLog, process, setup_logs
 from broker.reload import Reloads
 from broker.security.grants import parse_grants
 from broker.security.guard import Guard
+from broker.security.peer_names import ConnectionNames
 from broker.security.tokens import parse_tokens
 from broker.tls import certificates_of
 
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.http.tls_socket import TlsStream
+    from broker.security.oidc import OidcProvider
     from broker.tls import Certificates
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class FrontEnd:
         self._handover = handover
         self._listeners = listeners
         self._stop = trio.Event()
+        self._provider: OidcProvider | None = None
 
     async def run(self) -> None:
         """Serves until SIGTERM, or until the owning process ends."""
@@ -68,6 +71,8 @@ class FrontEnd:
                     guard = self._guard(config, answer["tables"])
                     if guard.required:
                         nursery.start_soon(self._follow_tables, guard)
+                    if self._provider is not None:
+                        nursery.start_soon(self._provider.run)  # a process fetches the keys by itself
                     await self._serve(config, guard, nursery, has_peers=answer["peers"])
                     nursery.cancel_scope.cancel()
             finally:
@@ -90,7 +95,13 @@ class FrontEnd:
 
     def _guard(self, config: Config, tables: dict[str, bytes]) -> Guard:
         """Lets names in, by the tables of the owning process."""
-        guard = Guard(required=config.security.authentication == "required")
+        settings = config.security
+        names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
+        guard = Guard(required=settings.authentication == "required", peer_names=names)
+        if guard.required and settings.oidc.issuer:
+            from broker.security.oidc import OidcProvider
+
+            guard.provider = self._provider = OidcProvider(settings.oidc, on_change=guard.expire)
         _put(guard, tables)
         return guard
 

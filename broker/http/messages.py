@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from broker.http.peer import NO_PEER, Peer
 from broker.security.identity import ANONYMOUS, Identity
+from broker.security.masking import masked
 from broker.security.rights import EVERYTHING, Rights
 from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (
@@ -240,7 +241,7 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
     if status == 405:
         headers.append(("Allow", ", ".join(sorted(allow))))
     # surrogateescape cannot occur in what we decode ourselves, but a detail may quote anything: never fail here.
-    body = json.dumps(problem, ensure_ascii=False).encode("utf-8", "replace")
+    body = masked(json.dumps(problem, ensure_ascii=False)).encode("utf-8", "replace")
     return Answer(status, body, PROBLEM_TYPE, headers)
 
 

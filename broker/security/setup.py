@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import trio
+
 from broker.security.guard import Guard
+from broker.security.peer_names import ConnectionNames
 from broker.security.reload import SecurityFiles
 
 if TYPE_CHECKING:
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
     from broker.config import Config
     from broker.security.guard import Counters
+    from broker.security.oidc import OidcProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,14 @@ class Security:
 
     guard: Guard
     files: SecurityFiles
+    provider: OidcProvider | None = None
+
+    async def run(self) -> None:
+        """Keeps tables and keys up to date, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.files.run)
+            if self.provider is not None:
+                nursery.start_soon(self.provider.run)
 
     @property
     def stale(self) -> dict[str, str] | None:
@@ -35,7 +47,14 @@ def build_security(
     config: Config, counters: Counters | None = None, on_failure: Callable[[str], None] = lambda what: None
 ) -> Security:
     """Reads the files. Raises SecurityFileUnusable: one of them cannot be used."""
-    guard = Guard(required=config.security.authentication == "required", counters=counters)
-    files = SecurityFiles(config.security, guard, on_failure=on_failure)
+    settings = config.security
+    names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
+    guard = Guard(required=settings.authentication == "required", peer_names=names, counters=counters)
+    files = SecurityFiles(settings, guard, on_failure=on_failure)
     files.load()
-    return Security(guard, files)
+    provider = None
+    if guard.required and settings.oidc.issuer:
+        from broker.security.oidc import OidcProvider  # joserfc takes as long to load as the rest of the package
+
+        provider = guard.provider = OidcProvider(settings.oidc, on_failure=on_failure, on_change=guard.expire)
+    return Security(guard, files, provider)

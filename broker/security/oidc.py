@@ -1,0 +1,373 @@
+"""Tokens of an OpenID provider: JSON Web Tokens, verified by the keys that the provider publishes.
+
+Nothing in a token says where to look: ``jku``, ``x5u``, ``jwk`` and ``x5c`` are not read. A token is verified once, in a
+thread, and known by its hash from then on until it expires or its key leaves the set. While the provider cannot be
+reached the last keys hold for a while; after that its tokens are answered 503, which says what is true: nobody knows.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import logging
+import ssl
+import time
+import urllib.error
+import urllib.request
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import trio
+from joserfc import jwk
+from joserfc.errors import JoseError
+from joserfc.jws import JWSRegistry
+
+from broker.security.files import read_guarded, stamp_of
+from broker.security.guard import MAX_CREDENTIAL_BYTES, invalid_token
+from broker.security.identity import Identity
+from broker.security.tokens import is_name
+from plainsong.protocol.errors import AuthenticationUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from broker.config.sections import OidcConfig
+    from broker.http.peer import Peer
+    from broker.security.files import Stamp
+
+log = logging.getLogger("plainsong.security")
+MAX_JWKS_BYTES = 1 << 20
+MAX_KEYS = 100
+MAX_KNOWN = 10_000
+MAX_GROUPS = 200
+FETCH_TIMEOUT_S = 5.0
+#: Between two attempts while no keys were ever had.
+RETRY_S = 5.0
+#: An unknown key has the set fetched again at most so often, for all callers together.
+REFETCH_S = 30.0
+#: Verifications at a time: each is a third of a millisecond of processor time.
+VERIFYING = 4
+#: The key that each signature needs: its kind, and its curve.
+_NEEDS: dict[str, tuple[str, str | None]] = {
+    **{f"{family}{bits}": ("RSA", None) for family in ("RS", "PS") for bits in (256, 384, 512)},
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", "Ed25519"),
+}
+MIN_RSA_BITS = 2048
+
+
+class BadKeySet(ValueError):
+    """What was fetched is no set of keys that could verify a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """One key of the provider."""
+
+    kid: str
+    kind: str
+    curve: str | None
+    alg: str | None
+    key: Any
+
+    @property
+    def id(self) -> str:
+        """Its own name, or one made of it."""
+        return self.kid
+
+    def fits(self, alg: str) -> bool:
+        """Whether a signature of this kind may be its."""
+        kind, curve = _NEEDS[alg]
+        return self.kind == kind and (curve is None or self.curve == curve) and self.alg in (None, alg)
+
+
+def parse_keys(data: bytes) -> tuple[PublicKey, ...]:
+    """The keys of a set that can verify signatures; others are passed over. Raises BadKeySet."""
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadKeySet("it is no JSON") from None
+    keys = given.get("keys") if isinstance(given, dict) else None
+    if not isinstance(keys, list) or len(keys) > MAX_KEYS:
+        raise BadKeySet(f"it is no object with at most {MAX_KEYS} keys")
+    found = [key for key in map(_public_key, keys) if key is not None]
+    if not found:
+        raise BadKeySet("none of its keys can verify a signature")
+    return tuple(found)
+
+
+def _public_key(fields: Any) -> PublicKey | None:
+    if not isinstance(fields, dict) or fields.get("kty") not in ("RSA", "EC", "OKP"):
+        return None
+    if fields.get("use", "sig") != "sig" or "d" in fields:
+        return None
+    kid, alg = fields.get("kid", ""), fields.get("alg")
+    if not isinstance(kid, str) or len(kid) > 255 or not (alg is None or isinstance(alg, str)):
+        return None
+    kept = {name: fields[name] for name in ("kty", "n", "e", "crv", "x", "y") if isinstance(fields.get(name), str)}
+    if kept["kty"] == "RSA" and len(kept.get("n", "")) * 6 < MIN_RSA_BITS:
+        return None
+    try:
+        key = jwk.import_key(kept)
+    except (JoseError, ValueError, TypeError, KeyError):
+        return None
+    own = sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return PublicKey(kid or own, kept["kty"], kept.get("crv"), alg, key)
+
+
+class OidcProvider:
+    """The provider of ``security.oidc``; a ``Provider``.
+
+    Args:
+      on_failure: called when the keys could not be had.
+      now_s: the time, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        config: OidcConfig,
+        *,
+        on_failure: Callable[[str], None] = lambda what: None,
+        on_change: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._algorithms = frozenset(each.strip() for each in config.algorithms.split(","))
+        self._url = config.jwks if config.jwks.startswith(("https://", "http://")) else None
+        self._stamp: Stamp | None = None
+        self._on_failure = on_failure
+        self._on_change = on_change
+        self._now_s = now_s
+        self._keys: tuple[PublicKey, ...] = ()
+        #: When the keys were last had, and last asked for because of an unknown one.
+        self.fetched_s: float | None = None
+        self._asked_again_s = float("-inf")
+        self._fetching = trio.Lock()
+        self._limit = trio.CapacityLimiter(VERIFYING)
+        self._known: OrderedDict[bytes, tuple[Identity, str]] = OrderedDict()
+        self.failed = ""
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the keys were had; infinite: never."""
+        return float("inf") if self.fetched_s is None else max(0.0, self._now_s() - self.fetched_s)
+
+    async def run(self) -> None:
+        """Keeps the keys fresh, until cancelled."""
+        while True:
+            await self.refresh()
+            if self._url is not None:
+                await trio.sleep(self._config.refresh_s if self._keys else min(RETRY_S, self._config.refresh_s))
+                continue
+            with trio.move_on_after(self._config.refresh_s):  # a file is as fresh as its stamp
+                while await self._stands():  # noqa: ASYNC110 - a file tells nobody
+                    await trio.sleep(1.0)
+
+    async def refresh(self) -> bool:
+        """Fetches the keys; whether that succeeded."""
+        async with self._fetching:
+            try:
+                data = await self._fetched()
+                keys = parse_keys(data)
+            except (OSError, ValueError, trio.TooSlowError) as error:
+                why = str(error) or type(error).__name__
+                if why != self.failed:
+                    self.failed = why
+                    log.error("config_reload_failed", extra={"file": self._config.jwks, "why": why[:300]})
+                    self._on_failure("keys")
+                return False
+            self.failed = ""
+            self.fetched_s = self._now_s()
+            self._put(keys)
+            return True
+
+    def _put(self, keys: tuple[PublicKey, ...]) -> None:
+        gone = {key.id for key in self._keys} - {key.id for key in keys}
+        self._keys = keys
+        if gone:
+            for hashed in [hashed for hashed, (_, kid) in self._known.items() if kid in gone]:
+                del self._known[hashed]
+            self._on_change()
+
+    async def _fetched(self) -> bytes:
+        if self._url is None:
+            path = Path(self._config.jwks)
+            return (await trio.to_thread.run_sync(read_guarded, path, MAX_JWKS_BYTES))[0]
+        with trio.fail_after(FETCH_TIMEOUT_S):
+            return await trio.to_thread.run_sync(_get, self._url, abandon_on_cancel=True)
+
+    async def _stands(self) -> bool:
+        """Whether the file of keys is the one that was read last."""
+        stamp, before = await trio.to_thread.run_sync(stamp_of, Path(self._config.jwks)), self._stamp
+        self._stamp = stamp
+        return before is None or stamp == before
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def known(self, token: str) -> Identity | None:
+        """Whom a token names that was verified before and still holds."""
+        hashed = sha256(token.encode()).digest()
+        found = self._known.get(hashed)
+        if found is None or self.age_s > self._config.max_stale_s + self._config.refresh_s:
+            return None
+        who, _ = found
+        if who.expires_ms is not None and who.expires_ms <= self._now_s() * 1000:
+            del self._known[hashed]
+            return None
+        self._known.move_to_end(hashed)
+        return who
+
+    def still_holds(self, who: Identity) -> bool:
+        """Whether the key is still in the set that signed a name's token."""
+        return any(key.id == who.credential for key in self._keys)
+
+    async def verify(self, token: str, peer: Peer) -> Identity:
+        """Whom a token names. Raises Unauthenticated, AuthenticationUnavailable."""
+        header, claims, signed, signature = _parts(token)
+        alg = header.get("alg")
+        if not isinstance(alg, str) or alg not in self._algorithms or alg not in _NEEDS:
+            raise invalid_token("the token is signed in a way that is not accepted here")
+        if "crit" in header:
+            raise invalid_token("the token has a header that must be understood and is not")
+        if self._config.require_typ and str(header.get("typ", "")).lower().removeprefix("application/") != "at+jwt":
+            raise invalid_token("the token is no access token: its typ is not at+jwt")
+        key = await self._key_for(header.get("kid"), alg)
+        async with self._limit:
+            is_good = await trio.to_thread.run_sync(_is_signed, alg, key, signed, signature)
+        if not is_good:
+            raise invalid_token("the signature of the token does not verify")
+        who = self._named(_object(claims, "claims"), key, peer)
+        while len(self._known) >= MAX_KNOWN:
+            self._known.popitem(last=False)
+        self._known[sha256(token.encode()).digest()] = who, key.id
+        return who
+
+    async def _key_for(self, kid: Any, alg: str) -> PublicKey:
+        if self.fetched_s is None or self.age_s > self._config.max_stale_s + self._config.refresh_s:
+            raise AuthenticationUnavailable(
+                "the keys of the provider cannot be had",
+                hint="its tokens may be good: retry; is security.oidc.jwks reachable?",
+            )
+        for attempt in (1, 2):
+            fitting = [key for key in self._keys if key.fits(alg) and (kid is None or key.kid == kid)]
+            if len(fitting) == 1:
+                return fitting[0]
+            if attempt == 2 or kid is None or not self._may_ask_again():
+                break
+            await self.refresh()
+        raise invalid_token("the token is signed by a key that the provider does not publish")
+
+    def _may_ask_again(self) -> bool:
+        now_s = trio.current_time()
+        if now_s - self._asked_again_s < REFETCH_S:
+            return False
+        self._asked_again_s = now_s
+        return True
+
+    def _named(self, claims: dict[str, Any], key: PublicKey, peer: Peer) -> Identity:
+        config, now_s, skew_s = self._config, self._now_s(), self._config.skew_s
+        if claims.get("iss") != config.issuer:
+            raise invalid_token("the token is of another issuer")
+        audience = claims.get("aud")
+        if audience != config.audience and not (isinstance(audience, list) and config.audience in audience):
+            raise invalid_token("the token is for another audience")
+        expires_s = claims.get("exp")
+        if not _is_time(expires_s):
+            raise invalid_token("the token does not say when it ends")
+        if expires_s + skew_s <= now_s:
+            raise invalid_token("the token is expired")
+        for name in ("nbf", "iat"):
+            if name in claims and (not _is_time(claims[name]) or claims[name] - skew_s > now_s):
+                raise invalid_token("the token is not valid yet")
+        if (confirmation := claims.get("cnf")) is not None:
+            _confirm(confirmation, peer)
+        subject = claims.get(config.name_claim)
+        name = f"{config.name_prefix}{subject}" if isinstance(subject, str) and subject else ""
+        if not is_name(name):
+            raise invalid_token(f"the claim {config.name_claim} of the token is no name")
+        groups = tuple(_groups(claims.get(config.groups_claim)))
+        return Identity(name, "oidc", key.id, groups, round((expires_s + skew_s) * 1000))
+
+
+def _parts(token: str) -> tuple[dict[str, Any], bytes, bytes, bytes]:
+    """Header, claims, what is signed, and the signature. Raises Unauthenticated."""
+    pieces = token.split(".")
+    if len(pieces) != 3 or len(token) > MAX_CREDENTIAL_BYTES:
+        raise invalid_token("the token is neither one of this daemon nor a signed JSON Web Token")
+    header, claims, signature = map(_decoded, pieces)
+    return _object(header, "header"), claims, f"{pieces[0]}.{pieces[1]}".encode(), signature
+
+
+def _decoded(piece: str) -> bytes:
+    try:
+        if "=" in piece or "+" in piece or "/" in piece:
+            raise ValueError(piece)
+        return urlsafe_b64decode(piece.encode("ascii") + b"=" * (-len(piece) % 4))
+    except (ValueError, binascii.Error):
+        raise invalid_token("the token is not encoded as a JSON Web Token is") from None
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise invalid_token(f"the {what} of the token cannot be read")
+    return found
+
+
+def _is_signed(alg: str, key: PublicKey, signed: bytes, signature: bytes) -> bool:
+    try:
+        return bool(JWSRegistry.algorithms[alg].verify(signed, signature, key.key))
+    except (JoseError, ValueError, TypeError):
+        return False
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -(1 << 53) < value < 1 << 53
+
+
+def _confirm(confirmation: Any, peer: Peer) -> None:
+    """A token that is bound to a certificate is good on that certificate's connection alone (RFC 8705, section 3.1)."""
+    wanted = confirmation.get("x5t#S256") if isinstance(confirmation, dict) else None
+    shown = b"" if peer.certificate is None else urlsafe_b64encode(sha256(peer.certificate).digest()).rstrip(b"=")
+    if not isinstance(wanted, str) or not shown or wanted.encode() != shown:
+        raise invalid_token("the token is bound to a certificate that this connection does not have")
+
+
+def _groups(value: Any) -> Iterable[str]:
+    found = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return sorted({each for each in found if isinstance(each, str) and 0 < len(each) <= 255})[:MAX_GROUPS]
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **named: Any) -> None:
+        return None
+
+
+def _get(url: str) -> bytes:
+    """The document at ``url``, which is from the settings: TLS verified, no redirect, no proxy. Raises OSError, ValueError."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        _NoRedirects(),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+    )
+    asked = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - https, or http to loopback
+    try:
+        with opener.open(asked, timeout=FETCH_TIMEOUT_S) as answer:
+            data: bytes = answer.read(MAX_JWKS_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise OSError(f"the provider answered {error.code}") from None
+    if len(data) > MAX_JWKS_BYTES:
+        raise BadKeySet(f"it is larger than {MAX_JWKS_BYTES} bytes")
+    return data

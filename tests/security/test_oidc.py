@@ -1,0 +1,366 @@
+"""Tokens of an OpenID provider: one of the tests' own, over real HTTP, that turns its keys and goes away."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from base64 import urlsafe_b64encode
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from joserfc.jwk import ECKey, OKPKey, RSAKey
+from joserfc.jws import JWSRegistry
+
+from broker.config.sections import OidcConfig
+from broker.http.peer import NO_PEER, Peer
+from broker.security.oidc import MAX_KNOWN, BadKeySet, OidcProvider, parse_keys
+from plainsong.protocol.errors import AuthenticationUnavailable, Unauthenticated
+from tests.security.named import named
+
+NOW_S = 1_800_000_000
+ISSUER, AUDIENCE = "https://login.example", "plainsong"
+KEYS = {
+    "RS256": RSAKey.generate_key(2048, {"kid": "rsa"}),
+    "ES256": ECKey.generate_key("P-256", {"kid": "ec"}),
+    "EdDSA": OKPKey.generate_key("Ed25519", {"kid": "ed"}),
+}
+OTHER = RSAKey.generate_key(2048, {"kid": "rsa"})
+
+
+def encoded(data):
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def signed(alg="RS256", key=None, header=None, **changes):
+    """A token; a claim of None is left out."""
+    key = KEYS[alg] if key is None else key
+    head = {"alg": alg, "kid": key.kid, "typ": "at+jwt", **(header or {})}
+    head = {name: value for name, value in head.items() if value is not None}
+    claims = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "ann",
+        "exp": NOW_S + 300,
+        "iat": NOW_S,
+        "groups": ["ops"],
+        **changes,
+    }
+    claims = {name: value for name, value in claims.items() if value is not None}
+    parts = f"{encoded(json.dumps(head).encode())}.{encoded(json.dumps(claims).encode())}"
+    return f"{parts}.{encoded(JWSRegistry.algorithms[alg].sign(parts.encode(), key))}"
+
+
+def published(*keys):
+    return json.dumps({"keys": [key.as_dict(private=False) for key in keys]}).encode()
+
+
+class Login:
+    """The provider: what it publishes, and how often it was asked."""
+
+    def __init__(self):
+        self.body = published(*KEYS.values())
+        self.status = 200
+        self.asked = 0
+        self.url = ""
+
+
+@contextmanager
+def login():
+    told = Login()
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            told.asked += 1
+            self.send_response(told.status)
+            if told.status == 302:
+                self.send_header("Location", told.url)
+            self.send_header("Content-Length", str(len(told.body)))
+            self.end_headers()
+            self.wfile.write(told.body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        told.url = f"http://127.0.0.1:{server.server_port}/keys"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield told
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Now:
+    s = float(NOW_S)
+
+    def __call__(self):
+        return self.s
+
+
+@pytest.fixture
+def told():
+    with login() as provider:
+        yield provider
+
+
+@pytest.fixture
+async def provider(told):
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
+    assert await made.refresh()
+    return made
+
+
+async def refused(provider, token, peer=NO_PEER):
+    with pytest.raises(Unauthenticated) as caught:
+        await provider.verify(token, peer)
+    assert token not in str(caught.value) + caught.value.challenge
+    return caught.value.detail
+
+
+@pytest.mark.parametrize("alg", KEYS)
+async def test_a_token_of_the_provider_names_its_subject_and_groups(provider, alg):
+    token = signed(alg)
+    assert provider.known(token) is None
+    who = await provider.verify(token, NO_PEER)
+    assert (who.name, who.via, who.groups, who.expires_ms) == ("oidc:ann", "oidc", ("ops",), (NOW_S + 360) * 1000)
+    assert provider.known(token) is who
+    assert provider.still_holds(who)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"iss": "https://else.example"}, "another issuer"),
+        ({"iss": None}, "another issuer"),
+        ({"aud": "else"}, "another audience"),
+        ({"aud": ["else", 7]}, "another audience"),
+        ({"exp": None}, "when it ends"),
+        ({"exp": True}, "when it ends"),
+        ({"exp": "1900000000"}, "when it ends"),
+        ({"exp": NOW_S - 60}, "expired"),
+        ({"nbf": NOW_S + 61}, "not valid yet"),
+        ({"iat": NOW_S + 61}, "not valid yet"),
+        ({"nbf": "x"}, "not valid yet"),
+        ({"sub": None}, "no name"),
+        ({"sub": 17}, "no name"),
+        ({"sub": "a b"}, "no name"),
+        ({"sub": "x" * 255}, "no name"),
+        ({"cnf": {"x5t#S256": "x"}}, "bound to a certificate"),
+        ({"cnf": {"jkt": "x"}}, "bound to a certificate"),
+        ({"header": {"alg": "none"}}, "not accepted"),
+        ({"header": {"alg": "HS256"}}, "not accepted"),
+        ({"header": {"alg": "RS512"}}, "not accepted"),
+        ({"header": {"crit": ["exp"]}}, "must be understood"),
+        ({"header": {"kid": "unknown"}}, "does not publish"),
+        ({"header": {"kid": 17}}, "does not publish"),
+        ({"header": {"kid": "ec"}}, "does not publish"),
+        ({"key": OTHER}, "does not verify"),
+    ],
+)
+async def test_a_token_that_is_not_good_in_every_way_is_refused(provider, changes, why):
+    assert why in await refused(provider, signed(**changes))
+
+
+async def test_clocks_may_differ_by_the_skew(provider):
+    for changes in (
+        {"exp": NOW_S - 59},
+        {"nbf": NOW_S + 60},
+        {"aud": ["x", AUDIENCE]},
+        {"groups": "one"},
+        {"groups": 5},
+    ):
+        await provider.verify(signed(**changes), NO_PEER)
+
+
+async def test_without_a_kid_there_has_to_be_exactly_one_key_that_fits(provider, told):
+    await provider.verify(signed(header={"kid": None}), NO_PEER)
+    told.body = published(KEYS["RS256"], RSAKey.generate_key(2048, {"kid": "second"}))
+    await provider.refresh()
+    assert "does not publish" in await refused(provider, signed(header={"kid": None}))
+
+
+async def test_a_token_is_not_verified_by_a_key_that_it_brings(provider):
+    for name, value in (
+        ("jwk", OTHER.as_dict(private=False)),
+        ("jku", "http://127.0.0.1:1/"),
+        ("x5u", "http://127.0.0.1:1/"),
+    ):
+        assert "does not verify" in await refused(provider, signed(key=OTHER, header={name: value}))
+
+
+async def test_a_public_key_is_no_secret_to_sign_with(provider):
+    secret = KEYS["RS256"].as_pem(private=False)
+    head, claims = (
+        encoded(json.dumps({"alg": "HS256", "kid": "rsa"}).encode()),
+        encoded(json.dumps({"iss": ISSUER}).encode()),
+    )
+    parts = f"{head}.{claims}"
+    mac = hmac.digest(secret, parts.encode(), "sha256")
+    assert "not accepted" in await refused(provider, f"{parts}.{encoded(mac)}")
+
+
+async def test_a_bound_token_is_good_on_the_connection_of_its_certificate_alone(provider):
+    token = signed(cnf={"x5t#S256": encoded(sha256(b"certificate").digest())})
+    assert "bound" in await refused(provider, token)
+    assert "bound" in await refused(provider, token, Peer(certificate=b"another"))
+    assert (await provider.verify(token, Peer(certificate=b"certificate"))).name == "oidc:ann"
+
+
+async def test_access_tokens_alone_where_that_is_wanted(told):
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url, require_typ=True), now_s=Now())
+    await made.refresh()
+    await made.verify(signed(header={"typ": "application/at+jwt"}), NO_PEER)
+    assert "typ" in await refused(made, signed(header={"typ": "JWT"}))
+
+
+# --- keys ------------------------------------------------------------------------------------------
+
+
+async def test_a_new_key_is_fetched_when_it_is_met_and_that_at_most_once_in_half_a_minute(told):
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
+    await made.refresh()
+    asked = told.asked
+    fresh = RSAKey.generate_key(2048, {"kid": "fresh"})
+    told.body = published(*KEYS.values(), fresh)
+    await made.verify(signed(key=fresh), NO_PEER)
+    assert told.asked == asked + 1
+    for _ in range(5):
+        await refused(made, signed(header={"kid": "none"}))
+    assert told.asked == asked + 1
+    made._asked_again_s -= 31
+    await refused(made, signed(header={"kid": "none"}))
+    assert told.asked == asked + 2
+
+
+async def test_a_key_that_is_withdrawn_takes_its_tokens_with_it(told):
+    changes = []
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now(), on_change=lambda: changes.append(1))
+    await made.refresh()
+    token = signed("ES256")
+    who = await made.verify(token, NO_PEER)
+    told.body = published(KEYS["RS256"])
+    await made.refresh()
+    assert made.known(token) is None
+    assert not made.still_holds(who)
+    assert changes == [1]
+    assert "does not publish" in await refused(made, token)
+
+
+async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_then_nobody_knows(told):
+    now, failures = Now(), []
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url, max_stale_s=1000), now_s=now, on_failure=failures.append)
+    with pytest.raises(AuthenticationUnavailable) as caught:
+        await made.verify(signed(), NO_PEER)
+    assert caught.value.retry_after_s
+    await made.refresh()
+    told.status = 500
+    assert not await made.refresh()
+    assert failures == ["keys"]
+    now.s += 1000
+    await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
+    now.s += 400
+    with pytest.raises(AuthenticationUnavailable):
+        await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
+    assert made.known(signed(exp=NOW_S + 10_000)) is None
+    told.status = 200
+    await made.refresh()
+    await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"keys": []}', b'{"keys": [{"kty": "oct", "k": "AAAA"}]}', b"x" * (1 << 20) + b"xx"]
+)
+async def test_what_is_no_set_of_public_keys_replaces_none(told, provider, body):
+    told.body = body
+    assert not await provider.refresh()
+    await provider.verify(signed(), NO_PEER)
+
+
+async def test_a_redirect_is_not_followed(told, provider):
+    told.status = 302
+    asked = told.asked
+    assert not await provider.refresh()
+    assert told.asked == asked + 1
+
+
+async def test_keys_may_be_in_a_file(tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_bytes(published(KEYS["ES256"]))
+    path.chmod(0o600)
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, str(path)), now_s=Now())
+    assert await made.refresh()
+    await made.verify(signed("ES256"), NO_PEER)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: st.dictionaries(
+            st.sampled_from(["keys", "kty", "n", "e", "crv", "x", "y", "kid", "alg"]),
+            inner | st.lists(inner, max_size=3),
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_no_bytes_of_a_set_do_more_than_be_refused(data):
+    with suppress(BadKeySet):
+        assert parse_keys(data)
+
+
+@given(st.text("eyJ0.-_=aZ9", max_size=60), st.sampled_from(["{0}", "{0}.{0}.{0}", "eyJhbGciOiJSUzI1NiJ9.{0}.{0}"]))
+def test_no_text_of_a_token_does_more_than_be_refused(text, form):
+    async def ask():
+        made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, "nowhere"), now_s=Now())
+        made._put(parse_keys(published(*KEYS.values())))
+        made.fetched_s = NOW_S
+        with pytest.raises(Unauthenticated):
+            await made.verify(form.format(text), NO_PEER)
+
+    trio.run(ask)
+
+
+async def test_what_is_known_of_tokens_is_bounded(provider):
+    who = await provider.verify(signed(), NO_PEER)
+    for number in range(MAX_KNOWN):
+        provider._known[number.to_bytes(32, "big")] = who, "rsa"
+    await provider.verify(signed(sub="bob"), NO_PEER)
+    assert len(provider._known) == MAX_KNOWN
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(tmp_path, told, listener):
+    settings = {
+        "security__oidc.issuer": ISSUER,
+        "security__oidc.audience": AUDIENCE,
+        "security__oidc.jwks": told.url,
+    }
+    async with named(tmp_path, listener=listener, **settings) as daemon:
+        await daemon.ask("operator", "PUT", "/v1/namespaces/ns/topics/a", json={})
+        grant = '[[grant]]\nto = ["oidc-group:ops"]\nverbs = ["publish"]\non = ["ns:a"]\n'
+        daemon.files.grant(daemon.files.grants_path.read_text() + grant)
+        await daemon.reload()
+        security = daemon.daemon.service.security
+        security.provider._now_s = Now()
+        path, body = "/v1/namespaces/ns/topics/a/publish", {"messages": ["m"]}
+
+        async def publish(token):
+            headers = {"Authorization": f"Bearer {token}"}
+            return await daemon.daemon.http.post(path, json=body, headers=headers)
+
+        answer = await publish(signed())
+        assert (answer.status_code, answer.json()["code"]) == (503, "authentication_unavailable")
+        assert "retry-after" in answer.headers
+        assert (await daemon.ask("writer", "POST", path, json=body)).status_code == 200  # tokens of our own go on
+        await security.provider.refresh()
+        for _ in range(2):
+            assert (await publish(signed(exp=4_000_000_000))).status_code == 200
+        assert (await publish(signed(groups=["others"], exp=4_000_000_000))).status_code == 403
+        assert (await publish(signed(key=OTHER))).status_code == 401
