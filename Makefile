@@ -78,6 +78,9 @@ lock:  ## resolve the dependencies of pyproject.toml anew (the only target that 
 	$(LOCK) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) --upgrade --group bench -c requirements-dev.lock -o requirements-bench.lock
 
+pictures: venv tools  ## take the console's pictures anew, into docs/pictures
+	.venv/bin/python -m tests.console.pictures
+
 etc: venv  ## write etc/plainsong.toml from the settings in broker/config
 	.venv/bin/python -m broker.config.example > etc/plainsong.toml
 

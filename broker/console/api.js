@@ -10,6 +10,18 @@ export const token = {
   clear: () => sessionStorage.removeItem(TOKEN),
 };
 
+// Ages and deadlines are by the daemon's clock. Its answers say it to a second; a browser's that is nearer is believed.
+const SKEW_MS = 3000;
+let ahead = 0;
+
+export const now = () => Date.now() + ahead;
+
+function learnTime(answer) {
+  const said = Date.parse(answer.headers.get("Date") ?? "");
+  const off = said - Date.now();
+  if (!Number.isNaN(off)) ahead = Math.abs(off) > SKEW_MS ? off : 0;
+}
+
 // The daemon has answered, and refused.
 export class Problem extends Error {
   constructor(status, body, requestId) {
@@ -58,6 +70,7 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
     if (error.name === "AbortError") throw error;
     throw new Away("the daemon does not answer", { cause: error });
   }
+  learnTime(answer);
   if (!answer.ok) {
     let problem = {};
     try {

@@ -1,7 +1,7 @@
 // What a change would do: the daemon says so when the same call has dryRun=true, which changes nothing. Of calls that have
 // no dry run, the console counts from what the other routes show.
 
-import { Problem, ask, get } from "./api.js";
+import { Problem, ask, get, now } from "./api.js";
 
 export async function preview(app, method, path, body) {
   try {
@@ -26,7 +26,7 @@ async function counted(method, path, body) {
     const changed = Object.keys({ ...properties, ...body }).filter((name) => name !== "generation" && String(body[name] ?? "") !== String(properties[name] ?? ""));
     const effect = {};
     if (body.ttl && body.ttl < Number(properties.ttl)) {
-      const { data } = await ask(`${topic[1]}/offsets`, { method: "POST", body: { start: 0, end: Date.now() - body.ttl * 1000 } });
+      const { data } = await ask(`${topic[1]}/offsets`, { method: "POST", body: { start: 0, end: now() - body.ttl * 1000 } });
       effect.hides = { messages: data.count, bytes: data.bytes, estimated: false };
     }
     return { changed, effect };

@@ -2,7 +2,7 @@
 
 import { Component, Fragment, createRef, h, render } from "./vendor/preact.mjs";
 import htm from "./vendor/htm.mjs";
-import { Away, Problem } from "./api.js";
+import { Away, Problem, now } from "./api.js";
 import { bytes, count, duration, time } from "./format.js";
 
 export { Component, Fragment, createRef, render };
@@ -313,7 +313,7 @@ export function effectLines({ effect = {}, warnings = [] }) {
     .filter((name) => effect[name] > 0)
     .map((name) => `${count(effect[name])} ${{ readers: "readers", producers: "producers", openTransactions: "open transactions", parkedPolls: "waiting polls" }[name]}`);
   if (counts.length) lines.push(`It also concerns ${counts.join(", ")}.`);
-  if (effect.undeleteUntilMs) lines.push(`It can be brought back until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - Date.now())}).`);
+  if (effect.undeleteUntilMs) lines.push(`It can be brought back until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - now())}).`);
   lines.push(...warnings);
   return lines.length ? lines : ["Nothing that readers see changes."];
 }

@@ -1,6 +1,6 @@
 // What needs attention, and all topics; sorted and cut into pages by the daemon.
 
-import { ask, get, topicPath } from "../api.js";
+import { ask, get, now, topicPath } from "../api.js";
 import { bytes, count, duration, rate, time } from "../format.js";
 import { preview } from "../preview.js";
 import { Component, ErrorPanel, Page, Row, SortHead, Spark, TableFrame, createRef, effectLines, go, goQuery, html, topicUrl } from "../ui.js";
@@ -37,7 +37,7 @@ export class Overview extends Page {
     if (name === "attention") this.setState({ attention: data });
     if (name === "topics") {
       const news = new Map(data.map((each) => [`${each.namespace}:${each.name}`, each]));
-      this.setState(({ rows }) => ({ rows: rows?.map((each) => news.get(`${each.namespace}:${each.name}`) ?? each), at: Date.now() }));
+      this.setState(({ rows }) => ({ rows: rows?.map((each) => news.get(`${each.namespace}:${each.name}`) ?? each), at: now() }));
     }
   }
 
@@ -53,7 +53,7 @@ export class Overview extends Page {
     const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), sort: this.sort, order: this.order, limit: LIMIT, after: this.query.get("after") };
     const [{ topics, total, next }, attention] = await Promise.all([get("/v1/topics", query), get("/v1/attention")]);
     const before = this.interest().topics;
-    this.setState({ rows: topics, total, next, attention, at: Date.now() }, () => {
+    this.setState({ rows: topics, total, next, attention, at: now() }, () => {
       if (before !== this.interest().topics && before !== undefined) this.props.app.live.again(this);
     });
     this.learnHistories(topics);

@@ -1,6 +1,6 @@
 // The producers a topic remembers, and how far each has come.
 
-import { ask, get, topicPath } from "../api.js";
+import { ask, get, now, topicPath } from "../api.js";
 import { count, duration, time } from "../format.js";
 import { preview } from "../preview.js";
 import { ErrorPanel, Guarded, Page, Row, TableFrame, effectLines, goQuery, html, topicUrl } from "../ui.js";
@@ -23,7 +23,7 @@ export class Producers extends Page {
   }
 
   async load() {
-    this.setState({ found: await get(this.path(), { limit: LIMIT, after: this.query.get("after") }), at: Date.now() });
+    this.setState({ found: await get(this.path(), { limit: LIMIT, after: this.query.get("after") }), at: now() });
   }
 
   async forget(producer) {

@@ -1,6 +1,6 @@
 // A topic: how it is doing, who holds it up, what it is set to, what is in it, who reads it.
 
-import { Problem, ask, get, topicPath } from "../api.js";
+import { Problem, ask, get, now, topicPath } from "../api.js";
 import { bytes, count, duration, many, rate, time } from "../format.js";
 import { preview } from "../preview.js";
 import { ErrorPanel, Guarded, Option, Page, Pager, Row, Spark, Stat, TableFrame, effectLines, go, html, producersUrl, transactionUrl } from "../ui.js";
@@ -43,7 +43,7 @@ export class Topic extends Page {
       this.openTransactions(),
       optional(get(this.path("history"))),
     ]);
-    this.setState({ properties: shown.data.properties, deduplication: shown.data.deduplication, etag: shown.headers.get("ETag"), stats, readers, open, history, at: Date.now() });
+    this.setState({ properties: shown.data.properties, deduplication: shown.data.deduplication, etag: shown.headers.get("ETag"), stats, readers, open, history, at: now() });
     this.measure(readers);
     await this.viewer?.refresh(stats);
   }

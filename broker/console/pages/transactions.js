@@ -1,6 +1,6 @@
 // Transactions: which are open, since when, what they hide and whom they hold; and how to end one.
 
-import { Problem, ask, get, pathOf, topicPath } from "../api.js";
+import { Problem, ask, get, now, pathOf, topicPath } from "../api.js";
 import { count, duration, many, time } from "../format.js";
 import { preview } from "../preview.js";
 import { ErrorPanel, Guarded, PAGE_ROWS, Page, Pager, Row, TableFrame, TopicLink, effectLines, goQuery, html } from "../ui.js";
@@ -27,7 +27,7 @@ export class Transactions extends Page {
   async load() {
     const state = this.query.get("state");
     const found = await get("/v1/transactions", { state, limit: MOST, longs: "string" });
-    this.setState({ found, at: Date.now() });
+    this.setState({ found, at: now() });
     await this.open();
   }
 
@@ -67,7 +67,7 @@ export class Transactions extends Page {
       abort: ["Abort this transaction?", "Abort", "Its messages are rolled back in every topic. This cannot be taken back."],
       invalidate: ["Invalidate this transaction?", "Invalidate", "Its messages are hidden for ever, and cleaned later. This cannot be taken back."],
     }[call];
-    const whose = `Transaction ${id}${transaction.clientId ? ` of ${transaction.clientId}` : ""}, open for ${duration(Date.now() - transaction.startedMs)}.`;
+    const whose = `Transaction ${id}${transaction.clientId ? ` of ${transaction.clientId}` : ""}, open for ${duration(now() - transaction.startedMs)}.`;
     this.props.app.confirm({
       title: words[0],
       lines: [whose, ...effectLines(asked), words[2]],

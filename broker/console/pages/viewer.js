@@ -1,6 +1,6 @@
 // The messages of a topic, looked at without being consumed.
 
-import { Problem, ask, get, topicPath } from "../api.js";
+import { Problem, ask, get, now, topicPath } from "../api.js";
 import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, position, time, timeOfId } from "../format.js";
 import { Component, ErrorPanel, TableFrame, copy, createRef, goQuery, html } from "../ui.js";
 
@@ -207,7 +207,7 @@ export class Viewer extends Component {
 
   submitJump() {
     const field = this.jump.current;
-    const at = position(field.value);
+    const at = position(field.value, now());
     if (at === null) {
       field.setCustomValidity("an id of 40 hex digits, a date and time, or how long ago: 15m, 2h, 1d");
       field.reportValidity();
@@ -314,7 +314,7 @@ function Detail({ opened, view, viewer }) {
     message.writePointer && ["Transaction", html`<a href=${`/console/transactions?open=${String(message.writePointer).replace("-", "")}`}><code>${String(message.writePointer)}</code></a>`],
     message.producer && ["Producer", `${message.producer}${message.sequenceId == null ? "" : `, sequence id ${message.sequenceId}`}`],
     message.batch && ["Batch", `${message.batch.index + 1} of ${message.batch.count}`],
-    message.expiresMs && ["Expires", `${time(message.expiresMs)} (in ${duration(message.expiresMs - Date.now())})`],
+    message.expiresMs && ["Expires", `${time(message.expiresMs)} (in ${duration(message.expiresMs - now())})`],
   ].filter(Boolean);
   return html`<div class="payload">
     <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}

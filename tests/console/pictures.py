@@ -1,0 +1,98 @@
+"""Takes the pictures of the documents: ``python -m tests.console.pictures [FOLDER]``, by default docs/pictures.
+
+A daemon under test has an hour of a small shop behind it, by a clock that is moved; a browser looks at it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from plainsong import Client
+from plainsong.testing import Broker, broker
+from tests.console.screen import Screen, start_browser
+
+ROOT = Path(__file__).parents[2]
+#: The browser's clock is the daemon's, which was moved; what answers say of the time is the machine's.
+CLOCK = """const [real, read, ahead] = [Date.now.bind(Date), Date.parse, %d];
+Date.now = () => real() + ahead; Date.parse = text => read(text) + ahead;"""
+WIDTH, HEIGHT = 1200, 760
+TOPICS = {"orders": 90, "payments": 60, "shipments": 25, "stock-levels": 140, "mails": 8, "returns": 2}
+
+
+def order(chance: random.Random, number: int) -> bytes:
+    items = [{"sku": f"T-{chance.randrange(100, 180)}", "count": chance.randrange(1, 4)}]
+    return json.dumps({"order": 480_000 + number, "customer": f"c-{chance.randrange(9000)}", "items": items}).encode()
+
+
+def an_hour(daemon: Broker, client: Client) -> None:
+    """What a shop publishes in an hour, and three programs that have not ended their transactions."""
+    chance = random.Random(7)
+    for name in TOPICS:
+        client.create_topic(name, ttl_s=30 * 86_400 if name == "payments" else 86_400)
+    for minute in range(56):
+        for name, most in TOPICS.items():
+            rush = 1 + 2 * (20 <= minute <= 32)
+            client.publish(
+                name, [order(chance, 100 * minute + n) for n in range(chance.randrange(most // 2, most) * rush)]
+            )
+            client.poll(name, limit=1000)
+        if minute == 50:
+            client.set_reader("orders", "invoicing", client.position_of_last("orders", 40) or "0" * 40)
+            client.set_reader("orders", "warehouse", client.position_of_last("orders", 9) or "0" * 40)
+        daemon.clock.advance(60)
+    held = client.transactions.begin(client_id="checkout-7", timeout_s=300)
+    client.publish("orders", [order(chance, 9000 + n) for n in range(3)], transaction=held)
+    client.publish("payments", [b'{"order": 489000, "paid": 129.90}'], transaction=held)
+    daemon.clock.advance(75)
+    other = client.transactions.begin(client_id="nightly-report", timeout_s=300)
+    client.publish("mails", [b"{}"] * 12, transaction=other)
+    client.publish("orders", [order(chance, 9100 + n) for n in range(38)], attributes={"traceparent": "00-4bf92f35-01"})
+    with client.producer("orders", "web-shop") as producer:
+        producer.publish([order(chance, 9200)])
+    daemon.clock.advance(40)
+
+
+def take(folder: Path) -> None:
+    with broker() as daemon, daemon.client(namespace="shop") as client:
+        an_hour(daemon, client)
+        browser = start_browser(Path(tempfile.gettempdir()))
+        try:
+            browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": CLOCK % daemon.clock.ahead_ms})
+            screen = Screen(browser, daemon.url)
+            screen.size(WIDTH, HEIGHT)
+            screen.theme("light")
+            screen.open("/console?sort=messages&order=desc", "attention-item")
+            screen.until("all sparks", lambda: len(screen.browser.find_elements("css selector", "svg.spark")) >= 5)
+            shoot(screen, folder / "console-overview.png")
+            screen.open("/console/topics/shop/orders?view=json", "message-row")
+            newest = screen.rows()[1]
+            screen.open(f"/console/topics/shop/orders?view=json&open={newest}", "copy-id")
+            screen.until("density", lambda: screen.browser.find_elements("css selector", ".timeline rect"))
+            screen.size(WIDTH, 1000)
+            shoot(screen, folder / "console-topic.png")
+            screen.theme("dark")
+            screen.size(WIDTH, 560)
+            oldest = client.transactions.list()[0].id
+            screen.open(f"/console/transactions?open={oldest}")
+            screen.says("tx-holds", "invoicing")
+            shoot(screen, folder / "console-transactions.png")
+            screen.click("tx-abort")
+            screen.one("confirm-text")
+            shoot(screen, folder / "console-abort.png")
+        finally:
+            browser.quit()
+
+
+def shoot(screen: Screen, path: Path) -> None:
+    screen.says("connection", "live")
+    screen.run("document.activeElement.blur()")
+    screen.browser.save_screenshot(str(path))
+    print(path)
+
+
+if __name__ == "__main__":
+    take(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/pictures")

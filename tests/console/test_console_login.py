@@ -1,0 +1,141 @@
+"""Where the daemon wants a name: a token is pasted, stays in the tab, and what it may not do is disabled with the reason."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from selenium.webdriver import Chrome
+
+from tests.console.screen import Screen
+from tests.daemon.harness import PLAINSONG, Daemon
+
+GRANTS = """
+format = 1
+[[grant]]
+to = ["ops", "passing"]
+verbs = ["all"]
+on = ["*:*", "system:*", "service"]
+[[grant]]
+to = ["looker"]
+verbs = ["inspect"]
+on = ["shop:*", "service"]
+"""
+
+
+@dataclass
+class Guarded:
+    """A daemon that wants names, and a token for each."""
+
+    daemon: Daemon
+    file: Path
+    tokens: dict[str, str]
+
+    def revoke(self, name: str) -> None:
+        command = [str(PLAINSONG), "token", "revoke", "--name", name, "--yes", "--file", str(self.file)]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def token(file: Path, name: str) -> str:
+    command = [str(PLAINSONG), "token", "create", "--name", name, "--expires", "1d", "--file", str(file)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def call(daemon: Daemon, token: str, method: str, path: str, body: bytes) -> None:
+    url = "http://{}:{}{}".format(*daemon.address, path)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    urlopen(Request(url, body, headers, method=method)).close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    file, grants = folder / "tokens.json", folder / "grants.toml"
+    grants.write_text(GRANTS)
+    tokens = {name: token(file, name) for name in ("ops", "passing", "looker")}
+    sets = (f"security.tokens_file={file}", f"security.grants_file={grants}", "security.authentication=required")
+    with Daemon(folder / "data", *sets) as daemon:
+        call(daemon, tokens["ops"], "PUT", "/v1/namespaces/shop/topics/orders", b"{}")
+        call(daemon, tokens["ops"], "POST", "/v1/namespaces/shop/topics/orders/publish", b'{"messages": ["secret"]}')
+        yield Guarded(daemon, file, tokens)
+
+
+@pytest.fixture
+def page(browser: Chrome, guarded: Guarded) -> Iterator[Screen]:
+    screen = Screen(browser, "http://{}:{}".format(*guarded.daemon.address))
+    yield screen
+    complaints = screen.complaints()
+    screen.as_it_was()
+    assert complaints == []
+
+
+def log_in(page: Screen, token: str) -> None:
+    page.type("login-token", token)
+    page.click("login-submit")
+
+
+def test_a_token_opens_the_page_that_was_asked_for(page: Screen, guarded: Guarded):
+    page.open("/console/topics/shop/orders?view=hex", "login-token")
+    assert page.accessibility() == []
+    page.gone("message-row")
+    log_in(page, guarded.tokens["ops"])
+    page.one("message-row")
+    assert page.path == "/console/topics/shop/orders?view=hex"
+    page.says("who", "ops")
+    page.says("connection", "live")
+    # Another page, loaded anew in the same tab.
+    page.open("/console/cluster", "instance-row")
+
+
+def test_a_token_stays_in_the_tab_and_in_no_address(page: Screen, guarded: Guarded):
+    page.open("/console", "login-token")
+    log_in(page, guarded.tokens["ops"])
+    page.one("topic-row")
+    assert page.run("return sessionStorage.getItem('plainsong-token')") == guarded.tokens["ops"]
+    assert page.run("return Object.values(localStorage)") == []
+    assert page.run("return document.cookie") == ""
+    asked = page.run("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert not [each for each in asked if "psg_" in each]
+    page.click("logout")
+    page.one("login-token")
+    assert page.run("return sessionStorage.getItem('plainsong-token')") is None
+
+
+def test_a_wrong_token_is_refused_and_forgotten(page: Screen, guarded: Guarded):
+    page.open("/console", "login-token")
+    log_in(page, guarded.tokens["ops"][:-1] + "0")
+    page.one("login-error")
+    assert page.run("return sessionStorage.getItem('plainsong-token')") is None
+    log_in(page, guarded.tokens["ops"])
+    page.one("topic-row")
+
+
+def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(page: Screen, guarded: Guarded):
+    page.open("/console/topics/shop/orders", "login-token")
+    log_in(page, guarded.tokens["passing"])
+    page.one("message-row")
+    guarded.revoke("passing")
+    page.says("login-error", "revoked")
+    log_in(page, guarded.tokens["ops"])
+    page.one("message-row")
+    assert page.path == "/console/topics/shop/orders"
+
+
+def test_what_a_name_may_not_do_is_disabled_and_says_which_verb_it_needs(page: Screen, guarded: Guarded):
+    page.open("/console/topics/shop/orders", "login-token")
+    log_in(page, guarded.tokens["looker"])
+    page.one("message-row")
+    page.says("who", "looker")
+    delete = page.one("topic-delete")
+    page.until("it is known", lambda: not delete.is_enabled())
+    assert delete.get_attribute("title") == "needs the verb admin on shop:orders"
+    assert not page.one("preview").is_enabled()
+    assert "secret" not in page.text()
+    page.click("message-row")
+    page.until("why it is not shown", lambda: "needs the verb poll" in page.text())
+    page.open("/console/audit")
+    page.says("error", "system:audit")
