@@ -85,7 +85,7 @@ def bound_of(start_from: bytes | int | None, *, inclusive: bool) -> bytes:
     return start_from if inclusive else ids.after(start_from)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProducerVerdict:
     """The outcome of a publish that had a producer; shown in headers, written by no codec."""
 

@@ -74,7 +74,7 @@ STAMP, BATCH, INDEX = "d", "b", "i"
 ATTRIBUTES = "a"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stamp:
     """The producer of a request and the sequence ids of its messages, in the same row as its first message.
 
@@ -134,7 +134,7 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
     if not extras:
         return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
     if pointer is None:
-        packed: bytes = msgpack.packb(dict(extras))
+        packed: bytes = msgpack.packb(extras if type(extras) is dict else dict(extras))
         return _EXTRAS_ALONE + _U32.pack(len(packed)) + packed
     head = encode_row(MessageRow(b"", pointer, extras=extras))
     return head[: -len(length_prefix(0))]

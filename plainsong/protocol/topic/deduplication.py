@@ -221,7 +221,9 @@ def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
             hint="delete the producer; its sequence ids then begin anew",
         )
     producer = producers.known.get(name)
-    if producer is not None and state.time_ms > producers.expires_ms(producer):
+    if producer is None or state.time_ms <= producer.active_ms + producers.retention_ms:
+        return producer
+    if state.time_ms > producers.expires_ms(producer):
         forget_expired_producers(state, step)
         return None
     return producer

@@ -87,8 +87,10 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
         return receipt_of(metadata, dedup, *dedup.ends())
     fresh = without_duplicates(request, dedup)
     check_messages(state, metadata, fresh, now)
-    check_atomic(state, fresh)
-    row_extras = row_extras_of(fresh)
+    row_extras = None
+    if fresh.atomic or fresh.routing_key is not None or fresh.attributes is not None:
+        check_atomic(state, fresh)
+        row_extras = row_extras_of(fresh)
     ensure_producer(state, step, dedup)
     row_extras = with_stamp(row_extras, dedup.stamp(len(fresh.messages)))
     runs = state.sequence.take(state.time_ms, len(fresh.messages))
@@ -101,6 +103,10 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
 def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
     """The receipt of a producer's request, whose rows are at positions ``first`` to ``last``."""
     verdict = dedup.producer_verdict()
+    if not dedup.new and first is not None and last is not None:  # nearly always
+        begin = first + NO_PAYLOAD_PART
+        end = begin if last is first else last + NO_PAYLOAD_PART
+        return Receipt(begin, end, metadata.generation, False, True, verdict.last_sequence_id, verdict=verdict)
     partial = verdict.duplicate == "partial"
     return Receipt(
         first_id=None if first is None else first + NO_PAYLOAD_PART,

@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -131,7 +132,7 @@ class RowBatch:
             self.suffixes, self.values = suffixes, values
         if pointer is not None:
             self._has_pointer(first_item, pointer)
-        if row_extras is not None:
+        if row_extras is not None and (row_extras.attributes is not None or row_extras.shared):
             self.attributes |= row_extras.attributes_from(first_item, len(messages))
         return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
 
@@ -222,6 +223,8 @@ def _after_heads(head: bytes, messages: Sequence[bytes]) -> list[bytes]:
 
 # --- extras of rows --------------------------------------------------------------------------------
 
+NOTHING: Mapping[str, object] = MappingProxyType({})
+NO_STRINGS: Mapping[str, str] = MappingProxyType({})
 #: The attribute that holds a request's routing key.
 ROUTING_KEY = "routingKey"
 #: The number of row heads kept from request to request.
@@ -279,7 +282,8 @@ class RowExtras:
                 for index, (message, ttl_s) in enumerate(zip(messages, each_ttl_s, strict=True))
             ]
         if len(messages) == 1:
-            head = row_head(pointer, self.extras_of(0))
+            alone = not (self.begin or self.every or self.shared)
+            head = row_head(pointer, self.first if alone else self.extras_of(0))
             return [b"%b%b%b" % (head, length_prefix(len(messages[0])), messages[0])]
         tail = _packed_attributes(self.shared)
         if not self.indexed or self.every:
@@ -328,7 +332,8 @@ def row_extras_of(request: PublishRequest) -> RowExtras | None:
 
 def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) -> RowExtras:
     """The extras with a producer's stamp; ``begin`` 1: a reference row comes first, and has the stamp."""
-    row_extras = RowExtras() if row_extras is None else row_extras
+    if row_extras is None:
+        return RowExtras({STAMP: stamp.packed()}, NOTHING, indexed=True, begin=begin, shared=NO_STRINGS)
     row_extras.first = {STAMP: stamp.packed(), **row_extras.first}
     row_extras.indexed, row_extras.begin = True, begin
     return row_extras
