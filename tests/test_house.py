@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from bench.structure import imports_of, rings, sources
 from broker.config import every_setting
 from broker.config.example import example_toml
@@ -40,6 +42,14 @@ def test_the_client_for_threads_is_what_the_script_makes_of_the_one_for_event_lo
         [sys.executable, ROOT / "scripts/unasync.py", "--check"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_api_reference_is_what_the_code_says():
+    pytest.importorskip("griffe", reason="NOT TESTED: griffelib is not installed here")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"run: make docs\n{done.stdout}{done.stderr}"
 
 
 def test_no_imports_run_in_a_ring_those_for_types_included():

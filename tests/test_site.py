@@ -1,4 +1,4 @@
-"""The API reference is what the code says, and the documents become a site without a broken link."""
+"""The API reference has everything that users import, and the documents become a site without a broken link."""
 
 from __future__ import annotations
 
@@ -14,14 +14,6 @@ from scripts import site
 from tests.documents import DOCUMENTS, ROOT
 
 ZENSICAL = Path(sys.executable).with_name("zensical")
-
-
-def test_the_api_reference_is_what_the_code_says():
-    pytest.importorskip("griffe", reason="NOT TESTED: griffelib is not installed here")
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"run: make docs\n{done.stdout}{done.stderr}"
 
 
 def test_the_api_reference_has_everything_that_users_import():
