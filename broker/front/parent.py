@@ -28,6 +28,7 @@ from broker.link.flow import Reply
 from broker.link.http_codec import decode_identity, decode_request, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
+from broker.reload import Reloads
 from broker.security.guard import OPEN
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin, Conversation
     from broker.http.server import PeerHandler
     from broker.link.server import Call, PendingReply, ServedChannel
-    from broker.reload import Reloads
     from broker.security.setup import Security
     from broker.tls import Certificates
 
@@ -77,7 +77,7 @@ async def serve_front_ends(
     *,
     stop: trio.Event,
     certificates: Certificates | None = None,
-    reloads: Reloads,
+    reloads: Reloads | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Runs ``http.processes`` front ends until ``stop`` is set and they have left, within ``shutdown.drain_s``.
@@ -94,7 +94,14 @@ async def serve_front_ends(
     try:
         async with trio.open_nursery() as nursery:
             shared = _Shared(
-                share_of(config), answering, peers, stop, nursery, config.http.max_connections, certificates, reloads
+                share_of(config),
+                answering,
+                peers,
+                stop,
+                nursery,
+                config.http.max_connections,
+                certificates,
+                reloads or Reloads(),
             )
             front_ends = [_FrontEndProcess(f"front-{number}", row, shared) for number, row in enumerate(rows, 1)]
             for each in front_ends:
@@ -260,12 +267,11 @@ class _FrontEndProcess:
         process.terminate()
 
     async def _dispatch(self, call: Call) -> Reply:
-        if call.kind == "settings":
-            return Reply({"settings": self._shared.settings, "peers": self._shared.peers is not None})
         if call.kind == "handshake":
             if self._shared.certificates is not None:
                 self._shared.certificates.count(call.value)
             return Reply()
+        if call.kind == "settings":
             security = self._shared.answering.security
             tables = {} if security is None else security.files.content
             return Reply({"settings": self._shared.settings, "peers": self._shared.peers is not None, "tables": tables})
