@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.connection import Where
 
-HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN")
+HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN", ">HIDDEN")
 
 
 @click.command(
@@ -42,7 +42,8 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
 
     IN and OUT are messages published and polled per second over about the last
     minute; WAITING counts polls that wait for the next message; OPEN counts
-    undecided transactions in the topic. A ~ marks an estimate. For a single
+    undecided transactions in the topic, and HIDDEN the messages that
+    committed readers do not see for them. A ~ marks an estimate. For a single
     topic it shows more, a line for each figure.
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
@@ -68,7 +69,11 @@ def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, A
     rows: list[tuple[str, dict[str, Any]]] = []
     for name in names:
         try:
-            rows.append((name, {**client.stats(name)}))
+            found: dict[str, Any] = {**client.stats(name)}
+            found["hidden"] = 0
+            if found["openTransactions"]:  # elsewhere there is nothing to count
+                found["hidden"] = client.stats(name, reader=FIRST_BOUND)["reader"]["hidden"]
+            rows.append((name, found))
         except TopicNotFound:
             continue
     return rows
@@ -84,6 +89,7 @@ def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
         output.show_rate(found["pollPerSecond"]),
         output.show_count(found["parkedPolls"]),
         output.show_count(found["openTransactions"]),
+        output.show_count(found["hidden"]),
     )
 
 

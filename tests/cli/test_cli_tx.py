@@ -274,7 +274,7 @@ def test_peek_and_stats_show_what_waits_for_a_decision(cli: Cli, client: Client)
     assert f"open by {open_}" in cli("peek", "orders").out
     told = cli("stats", "orders", "--json").json
     assert (told["visible"], told["hidden"], told["openTransactions"]) == (1, 2, 1)
-    assert cli("stats").lines[1].split()[-1] == "1"
+    assert cli("stats").lines[1].split()[-2:] == ["1", "2"]
     client.transactions.abort(open_)
     assert cli("peek", "orders", "--json").rows[1]["state"] == "rolled-back"
 
@@ -286,3 +286,13 @@ def test_a_client_id_cannot_speak_to_the_terminal(cli: Cli, client: Client):
         assert "\x1b" not in shown
         assert "\n0 committed" not in shown
         assert "shop" in shown
+
+
+def test_top_and_stats_show_what_an_open_transaction_hides(cli: Cli, client: Client):
+    pointer = published(client, b"undecided")
+    client.publish("orders", [b"behind it"])
+    for verb in (("top", "--once"), ("stats",)):
+        assert cli(*verb).lines[-1].split()[-2:] == ["1", "2"]
+    assert cli("top", "--once", "--json").json["topics"][0]["hidden"] == 2
+    client.transactions.abort(pointer)
+    assert cli("stats").lines[-1].split()[-2:] == ["0", "0"]

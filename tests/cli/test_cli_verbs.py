@@ -258,7 +258,7 @@ def test_peek_shows_state_size_and_expiry_in_eighty_columns(cli, greetings):
 def test_stats_of_one_topic_and_of_all(cli, greetings):
     cli("topic", "create", "audit")
     heading, audit, row = cli("stats").lines
-    assert heading.split() == ["TOPIC", "MESSAGES", "SIZE", "OLDEST", "IN", "OUT", "WAITING", "OPEN"]
+    assert heading.split() == ["TOPIC", "MESSAGES", "SIZE", "OLDEST", "IN", "OUT", "WAITING", "OPEN", "HIDDEN"]
     assert (audit.split()[:2], row.split()[:2]) == (["audit", "0"], ["greetings", "3"])
     assert cli("stats", "greet*", "--json").json[0]["topic"] == "greetings"
     told = cli("stats", "greetings", "--json").json
