@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from broker.api.topics import NamespaceRoutes, Policies, Topics
 from broker.api.transactions import TransactionRoutes
 from broker.api.waiting import looked_at_again
 from broker.attention import FINDINGS, Attention
+from broker.audit import Audit
 from broker.authority import build_authority
 from broker.catalogue import FIGURES, Catalogue
 from broker.cluster.join import WHO, who_handler
@@ -56,6 +58,8 @@ from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import Decisions, Rates
 from broker.reload import Reloads
+from broker.security.guard import RefusedRequest
+from broker.security.identity import NOBODY
 from broker.security.setup import Security, build_security
 from broker.stores import message_bound, place_of
 from broker.thrift import TephraMethods, serve_thrift
@@ -72,9 +76,11 @@ if TYPE_CHECKING:
     from broker.cluster.owners import Owners
     from broker.config import Config
     from broker.http.messages import Begin, Handler
+    from broker.http.peer import Peer
     from broker.metrics import Metrics
     from broker.tls import Certificates
     from plainsong.protocol.effects import Ask
+    from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
     from storage.base import Store
 
@@ -108,6 +114,7 @@ class Daemon:
     """Begins a stream of publishes."""
     cluster: Cluster | None
     security: Security
+    audit: Audit
     stopping: trio.Event
     """Set once the daemon leaves: readyz says so, and polls that wait are answered."""
     served: trio.Event
@@ -132,6 +139,11 @@ class Daemon:
         actors.start_soon(_watch_loop, self.metrics)
         if self.security.guard.required:
             actors.start_soon(self.security.run)
+            actors.start_soon(self.audit.run)
+
+    def refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
+        """A request was refused for its Host or its Origin."""
+        self.audit.refused(RefusedRequest(error, NOBODY, peer, what))
 
     def stop(self) -> None:
         """Take nothing new; polls that wait are answered with what there is."""
@@ -343,6 +355,17 @@ async def assemble(
         cluster.dispatcher.kinds |= TransactionCalls(authority, namespaces).kinds()
         add_link_gauges(metrics, cluster.links)
     handlers.update({each.route.name: each.handler for each in endpoints})
+    audit = Audit(
+        ask_owner,
+        clock,
+        instance=platform.node() if ownership is None else ownership.me.name,
+        required=config.security.audit == "required",
+        lost=metrics.audit_lost,
+    )
+    if guard.required:
+        guard.on_refused = audit.refused
+        security.files.on_reload = audit.reloaded
+        endpoints = tuple(audit.audited(each, publishing.owner_of) for each in endpoints)
     return Daemon(
         config=config,
         version=release,
@@ -366,6 +389,7 @@ async def assemble(
         begin=begin,
         cluster=cluster,
         security=security,
+        audit=audit,
         stopping=stopping,
         served=trio.Event(),
     )
@@ -482,6 +506,8 @@ async def serve(
             )
             return
         check = origin_check(config)
+        if daemon.security.guard.required:
+            check.on_refused = daemon.refused_origin
         if certificates is not None:
             certificates.tell_names(check.serve_names)
         await serve_http(

@@ -143,6 +143,10 @@ class Metrics:
             registry=registry,
         )
 
+        self._audit_lost = Counter(
+            "plainsong_audit_lost_total", "Records that could not be written to system:audit.", registry=registry
+        )
+
     def _histograms(self) -> None:
         registry = self.registry
         self._latency = Distributions(
@@ -223,6 +227,10 @@ class Metrics:
         """A changed file could not be used."""
         del what
         self._security_reload_failures.inc()
+
+    def audit_lost(self) -> None:
+        """A record could not be written."""
+        self._audit_lost.inc()
 
     # --- transactions --------------------------------------------------------------------------
 

@@ -25,11 +25,12 @@ from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
+from broker.link.http_codec import encode_identity
 from broker.link.wire import WITHIN_DAEMON
 from broker.logs import AccessLog, process, setup_logs
 from broker.reload import Reloads
 from broker.security.grants import parse_grants
-from broker.security.guard import Guard
+from broker.security.guard import Guard, RefusedRequest
 from broker.security.peer_names import ConnectionNames
 from broker.security.tokens import parse_tokens
 from broker.tls import certificates_of
@@ -102,8 +103,15 @@ class FrontEnd:
             from broker.security.oidc import OidcProvider
 
             guard.provider = self._provider = OidcProvider(settings.oidc, on_change=guard.expire)
+        guard.on_refused = self._tell_refused
         _put(guard, tables)
         return guard
+
+    def _tell_refused(self, refusal: RefusedRequest) -> None:
+        """Has the owning process record a refusal."""
+        address = "" if refusal.peer is None else refusal.peer.address
+        told = [refusal.error, encode_identity(refusal.who), address, refusal.target, refusal.request_id]
+        self._link.notify("refused", told)
 
     async def _follow_tables(self, guard: Guard) -> None:
         """Puts the owning process's tables in force here whenever they change there, or a credential expires."""

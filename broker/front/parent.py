@@ -23,13 +23,14 @@ from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
 from broker.http.messages import only_plain, status_of
+from broker.http.peer import Peer
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_identity, decode_request, encode_admitted
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
 from broker.reload import Reloads
-from broker.security.guard import OPEN
+from broker.security.guard import OPEN, RefusedRequest
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.stream import MAX_RUN
@@ -342,6 +343,7 @@ class Answering:
             "publish_packed": self._publish_packed,
             "stream": self._stream,
             "counted": self._counted,
+            "refused": self._refused,
         }
 
     async def changed_tables(self, epoch: int) -> list[Any]:
@@ -378,6 +380,13 @@ class Answering:
         who = decode_identity(identity)
         with self._budget.reserve() as reservation:
             await serve_conversation(self._begin(namespace, topic, request_id, reservation, who), call.channel)
+        return Reply()
+
+    async def _refused(self, call: Call) -> Reply:
+        """Records a request that a front end has refused for who sent it."""
+        error, identity, address, target, request_id = call.value
+        who = decode_identity(identity)
+        self._guard.refused(RefusedRequest(error, who, Peer(address), target, request_id))
         return Reply()
 
     async def _counted(self, call: Call) -> Reply:

@@ -62,6 +62,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
             "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
         ),
         "cluster": Listed("plainsong.cli.cluster:cluster", "Show instances and owners; drain and move."),
+        "audit": Listed("plainsong.cli.audit:audit", "Show who changed what, and who was refused."),
         "ping": Listed("plainsong.cli.ping:ping", "Check whether daemons are reachable and ready."),
         "doctor": Listed("plainsong.cli.doctor:doctor", "Check disk, clock, limits and daemon."),
         "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),

@@ -1,0 +1,338 @@
+"""The audit: who changed what, and who was refused, in the topic ``system:audit``, which HTTP cannot write.
+
+A change is recorded after it was made and before it is answered. Refusals are gathered: the first of a kind is recorded
+at once, those of the next ten seconds as one record with their number, so that whoever is refused fills no disk.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from broker.api.route import Endpoint
+from broker.http.messages import status_of
+from broker.security.grants import SYSTEM
+from broker.security.guard import AUDIT_TOPIC, target_of
+from broker.security.identity import NOBODY
+from broker.security.masking import masked
+from broker.security.tokens import time_text
+from plainsong.protocol.errors import AuditUnavailable, Conflict, LowSpace, PlainsongError
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import Create, Describe, Publish
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from actors.observe import Clock
+    from broker.http.messages import Answer, Request
+    from broker.http.peer import Peer
+    from broker.security.guard import RefusedRequest
+    from broker.security.identity import Identity
+    from plainsong.protocol.effects import Ask
+
+log = logging.getLogger("plainsong.audit")
+AUDIT = TopicName(SYSTEM, AUDIT_TOPIC)
+TTL_S = 400 * 86_400
+#: Above this ``attention`` warns.
+LARGE_BYTES = 1 << 30
+#: Refusals of one kind within this time are one record.
+GATHER_S = 10.0
+MAX_KINDS = 10_000
+RECORDS_PER_S = 20
+#: How long a record of a change may take; the change has been made, and its client waits.
+WRITE_TIMEOUT_S = 5.0
+#: What is recorded of the routes that change something.
+ACTIONS = {
+    "create_topic": "topic.create",
+    "set_properties": "topic.properties",
+    "delete_topic": "topic.delete",
+    "undelete_topic": "topic.undelete",
+    "set_aside": "topic.set-aside",
+    "set_namespace": "namespace.properties",
+    "delete_producer": "producer.delete",
+    "delete_reader": "reader.delete",
+    "abort": "transaction.abort",
+    "invalidate": "transaction.invalidate",
+    "truncate": "transaction.truncate",
+    "drain_instance": "cluster.drain",
+    "undrain_instance": "cluster.undrain",
+    "pin_topic": "cluster.pin",
+    "unpin_topic": "cluster.unpin",
+    "begin_backup": "backup.create",
+    "put_definitions": "definitions.import",
+    "start_scrub": "scrub.start",
+}
+#: What an outcome of HTTP is in a record.
+_OUTCOMES = {"not-applied": "refused", "applied": "applied"}
+#: Routes whose target had properties before, which the record shows.
+_WITH_BEFORE = frozenset(("set_properties", "delete_topic"))
+
+
+class _Kind(NamedTuple):
+    """Refusals that are one record."""
+
+    who: str
+    action: str
+    target: str
+
+
+@dataclass(slots=True)
+class _Gathered:
+    since_s: float
+    record: dict[str, Any]
+    repeated: int = 0
+
+
+class Audit:
+    """Writes the records of one instance.
+
+    Args:
+      ask: asks a topic's owner.
+      required: ``security.audit``: a change that cannot be recorded is not made.
+      lost: counts records that could not be written.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[TopicName, Ask[Any]], Awaitable[Any]],
+        clock: Clock,
+        *,
+        instance: str,
+        required: bool,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._instance = instance
+        self._required = required
+        self._lost = lost
+        self._refusals: dict[_Kind, _Gathered] = {}
+        self._waiting: list[dict[str, Any]] = []
+        self._wake = trio.Event()
+        self._room = float(RECORDS_PER_S)
+
+    async def create(self) -> None:
+        """Makes the topic, if it is not there. Raises PlainsongError."""
+        with suppress(Conflict):  # it is there, with properties that somebody gave it
+            await self._ask(AUDIT, Create(TopicProperties(ttl_s=TTL_S), if_not_exists=True))
+
+    async def run(self) -> None:
+        """Makes the topic, and writes what is gathered, until cancelled."""
+        while True:
+            try:
+                await self.create()
+                break
+            except PlainsongError as error:
+                log.warning("the audit's topic cannot be made", extra={"why": error.detail})
+                await trio.sleep(1.0)
+        while True:
+            with trio.move_on_after(1.0):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self._close_gathered()
+            waiting, self._waiting = self._waiting, []
+            for record in waiting:
+                await self._write(record)
+            self._room = min(float(RECORDS_PER_S), self._room + RECORDS_PER_S)
+            await trio.sleep(1.0 if waiting else 0.0)
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def audited(self, endpoint: Endpoint, owner_of: Callable[[int], str | None]) -> Endpoint:
+        """The same route; its changes are recorded before they are answered."""
+        route, handler, _ = endpoint
+        action = ACTIONS.get(route.name)
+        if action is None:
+            return endpoint
+
+        async def recorded(request: Request) -> Answer:
+            if route.name == "abort" and _is_own(request, owner_of):
+                return await handler(request)
+            if self._required:
+                await self._refuse_unless_writable()
+            before = await self._properties(request) if route.name in _WITH_BEFORE else None
+            try:
+                answer = await handler(request)
+            except PlainsongError as error:
+                await self._write(
+                    self._change(request, action, status_of(error), error.code, _OUTCOMES.get(error.outcome, "unknown"))
+                )
+                raise
+            code, outcome = _said(answer)
+            record = self._change(request, action, answer.status, code, outcome)
+            if outcome == "applied":
+                record["before"], record["after"] = before, _after(route.name, request)
+            await self._write(record)
+            return answer
+
+        return Endpoint(route, recorded)
+
+    async def _refuse_unless_writable(self) -> None:
+        try:
+            await self._ask(AUDIT, Describe())
+        except LowSpace:
+            raise
+        except PlainsongError as error:
+            why = "system:audit cannot be written, and changes need their record"
+            raise AuditUnavailable(why, hint=f"nothing was changed: {error.detail}") from None
+
+    async def _properties(self, request: Request) -> dict[str, Any] | None:
+        try:
+            metadata = (await self._ask(request.name, Describe())).metadata
+        except PlainsongError:
+            return None
+        shown: dict[str, Any] = metadata.properties.shown(metadata.generation)
+        return shown
+
+    def _change(self, request: Request, action: str, status: int, code: str | None, outcome: str) -> dict[str, Any]:
+        target = target_of(request.path)
+        for part in ("reader", "producer"):
+            if part in request.path:
+                target = f"{target}/{request.path[part]}"[:600]
+        if "instance" in request.path:
+            target = request.path["instance"][:100]
+        return self._record(
+            request.who, request.peer, request.request_id, action, target, outcome=outcome, status=status, code=code
+        )
+
+    # --- refusals, and what happens by itself -------------------------------------------------------
+
+    def refused(self, refusal: RefusedRequest) -> None:
+        """A request was refused for who sent it, or where it came from."""
+        error, who, peer = refusal.error, refusal.who, refusal.peer
+        kind = _Kind(who.name or _network(peer), "security.refused", refusal.target)
+        known = self._refusals.get(kind)
+        if known is not None:
+            known.repeated += 1
+            return
+        if len(self._refusals) >= MAX_KINDS:
+            self._lost()
+            return
+        record = self._record(
+            who,
+            peer,
+            refusal.request_id,
+            kind.action,
+            refusal.target,
+            outcome="refused",
+            status=status_of(error),
+            code=error.code,
+        )
+        self._refusals[kind] = _Gathered(trio.current_time(), record)
+        self._put(record)
+
+    def reloaded(self, what: str, before: str, after: str) -> None:
+        """A file of ``security`` was put in force."""
+        record = self._record(NOBODY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
+        record["before"], record["after"] = {"sha256": before}, {"sha256": after}
+        self._put(record)
+
+    def _put(self, record: dict[str, Any]) -> None:
+        if self._room < 1:
+            self._lost()
+            return
+        self._room -= 1
+        self._waiting.append(record)
+        self._wake.set()
+
+    def _close_gathered(self) -> None:
+        now_s = trio.current_time()
+        for kind, gathered in list(self._refusals.items()):
+            if now_s - gathered.since_s >= GATHER_S:
+                del self._refusals[kind]
+                if gathered.repeated:
+                    self._put({**gathered.record, "at": self._at(), "repeated": gathered.repeated})
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _at(self) -> str:
+        now_ms = self._clock.now_ms()
+        return time_text(now_ms if now_ms % 1000 else now_ms + 1) or ""
+
+    def _record(
+        self,
+        who: Identity,
+        peer: Peer | None,
+        request_id: str,
+        action: str,
+        target: str,
+        *,
+        outcome: str,
+        status: int | None,
+        code: str | None,
+    ) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "at": self._at(),
+            "instance": self._instance,
+            "name": who.name or None,
+            "via": who.via,
+            "credential": who.credential or None,
+            "remote": peer.address if peer is not None and peer.address else None,
+            "requestId": request_id or None,
+            "action": action,
+            "target": target,
+            "outcome": outcome,
+            "status": status,
+            "code": code,
+            "before": None,
+            "after": None,
+            "repeated": 1,
+        }
+
+    async def _write(self, record: dict[str, Any]) -> None:
+        payload = masked(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode("utf-8", "replace")
+        try:
+            # What was changed is recorded also for a client that has left.
+            with trio.CancelScope(shield=True), trio.fail_after(WRITE_TIMEOUT_S):
+                await self._ask(AUDIT, Publish(PublishRequest([payload]), len(payload)))
+        except (PlainsongError, trio.TooSlowError) as error:
+            self._lost()
+            log.error("an audit record was lost", extra={"action": record["action"], "why": str(error)[:300]})
+
+
+def _is_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
+    """Whether somebody ends a transaction of its own, which is everyday work."""
+    text = request.path.get("transaction", "")
+    try:
+        return text.isdigit() and owner_of(int(text)) == request.who.name
+    except PlainsongError:
+        return False
+
+
+def _said(answer: Answer) -> tuple[str | None, str]:
+    """The code and the outcome of an answer."""
+    if answer.status < 400:
+        return None, "applied"
+    try:
+        problem = json.loads(answer.body) if isinstance(answer.body, bytes) else {}
+    except ValueError:
+        problem = {}
+    outcome = problem.get("outcome", "unknown") if isinstance(problem, dict) else "unknown"
+    return problem.get("code"), _OUTCOMES.get(outcome, "unknown")
+
+
+def _after(route: str, request: Request) -> Any:
+    """What was asked for, of routes whose body says what is to be."""
+    if route in ("create_topic", "set_properties", "set_namespace", "truncate", "pin_topic") and request.body.strip():
+        with suppress(PlainsongError):
+            return request.json()
+    return None
+
+
+def _network(peer: Peer | None) -> str:
+    """The network of an address: /24, or /64 of IPv6."""
+    host = "" if peer is None else peer.address.rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "" if peer is None else peer.address
+    return str(ipaddress.ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False))
