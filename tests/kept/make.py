@@ -20,8 +20,11 @@ import trio
 
 from actors.janitor import Janitor, JanitorSettings
 from actors.observe import NoObserver
+from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
+from storage.backup.folder import BackupFolder
+from storage.copying import CopyRequest
 from storage.leveldb import LevelDBOptions, LevelDBStore
-from tests.broker.broker_in_process import SetClock, in_process
+from tests.broker.broker_in_process import InProcess, SetClock, in_process
 from tests.kept.asking import ASKED_MS, CENTURY_S, TOPICS, ask_everything
 
 #: So that there are several table files, in more than one level, and rows in the log.
@@ -183,14 +186,60 @@ async def make(directory: Path) -> None:
         async with await LevelDBStore.open(path, SMALL) as store, in_process(store=store, clock=SetClock()) as daemon:
             await fill(Filling(daemon, store))
             assert daemon.clock.ms < ASKED_MS
+            await back_up(daemon, directory / "backup")
             shutil.copytree(path, directory / "data", ignore=shutil.ignore_patterns(*LEFT_OUT))
     # It names the process that made the directory.
     (directory / "data/plainsong.lock").write_bytes(b"")
     with tempfile.TemporaryDirectory() as scratch:
         copy = shutil.copytree(directory / "data", Path(scratch) / "data")
-        answers = await ask_everything(copy)
+        write_answers(directory / "answers.json", await ask_everything(copy))
+        await restore(directory / "backup", Path(scratch) / "restored")
+        write_answers(directory / "restored.json", await ask_everything(Path(scratch) / "restored"))
+
+
+async def back_up(daemon: InProcess, path: Path) -> None:
+    """A folder with one backup of the daemon, made as `plainsong backup create` makes it."""
+    folder = BackupFolder.make(path)
+    begun = (await daemon.call("POST", "/v1/backups")).json()
+    prefix = f"/v1/backups/{begun['id']}/objects"
+
+    async def objects(about: str) -> list[dict[str, Any]]:
+        page = (await daemon.call("GET", prefix, params={"topic": about})).json()
+        assert page["next"] is None
+        for each in page["objects"]:
+            data = (await daemon.call("GET", f"{prefix}/{each['sha256']}")).content
+            each["kept"] = folder.put(each["sha256"], data)
+        found: list[dict[str, Any]] = page["objects"]
+        return found
+
+    service, metadata = await objects("service"), await objects("metadata")
+    topics = [
+        {
+            **topic,
+            "line": None,
+            "messages": 0,
+            "bytes": 0,
+            "objects": await objects(f"{topic['namespace']}:{topic['topic']}"),
+        }
+        for topic in begun["topics"]
+    ]
+    folder.put_manifest({**begun, "topics": topics, "service": service, "metadata": metadata})
+    await daemon.call("DELETE", f"/v1/backups/{begun['id']}")
+
+
+async def restore(path: Path, to: Path) -> None:
+    """A data directory of the one backup in a folder, as if it were restored when the questions are asked."""
+    folder = BackupFolder.open(path)
+    manifest = folder.manifest(folder.last_id())
+    assert folder.verify(manifest, deep=True).ok
+    source = await RestoredStore.open(folder, manifest, RestoreRequest(), ASKED_MS)
+    async with await LevelDBStore.open(to) as target:
+        await RestoreRun(source, target, CopyRequest("kept")).run(lambda: ASKED_MS)
+
+
+def write_answers(path: Path, answers: dict[str, Any]) -> None:
     lines = [f"{json.dumps(question)}: {json.dumps(answer, sort_keys=True)}" for question, answer in answers.items()]
-    (directory / "answers.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kept.asking import ask_everything
+from tests.kept.make import restore
 
 KEPT = sorted(path.parent for path in Path(__file__).parent.glob("*/answers.json"))
 
@@ -39,5 +40,15 @@ async def test_a_kept_directory_gives_every_answer_it_gave_when_it_was_made(kept
         says_what_was_said(json.loads(json.dumps(answers[question])), answer, question)
 
 
+@pytest.mark.parametrize("kept", [path for path in KEPT if (path / "backup").exists()], ids=lambda path: path.name)
+async def test_a_kept_backup_is_whole_and_restored_gives_every_answer_it_gave(kept, tmp_path):
+    expected = json.loads((kept / "restored.json").read_text(encoding="utf-8"))
+    await restore(shutil.copytree(kept / "backup", tmp_path / "backup"), tmp_path / "data")
+    answers = await ask_everything(tmp_path / "data")
+    assert answers.keys() == expected.keys()
+    for question, answer in expected.items():
+        says_what_was_said(json.loads(json.dumps(answers[question])), answer, question)
+
+
 def test_something_was_kept():
-    assert [path.name for path in KEPT] == ["0.1"]
+    assert [path.name for path in KEPT] == ["0.1", "0.2"]
