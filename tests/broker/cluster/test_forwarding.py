@@ -105,10 +105,12 @@ async def test_whoever_lost_a_topic_forwards_to_the_owner_that_has_it_now(nodes)
 async def test_bodies_are_bounded_and_decompressed_where_they_arrive(nodes):
     async with cluster("x", "y", http__max_body_bytes=1000) as small:
         small.move("ns:t", "y")
+        await small["y"].create()
         await small["x"].call("POST", PUBLISH, content=b"x" * 1001, status=413)
         gzipped = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         await small["x"].call("POST", PUBLISH, content=b"no gzip", headers=gzipped, status=400)
-        assert small["x"].metric("plainsong_forwarded_requests_total", direction="out") == 0
+        # The owner was asked whether the topic is there, and had no body to inflate.
+        assert small["x"].metric("plainsong_forwarded_requests_total", direction="out") == 1
 
 
 async def test_large_bodies_pass_both_ways(nodes):
@@ -244,7 +246,8 @@ async def test_a_client_that_leaves_takes_its_poll_from_the_owner(nodes):
             await until(lambda: nodes["b"].parked("ns:t") == 1)
             client.cancel()
     await until(lambda: nodes["b"].parked("ns:t") == 0)
-    assert sum(link.under_way for _, link in nodes["a"].cluster.links) == 0
+    # What was parked is asked for once more, without waiting: the client may have closed its sending half only.
+    await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
 
 
 # --- what is told ----------------------------------------------------------------------------------
