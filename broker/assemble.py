@@ -256,7 +256,19 @@ async def assemble(
         lambda pointer: "" if authority.embedded is None else authority.embedded.owner_of(pointer),
     )
     streams = Streams(publishing, accounting)
-    polling = Polling(directory, pages, transactions, pointers, rates, metrics.held, ask_owner, config.poll, stopping)
+    polling = Polling(
+        directory,
+        pages,
+        transactions,
+        pointers,
+        rates,
+        metrics.held,
+        ask_owner,
+        config.poll,
+        stopping,
+        clock,
+        metrics.delivered_after,
+    )
     event_streams = EventStreams()
     handlers: dict[str, Handler] = {}
     attention = Attention(

@@ -18,9 +18,9 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -58,6 +58,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._counters()
         self._histograms()
+        ProcessCollector(registry=self.registry)
         build = Gauge("plainsong_build_info", "The running version.", ["version"], registry=self.registry)
         build.labels(version).set(1)
         self.readings = Readings(self._scrape_errors)
@@ -158,8 +159,14 @@ class Metrics:
         messages = Distributions("plainsong_commit_messages", "Messages in one commit.", SIZE_BUCKETS)
         requests = Distributions("plainsong_commit_requests", "Publishes that shared one commit.", SIZE_BUCKETS)
         sync = Distributions("plainsong_sync_duration_seconds", "Time to make one commit durable.", LATENCY_BUCKETS_S)
+        end_to_end = Distributions(
+            "plainsong_end_to_end_seconds",
+            "Time from a message's publish to its delivery, of polls that had waited for it.",
+            LATENCY_BUCKETS_S,
+        )
         self._commit_messages, self._commit_requests, self._sync = messages.of(), requests.of(), sync.of()
-        for each in (self._latency, messages, requests, sync):
+        self._end_to_end = end_to_end.of()
+        for each in (self._latency, messages, requests, sync, end_to_end):
             registry.register(each)
         self._load = Histogram(
             "plainsong_topic_load_duration_seconds",
@@ -188,6 +195,10 @@ class Metrics:
         counts = self._answers
         counts[key] = counts.get(key, 0) + requests
         self._latency.of(route).observe(seconds)
+
+    def delivered_after(self, seconds: float) -> None:
+        """A poll that had waited got a message this long after its publish."""
+        self._end_to_end.observe(seconds)
 
     def lagged(self, seconds: float) -> None:
         """The event loop woke a task this late."""
@@ -306,9 +317,12 @@ class Metrics:
         """
         self.readings.add(name, text, read)
 
-    def render(self) -> tuple[bytes, str]:
-        """The text of a scrape, and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text of a scrape, and its content type: OpenMetrics if ``accept`` asks for it, else Prometheus' own."""
+        if "openmetrics" not in accept:
+            return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
 
 class Readings(Collector):

@@ -131,7 +131,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
 
 
 def test_every_metric_is_described_with_its_kind_and_no_other_is():
-    described = dict(re.findall(r"^\| `(plainsong_\w+)` \| (\w+) \|", OPERATIONS, re.MULTILINE))
+    described = dict(re.findall(r"^\| `((?:plainsong|process)_\w+)` \| (\w+) \|", OPERATIONS, re.MULTILINE))
     assert described == metrics_of_the_daemon()
 
 

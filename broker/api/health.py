@@ -164,8 +164,8 @@ class Health:
         )
 
     async def show_metrics(self, request: Request) -> Answer:
-        """Everything that is counted, as Prometheus reads it."""
-        body, content_type = self.metrics.render()
+        """Everything that is counted, as Prometheus reads it: its own text, or OpenMetrics where that is accepted."""
+        body, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Answer(200, body, content_type)
 
 

@@ -21,7 +21,7 @@ from plainsong.protocol.errors import (
     TopicNotFound,
     TransactionsUnavailable,
 )
-from plainsong.protocol.ids import after
+from plainsong.protocol.ids import after, unpack_position
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import check_poll
 from plainsong.protocol.tephra.state import decode_transaction
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from actors.decisions import AskTopic
     from actors.directory import Directory
+    from actors.observe import Clock
     from actors.pointers import PointerIndex
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
@@ -68,6 +69,8 @@ class Found:
     span: Span
     view: View | None
     page: Page
+    looks: int = 1
+    """How often it was looked for, until it was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,9 @@ class Polling:
     """Asks a topic wherever it is: for what goes on while the topic may change hands."""
     bounds: PollConfig
     stopping: trio.Event
+    clock: Clock
+    delivered_after: Callable[[float], None]
+    """Takes the seconds from a message's publish to its delivery, of polls that had waited for it."""
 
     async def poll(self, request: Request) -> Answer:
         """The messages from a position on, oldest first.
@@ -135,8 +141,11 @@ class Polling:
         check_poll(body)
         frames = accept_frames(request.headers.get("accept"))
         reading = self._reading(body, request.room, with_pointers=frames is not None and frames.pointers)
+        asked_ms = self.clock.now_ms()
         found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
         page = found.page
+        if body.wait_ms and page.count:
+            self._note_delivery(found, asked_ms)
         if frames is not None:
             self.rates.delivered(name, page.count, trio.current_time())
             content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
@@ -147,6 +156,12 @@ class Polling:
         content = await self._written(name, found, reading, codec, options)
         self.rates.delivered(name, found.page.count, trio.current_time())
         return Answer(200, content, codec.content_type, position_headers(found.page))
+
+    def _note_delivery(self, found: Found, asked_ms: int) -> None:
+        """Measures from the publish of a page's first message, if the poll had to wait for it."""
+        published_ms, _ = unpack_position(found.page.parts[0][1:11])
+        if found.looks > 1 or published_ms >= asked_ms:
+            self.delivered_after(max(0, self.clock.now_ms() - published_ms) / 1000)
 
     async def _written(
         self, name: TopicName, found: Found, reading: Reading, codec: Codec, options: PageOptions | None
@@ -198,7 +213,9 @@ class Polling:
         reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
         since = body.since
         was_held = False
+        looks = 0
         while True:
+            looks += 1
             # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
             look = Look(since, body.end_before, deadline_s if reader is None else None)
             mark = self.pointers.mark
@@ -207,6 +224,7 @@ class Polling:
                 found = Found(span, brought, await self._page_of(name, span, brought, reading))
             else:
                 found = await self._read_committed(name, look, reader, reading)
+            found.looks = looks
             span, page = found.span, found.page
             if page.held is not None and not was_held:
                 self.blocked()

@@ -1032,9 +1032,9 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="inspect",
         on="service",
         tag="daemon",
-        doc="For Prometheus.",
+        doc="For Prometheus: its own text, or OpenMetrics where that is accepted.",
         answer=STRING,
-        answer_types=("text/plain",),
+        answer_types=("text/plain", "application/openmetrics-text"),
     ),
     Route(
         "version",

@@ -309,6 +309,7 @@ class BackupRunning(Conflict):
 
     code = "backup_running"
     title = "Another backup is under way"
+    retry_after_s = 20
 
 
 class Gone(PlainsongError):

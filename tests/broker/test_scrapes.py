@@ -1,0 +1,75 @@
+"""What a scrape shows, and in which form."""
+
+from __future__ import annotations
+
+import os
+
+import trio
+from broker_in_process import TOPICS
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as families_of_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as families_of_text
+from trio.testing import wait_all_tasks_blocked
+
+
+async def scraped(daemon, accept=""):
+    """Each series' value, by its name."""
+    answer = await daemon.call("GET", "/metrics", headers={"Accept": accept})
+    parse = families_of_openmetrics if "openmetrics" in answer.headers["content-type"] else families_of_text
+    return {sample.name: sample.value for family in parse(answer.text) for sample in family.samples}
+
+
+async def test_openmetrics_is_answered_where_it_is_accepted_and_says_the_same(daemon):
+    await scraped(daemon)  # which is counted, and so in the next ones
+    text = await scraped(daemon)
+    for accept in (
+        "application/openmetrics-text; version=1.0.0",
+        "application/openmetrics-text;q=0.8,text/plain;q=0.5",
+    ):
+        answer = await daemon.call("GET", "/metrics", headers={"Accept": accept})
+        assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert answer.text.endswith("# EOF\n")
+        assert (await scraped(daemon, accept)).keys() == text.keys()
+    for accept in ("", "*/*", "text/plain", "application/json"):
+        answer = await daemon.call("GET", "/metrics", headers={"Accept": accept})
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
+async def test_the_process_shows_its_memory_time_and_descriptors(daemon):
+    found = await scraped(daemon)
+    assert found["process_resident_memory_bytes"] > 1 << 20
+    assert found["process_cpu_seconds_total"] > 0
+    assert abs(found["process_open_fds"] - len(os.listdir("/proc/self/fd"))) < 10
+
+
+async def test_delivery_is_measured_from_the_publish_of_what_a_poll_had_waited_for(daemon):
+    await daemon.create()
+    await daemon.publish("old")
+    daemon.clock.ms += 5_000
+
+    async def wait_for_one(**body):
+        assert [each["payload"] for each in await daemon.poll(waitMs=10_000, **body)] == ["new"]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: wait_for_one(startFrom=daemon.clock.ms))
+        nursery.start_soon(lambda: wait_for_one(startFrom=daemon.clock.ms, isolation="committed"))
+        await wait_all_tasks_blocked()
+        await daemon.publish("new")
+    found = await scraped(daemon)
+    assert found["plainsong_end_to_end_seconds_count"] == 2
+    assert found["plainsong_end_to_end_seconds_sum"] == 0
+    daemon.clock.ms += 5_000
+    assert len(await daemon.poll(waitMs=10_000)) == 2  # these were there before it came
+    assert (await scraped(daemon))["plainsong_end_to_end_seconds_count"] == 2
+
+
+async def test_a_message_of_a_transaction_is_delivered_from_its_publish_to_its_commit_and_on(daemon):
+    await daemon.create()
+    begun = (await daemon.call("POST", "/v1/transactions", json={})).json()
+    body = {"messages": ["held"], "transactionWritePointer": begun["writePointer"]}
+    await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+    daemon.clock.ms += 3_000
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: daemon.poll(waitMs=10_000, isolation="committed"))
+        await wait_all_tasks_blocked()
+        await daemon.call("POST", f"/v1/transactions/{begun['id']}/commit", json={})
+    assert (await scraped(daemon))["plainsong_end_to_end_seconds_sum"] == 3
