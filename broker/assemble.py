@@ -167,6 +167,7 @@ async def assemble(
     membership: Membership | None = None,
     clock: Clock | None = None,
     security: Security | None = None,
+    certificates: Certificates | None = None,
 ) -> Daemon:
     """The daemon, not started; its actors live in ``actors``.
 
@@ -174,6 +175,7 @@ async def assemble(
       ownership: who owns what among several instances; None: this one is alone.
       membership: the same where it comes from ZooKeeper, for the routes that show the cluster or change it.
       security: who is let in, its files read; None: they are read here.
+      certificates: for links to other instances; None: they are plain.
     Raises:
       StoreError: the store could not be read.
     """
@@ -235,7 +237,7 @@ async def assemble(
         idle_s=config.topic.idle_s,
     )
     environment.ownership.on_change(namespaces.reload_soon)
-    cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors)
+    cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors, certificates)
 
     # What handlers work with: each gets what it uses.
     transactions, rates, stopping, release = authority.transactions, Rates(), trio.Event(), metrics.version

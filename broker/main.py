@@ -41,6 +41,7 @@ from broker.config.exposure import in_effect
 from broker.config.values import UNIX
 from broker.gauges import add_cluster_gauges, add_gauges, add_security_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
+from broker.link.proof import link_secret
 from broker.metrics import Metrics
 from broker.reload import Reloads
 from broker.security.setup import build_security
@@ -68,7 +69,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
 
     Raises:
-      TlsUnusable: the certificate cannot be used; nothing was opened.
+      FileUnusable: the certificate, or the secret of the cluster, cannot be used; nothing was opened.
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
       SecurityFileUnusable: the tokens or grants file cannot be used; nothing was opened.
@@ -77,6 +78,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     notifier = Notifier(os.environ)
     stop = trio.Event()
     certificates, reloads = certificates_of(config), Reloads()
+    link_secret(config, "")  # what is wrong with it is told before anything is opened
     metrics = Metrics(VERSION)
     security = build_security(config, metrics, metrics.security_reload_failed)
     async with open_store(config) as store, trio.open_nursery() as actors:
@@ -94,6 +96,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             membership=membership,
             clock=clock,
             security=security,
+            certificates=certificates,
         )
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
@@ -121,7 +124,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             if membership is not None:
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)
-                servers.start_soon(verify_advertised_address, membership.me.name, address)
+                servers.start_soon(_verify_address, daemon, membership.me.name, address)
             gc.freeze()  # what is loaded stays: to look through it for garbage would hold the loop for tens of milliseconds
             announce(_running(daemon, membership, addresses, thrift, testing))
             notifier.ready()
@@ -138,6 +141,11 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             await daemon.drained()
         actors.cancel_scope.cancel()
     log.info("stopped")
+
+
+async def _verify_address(daemon: Daemon, name: str, address: str) -> None:
+    assert daemon.cluster is not None  # it has a membership
+    await verify_advertised_address(name, address, daemon.cluster.dial, secret=daemon.cluster.secret)
 
 
 def _running(

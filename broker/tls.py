@@ -32,8 +32,8 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _DEMANDS = {"off": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
-class TlsUnusable(Exception):
-    """A certificate, its key or the authorities of clients cannot be used; ``setting`` is the one to look at."""
+class FileUnusable(Exception):
+    """A file that a setting names cannot be used; ``setting`` is the one to look at."""
 
     def __init__(self, setting: str, why: str, hint: str = "") -> None:
         super().__init__(f"{setting}: {why}")
@@ -63,7 +63,7 @@ class Certificates:
       settings: with a certificate.
       clock: seconds since 1970.
     Raises:
-      TlsUnusable: the files cannot be used.
+      FileUnusable: the files cannot be used.
     """
 
     def __init__(self, settings: TlsConfig, clock: Callable[[], float] = time.time) -> None:
@@ -106,7 +106,7 @@ class Certificates:
             return
         try:
             self.now = load(self._settings, self._clock())
-        except TlsUnusable as error:
+        except FileUnusable as error:
             if stamps == self._failed or again:
                 self._seen = stamps
                 self.failures += 1
@@ -131,16 +131,16 @@ class Certificates:
 
 
 def certificates_of(config: Config) -> Certificates | None:
-    """The certificate of ``config``; None: it has none. Raises TlsUnusable."""
+    """The certificate of ``config``; None: it has none. Raises FileUnusable."""
     return Certificates(config.tls) if config.tls.certificate else None
 
 
 def load(settings: TlsConfig, now_s: float) -> Certificate:
-    """Reads and checks the files of ``settings``. Raises TlsUnusable."""
+    """Reads and checks the files of ``settings``. Raises FileUnusable."""
     first = _first_certificate(settings.certificate)
     if not first.not_valid_before_utc.timestamp() <= now_s <= first.not_valid_after_utc.timestamp():
         valid = f"from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to {first.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-        raise TlsUnusable("tls.certificate", f"{settings.certificate} is valid {valid}, which is not now", "renew it")
+        raise FileUnusable("tls.certificate", f"{settings.certificate} is valid {valid}, which is not now", "renew it")
     _check_key(Path(settings.key))
     server = _context(ssl.PROTOCOL_TLS_SERVER, settings)
     server.set_alpn_protocols(ALPN)
@@ -160,12 +160,12 @@ def _context(protocol: int, settings: TlsConfig) -> ssl.SSLContext:
         context.load_cert_chain(settings.certificate, settings.key, password=_refuse_password)
     except (OSError, ValueError) as error:
         why = f"{settings.certificate} and {settings.key} are no pair: {_reason(error)}"
-        raise TlsUnusable("tls.key", why, "PEM, the key without a password") from error
+        raise FileUnusable("tls.key", why, "PEM, the key without a password") from error
     if settings.client_ca:
         try:
             context.load_verify_locations(settings.client_ca)
         except (OSError, ValueError) as error:
-            raise TlsUnusable(
+            raise FileUnusable(
                 "tls.client_ca", f"{settings.client_ca}: {_reason(error)}", "certificates, PEM"
             ) from error
     return context
@@ -180,9 +180,9 @@ def _check_key(path: Path) -> None:
         read_guarded(path, MAX_FILE_BYTES)
         mode = path.stat().st_mode
     except OSError as error:
-        raise TlsUnusable("tls.key", _reason(error), "chmod 600, owned by the daemon's user or root") from error
+        raise FileUnusable("tls.key", _reason(error), "chmod 600, owned by the daemon's user or root") from error
     if mode & stat.S_IROTH:
-        raise TlsUnusable("tls.key", f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+        raise FileUnusable("tls.key", f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
 
 
 def _first_certificate(path: str) -> x509.Certificate:
@@ -191,7 +191,7 @@ def _first_certificate(path: str) -> x509.Certificate:
         with Path(path).open("rb") as file:
             return x509.load_pem_x509_certificates(file.read(MAX_FILE_BYTES))[0]
     except (OSError, ValueError) as error:
-        raise TlsUnusable("tls.certificate", f"{path}: {_reason(error)}", "certificates, PEM") from error
+        raise FileUnusable("tls.certificate", f"{path}: {_reason(error)}", "certificates, PEM") from error
 
 
 def _dns_names(certificate: x509.Certificate) -> frozenset[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from broker.cluster.handover import Handover
     from broker.cluster.membership import Membership
     from broker.config import Config
+    from broker.link.proof import LinkSecret
     from broker.link.server import Call, CallHandler
 
 log = logging.getLogger(__name__)
@@ -133,13 +134,17 @@ def who_handler(name: str) -> CallHandler:
 
 
 async def verify_advertised_address(
-    name: str, address: str, dial: Callable[[str], Awaitable[trio.abc.Stream]] = connect, within_s: float = WITHIN_S
+    name: str,
+    address: str,
+    dial: Callable[[str], Awaitable[trio.abc.Stream]] = connect,
+    within_s: float = WITHIN_S,
+    secret: LinkSecret | None = None,
 ) -> str:
     """Connects to the instance's own advertised address, as all others will, and asks for its name.
 
     Returns why the instance is not found there, and logs it; empty when it is.
     """
-    why = await _why_not(name, address, dial, within_s)
+    why = await _why_not(name, address, dial, within_s, secret)
     if why:
         log.warning(
             "this instance is not found at its own address",
@@ -148,10 +153,16 @@ async def verify_advertised_address(
     return why
 
 
-async def _why_not(name: str, address: str, dial: Callable[[str], Awaitable[trio.abc.Stream]], within_s: float) -> str:
+async def _why_not(
+    name: str,
+    address: str,
+    dial: Callable[[str], Awaitable[trio.abc.Stream]],
+    within_s: float,
+    secret: LinkSecret | None,
+) -> str:
     with trio.move_on_after(within_s):
         try:
-            found = await _ask_name(await dial(address), address)
+            found = await _ask_name(await dial(address), address, secret)
         except (OSError, ValueError) as error:
             return str(error)
         except LinkBroken as error:
@@ -162,9 +173,9 @@ async def _why_not(name: str, address: str, dial: Callable[[str], Awaitable[trio
     return "it does not answer"
 
 
-async def _ask_name(stream: trio.abc.Stream, address: str) -> object:
+async def _ask_name(stream: trio.abc.Stream, address: str, secret: LinkSecret | None) -> object:
     """The name of the instance at the other end. Raises LinkBroken, PlainsongError."""
-    link = Link(stream, peer=address)
+    link = Link(stream, peer=address, secret=secret)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run)
         try:

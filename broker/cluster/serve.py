@@ -18,9 +18,10 @@ from broker.cluster.remote_stream import RoutedStream, serve_stream
 from broker.http.budgets import BodyBudget
 from broker.http.messages import only_plain
 from broker.http.wire import answer_to
-from broker.link.client import Links
+from broker.link.client import Links, connect, connect_by_tls
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_identity, decode_request, encode_admitted, encode_answer, encode_page
+from broker.link.proof import link_secret
 from broker.link.server import CallHandler, peer_handler
 from broker.link.wire import LinkBounds
 from broker.security.guard import OPEN
@@ -29,7 +30,7 @@ from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
 from plainsong.protocol.names import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from actors.directory import Directory
     from actors.ownership import Ownership
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from broker.metrics import Metrics
     from broker.security.guard import Guard
     from broker.security.identity import Identity
+    from broker.tls import Certificates
 
 #: Calls of a link that are not clients' requests.
 OWN_CALLS = 1024
@@ -58,12 +60,24 @@ class Cluster:
     """
 
     def __init__(
-        self, config: Config, ownership: Ownership, directory: Directory, metrics: Metrics, nursery: trio.Nursery
+        self,
+        config: Config,
+        ownership: Ownership,
+        directory: Directory,
+        metrics: Metrics,
+        nursery: trio.Nursery,
+        certificates: Certificates | None = None,
     ) -> None:
         self.ownership = ownership
+        #: What instances prove to each other; None: nothing.
+        self.secret = link_secret(config, ownership.me.name)
+        #: How a connection to another instance is made.
+        self.dial: Callable[[str], Awaitable[trio.abc.Stream]] = (
+            connect if certificates is None else partial(connect_by_tls, lambda: certificates.now.links)
+        )
         # Each connection may have one request under way, most often a poll that waits; and daemons call each other.
         self._bounds = LinkBounds(requests=config.http.max_connections + OWN_CALLS)
-        self.links = Links(nursery, self._bounds)
+        self.links = Links(nursery, self._bounds, dial=self.dial, secret=self.secret)
         self.owners = Owners(ownership, self.links, metrics)
         self.asks = RoutedAsks(self.owners, directory)
         self.handover = Handover(directory, self.owners)
@@ -88,7 +102,7 @@ class Cluster:
 
     def peer_handler(self) -> PeerHandler:
         """Serves the connections of other instances."""
-        return peer_handler(self.dispatcher, self._bounds)
+        return peer_handler(self.dispatcher, self._bounds, self.secret)
 
     def begin(
         self,

@@ -19,7 +19,7 @@ from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
 from broker.security.reload import SecurityFileUnusable
-from broker.tls import TlsUnusable
+from broker.tls import FileUnusable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
@@ -128,7 +128,7 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
-        if isinstance(leaf, TlsUnusable):
+        if isinstance(leaf, FileUnusable):
             return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)

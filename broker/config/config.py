@@ -274,6 +274,9 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
                 "leave it empty for an instance that is alone",
             )
         )
+    if config.tls.certificate and not config.tls.client_ca:
+        hint = "name the authority that signs the certificates of instances"
+        found.append(Problem(origin, "with cluster.zookeeper TLS needs tls.client_ca", hint))
     found += _too_soon(config, origins)
     name = "cluster.advertise" if cluster.advertise else "http.bind"
     address = advertised(config)

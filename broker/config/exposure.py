@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from broker.config import Config
 
 #: What may be done without, in this order in texts.
-WAIVABLE = ("authentication", "tls", "thrift")
+WAIVABLE = ("authentication", "tls", "thrift", "peers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Exposure:
 
 def refusals(config: Config) -> list[Exposure]:
     """Why a daemon with these settings may not start; empty: it may."""
-    return [*_http(config), *_thrift(config)]
+    return [*_http(config), *_thrift(config), *_peers(config)]
 
 
 def in_effect(config: Config) -> dict[str, str]:
@@ -38,10 +38,12 @@ def in_effect(config: Config) -> dict[str, str]:
     missing = {word for word in _missing(config) if _reachable(config)}
     if config.transactions.thrift and not is_loopback(parse_address(config.transactions.thrift)):
         missing |= {"thrift"} if not _thrift_is_guarded(config) else set()
+    missing |= {"peers"} if _peers_are_unproven(config) else set()
     says = {
         "authentication": "reachable without authentication",
         "tls": "reachable without TLS",
         "thrift": f"reachable without a certificate: Thrift at {config.transactions.thrift}",
+        "peers": "reachable without a secret: links of other instances",
     }
     return {word: says[word] for word in WAIVABLE if word in waived & missing}
 
@@ -92,6 +94,20 @@ def _thrift(config: Config) -> Iterator[Exposure]:
 
 def _thrift_is_guarded(config: Config) -> bool:
     return config.transactions.thrift_tls and config.tls.client_certificates == "required"
+
+
+def _peers(config: Config) -> Iterator[Exposure]:
+    if _peers_are_unproven(config) and "peers" not in waived_words(config):
+        yield Exposure(
+            'security.authentication = "required" and cluster.zookeeper without cluster.secret_file: '
+            "whoever can connect could speak as another instance",
+            f"set cluster.secret_file to the same secret on all instances; {_or_say(waived_words(config), ['peers'])}",
+        )
+
+
+def _peers_are_unproven(config: Config) -> bool:
+    required = config.security.authentication == "required"
+    return required and bool(config.cluster.zookeeper) and not config.cluster.secret_file
 
 
 def _or_say(waived: set[str], missing: list[str]) -> str:

@@ -512,9 +512,9 @@ class SecurityConfig:
     allow_insecure: str = text(
         "",
         "What a daemon that other machines can reach does without, separated by commas: authentication, tls, thrift "
-        "(certificates at transactions.thrift). It does not start otherwise.",
-        pattern=r"(?:\s*(?:authentication|tls|thrift)\s*(?:,\s*(?:authentication|tls|thrift)\s*)*)?",
-        expected='text like "authentication,tls"; the words are authentication, tls and thrift',
+        "(certificates at transactions.thrift), peers (a secret between instances). It does not start otherwise.",
+        pattern=r"(?:\s*(?:authentication|tls|thrift|peers)\s*(?:,\s*(?:authentication|tls|thrift|peers)\s*)*)?",
+        expected='text like "authentication,tls"; the words are authentication, tls, thrift and peers',
     )
     allowed_hosts: str = text(
         "",
@@ -929,6 +929,11 @@ class ClusterConfig:
         large="topics of an instance that died are not served meanwhile",
         low=1.0,
         high=600.0,
+    )
+    secret_file: str = text(
+        "",
+        "The file with the secret that all instances share, 32 bytes or more in one line, by which each proves to "
+        "another that it is one of them; empty: none.",
     )
     weight: int = count(
         100,

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import trio
 
 from broker.http.sockets import split_bind
+from broker.http.tls_socket import TlsSocket, TlsStream
 from broker.link.flow import Inflow, LinkBroken, Outflow, PendingCall, Reply
-from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, LinkBounds, Wire
+from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, UNPROVEN, LinkBounds, Wire
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from broker.link.proof import LinkSecret
     from plainsong.protocol.link import Vocabulary
 
 __all__ = ["Channel", "Link", "LinkBroken", "Reply"]
@@ -33,8 +37,10 @@ class Link:
         *,
         vocabulary: Vocabulary = VOCABULARY,
         peer: str = "",
+        secret: LinkSecret | None = None,
     ) -> None:
-        self._wire = Wire(stream, bounds, vocabulary, peer)
+        prove = None if secret is None else partial(secret.exchange, "connect")
+        self._wire = Wire(stream, bounds, vocabulary, peer, prove)
         self._bounds = bounds
         self._waiting: dict[int, PendingCall] = {}
         self._bytes = 0
@@ -346,6 +352,8 @@ class Channel:
 log = logging.getLogger("plainsong.peering")
 #: Pauses after failed attempts, in seconds, in which no other attempt is made; the last one repeats.
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+#: The pause after a peer that could not prove itself.
+UNPROVEN_PAUSE_S = 5.0
 
 
 async def connect(address: str) -> trio.SocketStream:
@@ -354,6 +362,19 @@ async def connect(address: str) -> trio.SocketStream:
     stream = await trio.open_tcp_stream(host, port)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return stream
+
+
+async def connect_by_tls(context: Callable[[], ssl.SSLContext], address: str) -> TlsStream:
+    """The same with TLS; ``context`` gives that of each new connection. Raises OSError, ValueError."""
+    stream = await connect(address)
+    raw = socket.socket(fileno=stream.socket.detach())
+    try:
+        tls = TlsSocket(raw, context(), server_side=False)
+        await tls.shake_hands()
+    except BaseException:
+        raw.close()
+        raise
+    return TlsStream(tls)
 
 
 class _Peer:
@@ -379,7 +400,9 @@ class Links:
         bounds: LinkBounds = BETWEEN_INSTANCES,
         *,
         dial: Callable[[str], Awaitable[trio.abc.Stream]] = connect,
+        secret: LinkSecret | None = None,
     ) -> None:
+        self._secret = secret
         self._nursery = nursery
         self._bounds = bounds
         self._dial = dial
@@ -460,6 +483,8 @@ class Links:
             peer.backoff.reset()
         else:
             self._failed(peer, f"{address} is no peer: {why}")
+            if why.startswith(UNPROVEN):  # asking again and again would only help someone who guesses
+                peer.not_before_s = trio.current_time() + UNPROVEN_PAUSE_S
 
     async def _connected(self, address: str, peer: _Peer) -> trio.abc.Stream | None:
         try:
@@ -469,7 +494,7 @@ class Links:
             what = "it does not answer" if isinstance(error, trio.TooSlowError) else str(error)
             self._failed(peer, f"{address} cannot be reached: {what}")
             return None
-        peer.link = Link(stream, self._bounds, peer=address)
+        peer.link = Link(stream, self._bounds, peer=address, secret=self._secret)
         return stream
 
     def _failed(self, peer: _Peer, why: str) -> None:

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -20,6 +21,7 @@ from plainsong.protocol.link import VOCABULARY, FrameKind
 if TYPE_CHECKING:
     from broker.http.server import PeerHandler
     from broker.http.tls_socket import TlsStream
+    from broker.link.proof import LinkSecret
     from plainsong.protocol.link import Vocabulary
 
 __all__ = ["Call", "Dispatch", "InlineHandler", "PendingReply", "ServedChannel", "serve_link"]
@@ -63,6 +65,7 @@ async def serve_link(
     inline: InlineHandler | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     peer: str = "",
+    secret: LinkSecret | None = None,
 ) -> None:
     """Answers a peer's calls until it closes the connection; calls still under way are then cancelled.
 
@@ -70,9 +73,11 @@ async def serve_link(
       already_read: the bytes read of the connection so far, its preface first.
       stop: once set, the peer is asked to call no more; the link ends when its calls are answered.
       inline: is offered the calls with short bodies.
+      secret: the peer has to know it; None: nothing is asked.
     """
     async with trio.open_nursery() as nursery:
-        side = _ServingSide(Wire(stream, bounds, vocabulary, peer), dispatch, inline, nursery)
+        prove = None if secret is None else partial(secret.exchange, "accept")
+        side = _ServingSide(Wire(stream, bounds, vocabulary, peer, prove), dispatch, inline, nursery)
         if stop is not None:
             nursery.start_soon(side.leave_at, stop)
         why = await side.wire.run(side, already_read)
@@ -320,13 +325,15 @@ class ServedChannel:
 # --- peers -----------------------------------------------------------------------------------------
 
 
-def peer_handler(dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES) -> PeerHandler:
+def peer_handler(
+    dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, secret: LinkSecret | None = None
+) -> PeerHandler:
     """Serves connections on the HTTP port that begin with the preface of a link; ``dispatch`` answers their calls."""
 
     async def serve(stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event) -> None:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer = peer_address(stream.socket)
-        await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer)
+        await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer, secret=secret)
 
     return serve
 

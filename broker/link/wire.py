@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 from trio.lowlevel import wait_readable
 
+from broker.link.proof import NotProven
 from plainsong.protocol.errors import MalformedBody
 from plainsong.protocol.link import MAX_FRAME_BYTES, PREFACE, FrameKind, FrameReader, FrameWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
+
+    from broker.link.proof import Talk
+
+    #: Proves this side to the other, and the other to this one. Raises NotProven.
+    Prove: TypeAlias = Callable[[Talk], Awaitable[object]]
 
     from plainsong.protocol.link import Vocabulary
 
@@ -81,13 +88,22 @@ class FrameHandler(Protocol):
 class Wire:
     """One connection and its frames; ``run`` it once."""
 
-    def __init__(self, stream: trio.abc.Stream, bounds: LinkBounds, vocabulary: Vocabulary, peer: str) -> None:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        bounds: LinkBounds,
+        vocabulary: Vocabulary,
+        peer: str,
+        prove: Prove | None = None,
+    ) -> None:
         self.bounds = bounds
         self.peer = peer
+        self._prove = prove
+        self._greeted = trio.Event()
         #: The place of the last frame that may have left; the frames behind it certainly have not.
         self.written = 0
         self.is_open = True
-        #: Whether the other side has sent the preface of a link.
+        #: Whether the other side has sent the preface of a link, and has proven what it has to.
         self.is_peer = False
         self._heartbeat = Heartbeat(lambda: self.put(FrameKind.PING, 0))
         self._why = "the link was cut"
@@ -191,6 +207,7 @@ class Wire:
 
     async def _write(self) -> None:
         await self._write_out(PREFACE)
+        self._greeted.set()
         await self._meeting.wait()  # so that nothing was sent to a peer that is no link
         self._writing = False
         while True:
@@ -233,6 +250,9 @@ class Wire:
                     return "the connection ended within a frame" if reader.begun_bytes else ""
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             return "the connection broke"
+        except NotProven as error:
+            refusals.warn(self.peer, str(error))
+            return f"{UNPROVEN}: {error}"
         except MalformedBody as error:
             log.warning(
                 "a link is ended for what it sent", extra={"peer": self.peer, "why": error.detail, "hint": error.hint}
@@ -258,9 +278,21 @@ class Wire:
                 data += more
         if not data.startswith(PREFACE):
             raise MalformedBody("it did not begin as a link does", hint=f"it began with {data[:20]!r}")
+        data = data[len(PREFACE) :]
+        if self._prove is not None:
+            data = await self._proven(self._prove, data)
         self.is_peer = True
         self._meeting.set()
-        return data[len(PREFACE) :]
+        return data
+
+    async def _proven(self, prove: Prove, data: bytes) -> bytes:
+        """The bytes behind the proof that both sides belong together. Raises NotProven."""
+        talk = _Talk(self, data)
+        with trio.move_on_after(self.bounds.dial_s):
+            await self._greeted.wait()
+            await prove(talk)
+            return talk.rest
+        raise NotProven("it said nothing in time")
 
     async def _watch(self) -> None:
         """Pings a silent side, and ends the link when it stays silent."""
@@ -276,6 +308,48 @@ class Wire:
         if why:
             self._why = why
             self._cancel.cancel()
+
+
+class _Talk:
+    """The connection while both sides prove themselves; see ``broker.link.proof.Talk``."""
+
+    def __init__(self, wire: Wire, data: bytes) -> None:
+        self._wire = wire
+        self.rest = data
+
+    async def send(self, data: bytes) -> None:
+        await self._wire._write_out(data)
+
+    async def read(self, size: int) -> bytes:
+        while len(self.rest) < size:
+            more = await self._wire._receive()
+            if not more:
+                raise NotProven("it ended the connection")
+            self.rest += more
+        found, self.rest = self.rest[:size], self.rest[size:]
+        return found
+
+
+class _Refusals:
+    """Logs peers that could not prove themselves, seldom enough that they cannot fill the log."""
+
+    def __init__(self) -> None:
+        self._again_s = -inf
+        self._since = 0
+
+    def warn(self, peer: str, why: str) -> None:
+        self._since += 1
+        if trio.current_time() < self._again_s:
+            return
+        log.warning("a peer could not prove itself", extra={"peer": peer, "why": why, "times": self._since})
+        self._since, self._again_s = 0, trio.current_time() + REFUSAL_LOG_S
+
+
+#: Between two lines about peers that could not prove themselves.
+REFUSAL_LOG_S = 10.0
+#: What a link ends with when the other side could not prove itself.
+UNPROVEN = "it could not prove itself"
+refusals = _Refusals()
 
 
 class _Broken(Exception):

@@ -118,3 +118,21 @@ def test_what_is_done_without_is_said_only_where_it_makes_a_difference():
 def test_what_cannot_be_done_without_is_refused(words):
     with pytest.raises(ConfigError):
         load_config(None, {}, {"security.allow_insecure": words})
+
+
+def test_instances_that_ask_for_names_prove_themselves_to_each_other():
+    cluster = REQUIRED | {"cluster.zookeeper": "zk:2181", "storage.kind": "hbase", "cluster.advertise": "a:7420"}
+    (refusal,) = found(cluster)
+    assert refusal.detail.startswith(
+        'security.authentication = "required" and cluster.zookeeper without cluster.secret'
+    )
+    assert refusal.hint == (
+        "set cluster.secret_file to the same secret on all instances; "
+        'or say what you do without: security.allow_insecure = "peers"'
+    )
+    assert found(cluster | {"cluster.secret_file": "secret"}) == []
+    without = cluster | {"security.allow_insecure": "peers"}
+    assert found(without) == []
+    assert list(in_effect(load_config(None, {}, without).config)) == ["peers"]
+    with pytest.raises(ConfigError, match=r"TLS needs tls\.client_ca"):
+        load_config(None, {}, cluster | {"tls.certificate": "c", "tls.key": "k"})

@@ -42,7 +42,7 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(dispatch=echo, *, lane: bool = True, **settings):
+async def serving(dispatch=echo, *, lane: bool = True, tls=None, secret=None, **settings):
     server, toys = Serving(), Toys()
     with_lane = replace(SETTINGS, lane=lane, **settings)
     async with trio.open_nursery() as nursery:
@@ -56,7 +56,8 @@ async def serving(dispatch=echo, *, lane: bool = True, **settings):
                 budget=BodyBudget(with_lane.max_inflight_bytes),
                 stop=server.stop,
                 grace_s=2,
-                peers=peer_handler(dispatch),
+                peers=peer_handler(dispatch, secret=secret),
+                tls=tls,
                 task_status=task_status,
             )
             server.ended.set()

@@ -1,0 +1,111 @@
+"""The proof that both ends of a link know the cluster's secret, given before any frame is read.
+
+    acceptor     32 random bytes, its name
+    connector    32 random bytes, its name, HMAC-SHA-256(secret, "connect", both numbers, both names)
+    acceptor     HMAC-SHA-256(secret, "accept", both numbers, both names)
+
+A name is preceded by its length in one byte. Whoever answers wrongly, or with something else, is cut.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from broker.security.files import read_guarded
+from broker.tls import FileUnusable
+
+if TYPE_CHECKING:
+    from broker.config import Config
+
+NONCE_BYTES = 32
+MAC_BYTES = 32
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4096
+
+
+class NotProven(Exception):
+    """The other end does not know the secret, or did not say so in time."""
+
+
+class Talk(Protocol):
+    """The bytes of the connection."""
+
+    async def send(self, data: bytes) -> None:
+        """Sends all of ``data``."""
+
+    async def read(self, size: int) -> bytes:
+        """The next ``size`` bytes. Raises NotProven: there are no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSecret:
+    """What one instance proves to others, and asks of them."""
+
+    secret: bytes
+    name: str
+    """Of this instance."""
+
+    def __repr__(self) -> str:
+        return f"LinkSecret(name={self.name!r})"
+
+    async def exchange(self, side: Literal["connect", "accept"], talk: Talk) -> str:
+        """Proves this end to the other, and the other to this one; its name. Raises NotProven."""
+        mine = secrets.token_bytes(NONCE_BYTES) + _named(self.name)
+        if side == "accept":
+            await talk.send(mine)
+            theirs, name = await _hello(talk)
+            await self._check(talk, "connect", mine, theirs)
+            await talk.send(self._mac("accept", mine, theirs))
+        else:
+            theirs, name = await _hello(talk)
+            await talk.send(mine + self._mac("connect", theirs, mine))
+            await self._check(talk, "accept", theirs, mine)
+        return name
+
+    async def _check(self, talk: Talk, word: str, acceptor: bytes, connector: bytes) -> None:
+        if not hmac.compare_digest(await talk.read(MAC_BYTES), self._mac(word, acceptor, connector)):
+            raise NotProven("its answer is not that of the secret")
+
+    def _mac(self, word: str, acceptor: bytes, connector: bytes) -> bytes:
+        numbers = acceptor[:NONCE_BYTES] + connector[:NONCE_BYTES]
+        names = acceptor[NONCE_BYTES:] + connector[NONCE_BYTES:]
+        return hmac.digest(self.secret, word.encode() + numbers + names, sha256)
+
+
+def _named(name: str) -> bytes:
+    data = name.encode()[:255]
+    return bytes([len(data)]) + data
+
+
+async def _hello(talk: Talk) -> tuple[bytes, str]:
+    """A number and a name as they were sent, and the name as text."""
+    head = await talk.read(NONCE_BYTES + 1)
+    name = await talk.read(head[-1])
+    return head + name, name.decode("utf-8", "replace")
+
+
+def link_secret(config: Config, name: str) -> LinkSecret | None:
+    """The secret that the settings name; None: there is none. Raises FileUnusable."""
+    file = config.cluster.secret_file
+    if not file:
+        return None
+    setting = "cluster.secret_file"
+    try:
+        data, _ = read_guarded(Path(file), MAX_SECRET_BYTES)
+        mode = Path(file).stat().st_mode
+    except OSError as error:
+        raise FileUnusable(setting, error.strerror or str(error), "one line, chmod 600") from error
+    if mode & 0o004:
+        raise FileUnusable(setting, f"{file} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+    secret = data.strip()
+    if len(secret) < MIN_SECRET_BYTES or b"\n" in secret:
+        raise FileUnusable(
+            setting, f"{file} is not one line of {MIN_SECRET_BYTES} bytes or more", "openssl rand -hex 32"
+        )
+    return LinkSecret(secret, name)
