@@ -311,6 +311,10 @@ class TransactionService:
             record = self._core().ledger.outcomes.get(pointer)
         return "" if record is None else record.owner
 
+    def open_of(self, name: str) -> int:
+        """How many transactions a name has open. Raises TransactionsUnavailable."""
+        return sum(1 for record in self._core().ledger.open.values() if record.owner == name)
+
     async def _ask(self, ask: Ask[A]) -> A:
         await self._supervision.first_load()
         return await self._mailbox.ask(ask)

@@ -42,7 +42,7 @@ from broker.api.stream import Streams
 from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics
 from broker.api.transactions import TransactionRoutes
-from broker.api.waiting import looked_at_again
+from broker.api.waiting import looked_at_again, metered
 from broker.attention import FINDINGS, Attention
 from broker.audit import Audit
 from broker.authority import build_authority
@@ -179,7 +179,11 @@ async def assemble(
     Raises:
       StoreError: the store could not be read.
     """
-    security = build_security(config, metrics, metrics.security_reload_failed) if security is None else security
+    security = (
+        build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
+        if security is None
+        else security
+    )
     guard = security.guard
     guard.requested = metrics.requested
     clock = SystemClock() if clock is None else clock
@@ -327,7 +331,7 @@ async def assemble(
             NamespaceRoutes(namespaces, policies),
             Readers(directory, config.readers.retention_s * 1000),
             Producers(directory, store, clock, policies, metrics.producer_refused),
-            TransactionRoutes(authority, config.transactions),
+            TransactionRoutes(authority, config.transactions, guard.quotas if guard.required else None),
             ScrubRoutes(scrub),
             Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
             Backups(
@@ -398,7 +402,7 @@ async def assemble(
         publishing=publishing,
         endpoints=tuple(
             accounted(each, accounting) if each.route.hot else each
-            for each in (looked_at_again(each, guard) for each in endpoints)
+            for each in (metered(looked_at_again(each, guard), guard) for each in endpoints)
         ),
         begin=begin,
         cluster=cluster,

@@ -80,7 +80,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     certificates, reloads = certificates_of(config), Reloads()
     link_secret(config, "")  # what is wrong with it is told before anything is opened
     metrics = Metrics(VERSION)
-    security = build_security(config, metrics, metrics.security_reload_failed)
+    security = build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
     async with open_store(config) as store, trio.open_nursery() as actors:
         config = fitted(config, store.traits)
         await refuse_unfinished(store)

@@ -144,6 +144,9 @@ class Metrics:
             registry=registry,
         )
 
+        self._quota_refusals = Counter(
+            "plainsong_quota_refusals_total", "Requests over a quota of the grants file.", ["quota"], registry=registry
+        )
         self._audit_lost = Counter(
             "plainsong_audit_lost_total", "Records that could not be written to system:audit.", registry=registry
         )
@@ -238,6 +241,10 @@ class Metrics:
         """A changed file could not be used."""
         del what
         self._security_reload_failures.inc()
+
+    def quota_refused(self, limit: str) -> None:
+        """A request was refused for a quota."""
+        self._quota_refusals.labels(limit).inc()
 
     def audit_lost(self) -> None:
         """A record could not be written."""

@@ -91,6 +91,7 @@ class Publishing:
           PlainsongError: with its outcome: nothing happened, or it is not known.
         """
         given = await read_publish(request)
+        request.messages = len(given.body.messages)
         return answer_publish(request, given, await self.published(given.name, given.body, given.size))
 
     def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
@@ -139,6 +140,7 @@ class Publishing:
         if request.query:
             apply_publish_query(body, request.query, "ttl")
         check_store(body)
+        request.messages = len(body.messages)
         keep = StoreStaged if body.write_pointer is None else StoreUnder
         await self._ask(name, body, keep(body, len(request.body)))
         return Answer(200)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from broker.authority import Authority
     from broker.config.sections import TransactionsConfig
     from broker.http.messages import Request
+    from broker.security.quotas import Quotas
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
@@ -66,6 +67,8 @@ class TransactionRoutes:
 
     authority: Authority
     config: TransactionsConfig
+    quotas: Quotas | None = None
+    """Of names; None: there are none."""
 
     async def begin(self, request: Request) -> Answer:
         """A new transaction; an empty body asks for a short one. Raises as ``TransactionService.begin``."""
@@ -73,6 +76,8 @@ class TransactionRoutes:
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
         owner = None if request.who == ANONYMOUS else request.who.name
+        if owner is not None and self.quotas is not None:
+            self.quotas.check_open(request.who, transactions.open_of)
         return begun_answer(await transactions.begin(**given, owner=owner), as_number)
 
     async def prepare(self, request: Request) -> Answer:

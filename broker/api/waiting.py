@@ -29,6 +29,13 @@ def looked_at_again(endpoint: Endpoint, guard: Guard) -> Endpoint:
         return endpoint
 
     async def held(request: Request) -> Answer:
+        unpark = guard.quotas.park(request.who, request.path.get("namespace", ""), request.path.get("topic", ""))
+        try:
+            return await looked_at(request)
+        finally:
+            unpark()
+
+    async def looked_at(request: Request) -> Answer:
         with trio.CancelScope() as scope:
             hold = Hold(guard, request.who, route, request.path, lambda problem: scope.cancel())
             with guard.holding(hold):
@@ -41,6 +48,29 @@ def looked_at_again(endpoint: Endpoint, guard: Guard) -> Endpoint:
         return answer
 
     return Endpoint(route, held, start)
+
+
+def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
+    """The same route; what its requests turn out to cost is owed to the quotas of whoever sent them."""
+    route, handler, start = endpoint
+    if not guard.required or route.name not in ("publish", "store", "poll", "poll_many", "get_messages", "get_message"):
+        return endpoint
+
+    async def counted(request: Request) -> Answer:
+        answer = await handler(request)
+        who, places = request.who, (request.path.get("namespace", ""), request.path.get("topic", ""))
+        if not guard.quotas.concern(who):
+            return answer
+        if route.name in ("publish", "store"):
+            guard.quotas.owe(who, *places, "publish_messages_per_s", request.messages)
+            if "content-length" not in request.headers:  # else it was taken when the request was let in
+                guard.quotas.owe(who, *places, "publish_bytes_per_s", len(request.body))
+        else:
+            size = len(answer.body) if isinstance(answer.body, bytes) else answer.length or 0
+            guard.quotas.owe(who, *places, "poll_bytes_per_s", size)
+        return answer
+
+    return Endpoint(route, counted, start)
 
 
 class _Events:

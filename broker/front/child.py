@@ -10,13 +10,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from broker.api.route import Accounting
-from broker.api.waiting import looked_at_again
+from broker.api.waiting import looked_at_again, metered
 from broker.config.config import config_of
 from broker.front.forward import FrontForwarding
 from broker.http import sockets
@@ -32,6 +33,7 @@ from broker.reload import Reloads
 from broker.security.grants import parse_grants
 from broker.security.guard import Guard, RefusedRequest
 from broker.security.peer_names import ConnectionNames
+from broker.security.quotas import Quotas
 from broker.security.tokens import parse_tokens
 from broker.tls import certificates_of
 
@@ -98,7 +100,11 @@ class FrontEnd:
         """Lets names in, by the tables of the owning process."""
         settings = config.security
         names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
-        guard = Guard(required=settings.authentication == "required", peer_names=names)
+        guard = Guard(
+            required=settings.authentication == "required",
+            peer_names=names,
+            quotas=Quotas(time.monotonic, share=1 / config.http.processes),
+        )
         if guard.required and settings.oidc.issuer:
             from broker.security.oidc import OidcProvider
 
@@ -126,7 +132,7 @@ class FrontEnd:
     async def _serve(self, config: Config, guard: Guard, nursery: trio.Nursery, *, has_peers: bool) -> None:
         settings = http_settings(config)
         forwarding = FrontForwarding(self._link)
-        endpoints = tuple(looked_at_again(each, guard) for each in forwarding.endpoints())
+        endpoints = tuple(metered(looked_at_again(each, guard), guard) for each in forwarding.endpoints())
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
         check = origin_check(config)
         certificates = certificates_of(config)

@@ -86,6 +86,7 @@ class FrontForwarding:
     async def _publish(self, whole: Handler, request: Request) -> Answer:
         try:
             given = await read_publish(request)
+            request.messages = len(given.body.messages)
         except PlainsongError:
             return await whole(request)
         try:

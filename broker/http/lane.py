@@ -240,7 +240,7 @@ class Lane:
                 guard.authorize(admission, head.endpoint.route, head.path)
         except PlainsongError:
             return False
-        if admission is None or head.query:
+        if admission is None or head.query or guard.quotas.concern(admission.who):
             return False
         self._admission, self._admitted_head = admission, head
         return True

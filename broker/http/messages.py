@@ -78,6 +78,8 @@ class Request:
     """Who asks; ``anonymous`` while authentication is off."""
     rights: Rights = EVERYTHING
     """What the name may, by the grants of this instance; everything while authentication is off."""
+    messages: int = 0
+    """How many it publishes or stores, once its body was decoded."""
     decoded: Any = None
     """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
     peer: Peer = NO_PEER

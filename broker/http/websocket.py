@@ -182,6 +182,7 @@ class StreamSocket:
             self._taking = True
             try:
                 await self._conversation.take(messages)
+                await self._slow_down(sum(map(len, messages)))
             except MalformedBody as fault:
                 ending = CloseReason.INVALID_FRAME_PAYLOAD_DATA, fault.detail
             finally:
@@ -189,6 +190,13 @@ class StreamSocket:
                 self._reservation.shrink(sum(map(len, messages)))
         if ending is not None:
             self._end(*ending)
+
+    async def _slow_down(self, size: int) -> None:
+        """Waits as long as the quotas of its name want; what was taken is answered meanwhile."""
+        hold = self._hold
+        if hold is not None and self._shared.guard.required:
+            path = hold.path
+            await trio.sleep(self._shared.guard.quotas.pause_s(hold.who, path["namespace"], path["topic"], size))
 
     async def _whole_messages(self) -> tuple[list[bytes], tuple[int, str] | None]:
         """The complete messages; and the code and reason of the close, if there will be no more."""

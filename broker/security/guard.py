@@ -18,6 +18,7 @@ import trio
 
 from broker.security.grants import NO_GRANTS, SYSTEM, GrantTable
 from broker.security.identity import ANONYMOUS, NOBODY, Identity
+from broker.security.quotas import Quotas
 from broker.security.rights import EVERYTHING, NOTHING, Rights, bits_of
 from broker.security.tokens import NO_TOKENS, PREFIX, TokenTable, fault_of, hash_of
 from plainsong.protocol.errors import Forbidden, InvalidParameter, PlainsongError, Unauthenticated
@@ -138,6 +139,7 @@ class Guard:
         required: bool = False,
         peer_names: PeerNames | None = None,
         counters: Counters | None = None,
+        quotas: Quotas | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.required = required
@@ -151,6 +153,7 @@ class Guard:
         self._counters: Counters = counters or NoCounters()
         self._now_ms = now_ms
         self._rights: dict[tuple[str, tuple[str, ...]], Rights] = {}
+        self.quotas = quotas or Quotas(time.monotonic)
         self._held: set[Hold] = set()
         self._moved = trio.Event()
         #: Counts answers that no handler gave.
@@ -164,6 +167,7 @@ class Guard:
             self.tokens = tokens
         if grants is not None:
             self.grants = grants
+            self.quotas.replace(grants)
         self.expire()
 
     def expire(self) -> None:
@@ -319,6 +323,8 @@ class Guard:
         """
         try:
             self.authorize(admission, route, path)
+            if self.required:
+                self.quotas.enter(admission.who, route.name, path.get("namespace", ""), path.get("topic", ""), length)
         except PlainsongError as error:
             self.refused(RefusedRequest(error, admission.who, peer, target_of(path), request_id))
             raise

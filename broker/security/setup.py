@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import trio
 
 from broker.security.guard import Guard
 from broker.security.peer_names import ConnectionNames
+from broker.security.quotas import Quotas
 from broker.security.reload import SecurityFiles
 
 if TYPE_CHECKING:
@@ -44,12 +46,20 @@ class Security:
 
 
 def build_security(
-    config: Config, counters: Counters | None = None, on_failure: Callable[[str], None] = lambda what: None
+    config: Config,
+    counters: Counters | None = None,
+    on_failure: Callable[[str], None] = lambda what: None,
+    on_quota: Callable[[str], None] = lambda limit: None,
 ) -> Security:
     """Reads the files. Raises SecurityFileUnusable: one of them cannot be used."""
     settings = config.security
     names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
-    guard = Guard(required=settings.authentication == "required", peer_names=names, counters=counters)
+    guard = Guard(
+        required=settings.authentication == "required",
+        peer_names=names,
+        counters=counters,
+        quotas=Quotas(time.monotonic, refused=on_quota),
+    )
     files = SecurityFiles(settings, guard, on_failure=on_failure)
     files.load()
     provider = None
