@@ -51,7 +51,7 @@ from broker.cluster.join import WHO, who_handler
 from broker.cluster.serve import Cluster, Local
 from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, TransactionCalls, announce_namespace
 from broker.front.parent import Answering, serve_front_ends
-from broker.gauges import add_event_gauges, add_link_gauges, add_scrub_gauges
+from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -290,7 +290,10 @@ async def assemble(
     )
     scrub = Scrub(store, directory, clock, config.storage.scrub_interval_s, config.storage.scrub_bytes_per_s)
     attention.sources.append(partial(damaged, scrub))
-    add_scrub_gauges(metrics, scrub)
+    backups = Backups(
+        store, clock, environment.ownership.me.name, release, config.backup.hold_s, config.backup.bytes_per_s
+    )
+    add_keeping_gauges(metrics, scrub, backups)
     catalogue = Catalogue(directory, store, clock, transactions, rates, ownership, links)
     add_event_gauges(metrics, event_streams)
     endpoints = bind(
@@ -334,14 +337,7 @@ async def assemble(
             TransactionRoutes(authority, config.transactions, guard.quotas if guard.required else None),
             ScrubRoutes(scrub),
             Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
-            Backups(
-                store,
-                clock,
-                environment.ownership.me.name,
-                release,
-                config.backup.hold_s,
-                config.backup.bytes_per_s,
-            ),
+            backups,
             ClusterRoutes(directory, environment.ownership, membership, links),
             Console(config.console.enabled),
             Health(

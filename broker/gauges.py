@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock, SpaceGuard
     from actors.pointers import PointerIndex
     from actors.scrub import Scrub
+    from broker.api.backups import Backups
     from broker.api.events import EventStreams
     from broker.authority import Authority, Transactions
     from broker.cluster.membership import Membership
@@ -98,8 +99,13 @@ def add_event_gauges(metrics: Metrics, streams: EventStreams) -> None:
     metrics.reads("plainsong_event_streams", "Streams of server-sent events now.", lambda: streams.open)
 
 
-def add_scrub_gauges(metrics: Metrics, scrub: Scrub) -> None:
-    """Register what is read of the scrub."""
+def add_keeping_gauges(metrics: Metrics, scrub: Scrub, backups: Backups) -> None:
+    """Register what is read of backups and of the scrub."""
+    metrics.reads(
+        "plainsong_backup_last_success_timestamp_seconds",
+        "When a backup of this instance was last complete, in seconds since 1970.",
+        lambda: None if backups.last_success_ms is None else backups.last_success_ms / 1000,
+    )
     metrics.reads(
         "plainsong_scrub_findings",
         "Damaged places that the scrub found, in its round now or the last one.",

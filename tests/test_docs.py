@@ -22,8 +22,8 @@ from broker.gauges import (
     add_cluster_gauges,
     add_event_gauges,
     add_gauges,
+    add_keeping_gauges,
     add_link_gauges,
-    add_scrub_gauges,
     add_security_gauges,
     add_tls_gauges,
     add_transaction_gauges,
@@ -122,7 +122,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     add_cluster_gauges(metrics, nothing)
     add_link_gauges(metrics, nothing)
     add_event_gauges(metrics, nothing)
-    add_scrub_gauges(metrics, nothing)
+    add_keeping_gauges(metrics, nothing, nothing)
     add_security_gauges(metrics, nothing)
     add_tls_gauges(metrics, nothing)
     metrics.registry.unregister(metrics.readings)

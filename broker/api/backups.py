@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.route import json_answer
-from broker.http.messages import Answer
+from broker.http.messages import Answer, flag
 from plainsong.protocol.errors import BackupRunning, InvalidParameter, NotFound
 from plainsong.protocol.names import topic_name
 from storage.backup.cut import Cut, NotListed
@@ -63,6 +63,8 @@ class Backups:
     version: str
     hold_s: float
     bytes_per_s: int
+    last_success_ms: int | None = None
+    """When a client last said that its backup is complete, since the start."""
     _held: _Held | None = None
     _beginning: bool = False
 
@@ -158,10 +160,12 @@ class Backups:
         return Answer(200, data, "application/octet-stream")
 
     async def end(self, request: Request) -> Answer:
-        """Let go of the cut. Raises NotFound: it has ended before."""
-        request.parameters()
+        """Let go of the cut; with ``complete`` the client has all of it. Raises NotFound: it has ended before."""
+        complete = flag(request.parameters("complete"), "complete")
         self._asked(request)
         await self._end()
+        if complete:
+            self.last_success_ms = self.clock.now_ms()
         return json_answer({"id": request.path["backup"], "ended": True})
 
     # --- what is held ----------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import trio
+
 from broker.api.route import json_answer
 from broker.http.messages import Answer, flag
 from plainsong.protocol.cluster import Placement, instance_name
@@ -82,7 +84,8 @@ class Definitions:
     async def show(self, request: Request) -> Answer:
         """Everything, as an import takes it. Raises StoreError."""
         request.parameters()
-        return json_answer((await self._now()).shown())
+        now = await self._now()
+        return await trio.to_thread.run_sync(lambda: json_answer(now.shown()))
 
     async def put(self, request: Request) -> Answer:
         """Make everything as the document says; with ``prune`` what it does not name goes.
@@ -92,7 +95,8 @@ class Definitions:
           whatever a change raises: those before it have happened.
         """
         given = request.parameters("dryRun", "prune")
-        wanted = self._parsed(request)
+        # A large document takes a good part of a second.
+        wanted = await trio.to_thread.run_sync(self._parsed, request)
         steps = _plan(await self._now(), wanted, prune=flag(given, "prune"))
         self._check(request, steps)
         lists = {

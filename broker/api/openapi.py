@@ -42,6 +42,7 @@ _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
 _QUERY: dict[str, tuple[str, Schema]] = {
     "ifNotExists": ("accept a topic with equal properties", {"type": "boolean", "default": False}),
     "put_definitions.dryRun": ("say what would happen, and do nothing", {"type": "boolean", "default": False}),
+    "complete": ("the client has written a whole backup", {"type": "boolean", "default": False}),
     "prune": ("delete what the document does not name", {"type": "boolean", "default": False}),
     "ttl": ("seconds, for all messages of the request", POSITIVE),
     "wait_ms": ("how long to wait for a message", WAIT_MS),

@@ -916,6 +916,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="keeping",
         doc="Let go of the cut.",
+        parameters=("complete",),
         answer=record("id ended", id=STRING, ended=BOOLEAN),
         errors=(*ANY, "not_found", "storage_failed"),
     ),

@@ -81,11 +81,13 @@ def create(folder: Path, as_json: bool, where: Where) -> None:
         # One instance holds the cut.
         with kept.locked(), replace(where, urls=where.urls[:1]).client() as client:
             cut = HeldCut(client)
+            complete = False
             try:
                 making = Making(kept, cut)
                 manifest = kept.put_manifest(making.manifest())
+                complete = True
             finally:
-                _end(cut)
+                _end(cut, complete=complete)
     if as_json:
         shown = {name: manifest[name] for name in ("id", "cutMs", "sha256")}
         echo_json({**shown, "topics": len(manifest["topics"]), **making.figures()})
@@ -98,9 +100,9 @@ def create(folder: Path, as_json: bool, where: Where) -> None:
     )
 
 
-def _end(cut: HeldCut) -> None:
+def _end(cut: HeldCut, *, complete: bool) -> None:
     try:
-        cut.end()
+        cut.end(complete=complete)
     except PlainsongError:
         note("the daemon lets go of the cut by itself (backup.hold_s)")
 

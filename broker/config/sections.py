@@ -627,7 +627,7 @@ class BackupConfig:
     bytes_per_s: int = size(
         0,
         "How much of the store a backup reads in a second, twice for what is new; 0: as much as its pauses allow, which "
-        "leave publishes and polls nine tenths of their rate.",
+        "leave publishes and polls most of their rate.",
         small="backups take long, and space of removed messages comes back later",
         large="a slow disk has less for others",
         low=0,

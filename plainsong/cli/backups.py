@@ -36,9 +36,9 @@ class HeldCut:
         """The bytes of an object that was listed. Raises NotFound: its rows have changed since."""
         return self._send("GET", f"{self._path}/objects/{name}").body
 
-    def end(self) -> None:
-        """Let the daemon let go of it."""
-        self._json("DELETE", self._path)
+    def end(self, *, complete: bool) -> None:
+        """Let the daemon let go of it, and say whether the backup is complete."""
+        self._json("DELETE", self._path + ("?complete=true" if complete else ""))
 
     def _json(self, method: str, rest: str, *, repeat: bool = True) -> dict[str, Any]:
         return dict(json.loads(self._send(method, rest, repeat=repeat).body))

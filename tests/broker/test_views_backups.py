@@ -87,3 +87,13 @@ async def test_what_cannot_be_meant_is_refused(daemon):
     await daemon.call("GET", f"{path}?topic=n/s:t", status=400, code="invalid_name")
     await daemon.call("GET", f"{path}/{'0' * 64}", status=404, code="not_found")
     assert (await objects_of(daemon, begun, "ns:none"))["objects"] == []
+
+
+async def test_a_client_that_has_all_of_it_says_so_and_the_time_of_that_is_a_metric(daemon):
+    begun = await begin(daemon)
+    await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}")
+    assert b"\nplainsong_backup_last_success_timestamp_seconds" not in (await daemon.call("GET", "/metrics")).content
+    begun = await begin(daemon)
+    await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}?complete=true")
+    shown = (await daemon.call("GET", "/metrics")).content
+    assert b"\nplainsong_backup_last_success_timestamp_seconds 1.7e+09" in shown
