@@ -38,7 +38,9 @@ def test_the_sites_navigation_has_every_document_once():
                 yield from [value] if isinstance(value, str) else paths(value)
 
     listed = list(paths(tomllib.loads(site.CONFIG.read_text(encoding="utf-8"))["project"]["nav"]))
-    assert sorted(listed) == sorted(DOCUMENTS)
+    assert sorted(listed) == sorted(DOCUMENTS), (
+        "a new document has a line in etc/zensical.toml, and a place in docs/index.md"
+    )
 
 
 @pytest.mark.skipif(not ZENSICAL.exists(), reason="NOT TESTED: zensical is not installed here")
