@@ -328,6 +328,30 @@ def test_sums_over_topics_are_kept_in_every_restore_to_a_point_in_time_too(tmp_p
         assert count <= counts[-1]
 
 
+@pytest.mark.parametrize("requests", [3, 12], ids=["remembered", "long ago"])
+def test_producers_are_as_of_the_time_that_is_restored_and_go_on_behind_it(tmp_path, requests):
+    """Whether their rows still name the requests of then, or the stamps of their messages have to."""
+    folder = tmp_path / "backups"
+    with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("t", deduplication="enabled")
+        at_ms = 0
+        with client.producer("t", "till") as producer:
+            for number in range(requests):
+                receipt = producer.publish([b"%d" % number])
+                if number == 1:
+                    at_ms = int.from_bytes(bytes(receipt.last_id)[:8], "big")
+                    eventually("it is later", lambda then=at_ms: time.time_ns() // 1_000_000 > then)
+        made("create", folder, "--url", url_of(daemon))
+        daemon.stop()
+    with Daemon(restored(folder, tmp_path / "then", "--at", at_ms)) as daemon, Client(url_of(daemon)) as client:
+        assert [message.value for message in client.read("t")] == [b"0", b"1"]
+        with client.producer("t", "till") as producer:
+            assert producer.last_sequence_id == 1
+            again = [producer.publish([b"%d" % number]) for number in range(2, requests)]
+        assert not any(receipt.duplicate for receipt in again)
+        assert [message.value for message in client.read("t")] == [b"%d" % number for number in range(requests)]
+
+
 def test_pruning_keeps_what_the_backups_that_stay_need(tmp_path):
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:

@@ -1,0 +1,68 @@
+"""Restoring to a time at which millisecond after millisecond was full: no request is cut in two."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.restoring import RestoredStore, RestoreRequest
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, metadata_key, stop_after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import HighWater, Metadata
+from plainsong.protocol.rows import plain_head
+from plainsong.protocol.topic.producer_state import DeduplicationRecord
+from storage.backup.folder import BackupFolder
+from storage.backup.objects import encode_row, name_of
+
+NAME = TopicName("shop", "orders")
+PREFIX = generation_prefix(NAME, 1)
+LAST = 65_535
+#: The burst begins at the end of millisecond 11 and ends in 13.
+POSITIONS = [(10, 0), (11, LAST - 1), (11, LAST), (12, 0), (12, LAST), (13, 0), (13, 1), (14, 0)]
+
+
+def kept(folder, rows, table):
+    data = b"".join(map(encode_row, rows))
+    times = [int.from_bytes(key[-10:-2], "big") for key, _ in rows] if table == "messages" else [None]
+    entry = {"sha256": name_of(data), "kept": folder.put(name_of(data), data), "table": table}
+    return {**entry, "rows": len(rows), "bytes": len(data), "fromMs": times[0], "toMs": times[-1]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return BackupFolder.make(tmp_path / "backups")
+
+
+@pytest.fixture
+def manifest(folder):
+    metadata = Metadata(1, TopicProperties(), 1, 1).encode()
+    messages = [(PREFIX + pack_position(*each), plain_head(1) + b"m") for each in POSITIONS]
+    objects = [kept(folder, [(metadata_key(NAME), metadata)], "metadata")]
+    objects += [kept(folder, messages[:4], "messages"), kept(folder, messages[4:], "messages")]
+    topic = {"namespace": "shop", "topic": "orders", "generation": 1, "objects": objects}
+    fields = {"id": "20261122T055514Z-000000", "cutMs": 20, "exact": True, "service": [], "metadata": []}
+    return {**fields, "topics": [topic]}
+
+
+@pytest.mark.parametrize(("at_ms", "left"), [(9, 0), (10, 1), (11, 1), (12, 1), (13, 7), (14, 8), (99, 8)], ids=str)
+async def test_where_full_milliseconds_follow_each_other_the_line_stands_before_or_behind_all_of_them(
+    folder, manifest, at_ms, left
+):
+    store = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), 50)
+    found = []
+    await store.scan(Table.MESSAGE, PREFIX, stop_after(PREFIX), lambda rows: found.extend(rows) or True)
+    assert [key[-10:] for key, _ in found] == [pack_position(*each) for each in POSITIONS[:left]]
+
+
+async def test_a_topic_goes_on_behind_the_time_of_its_restore_and_fences_whoever_was_there(folder, manifest):
+    store = await RestoredStore.open(folder, manifest, RestoreRequest(), 50)
+    start, stop = metadata_key(NAME), stop_after(metadata_key(NAME))
+    rows = []
+    for kind in (b"", b"\x00h", b"\x00e"):
+        await store.scan(Table.METADATA, kind + start, kind + stop, lambda found: rows.extend(found) or True)
+    assert len(rows) == 3
+    mark = HighWater.decode(rows[1][1])
+    assert (mark.time_ms, mark.last_ts_ms, mark.last_sequence_id) == (50, 50, LAST)
+    assert DeduplicationRecord.decode(rows[2][1]).epochs == 1_000_000
