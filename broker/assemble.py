@@ -34,7 +34,7 @@ from broker.api.poll_many import LocalTopics, PollingMany
 from broker.api.problems import Problems
 from broker.api.producers import Producers
 from broker.api.publish import Publishing
-from broker.api.readers import Readers
+from broker.api.readers import NamedReaders, Readers
 from broker.api.route import Accounting, accounted, bind
 from broker.api.routes import ROUTES
 from broker.api.scrub import ScrubRoutes, damaged
@@ -262,6 +262,7 @@ async def assemble(
         lambda pointer: "" if authority.embedded is None else authority.embedded.owner_of(pointer),
     )
     streams = Streams(publishing, accounting)
+    named_readers = NamedReaders()
     polling = Polling(
         directory,
         pages,
@@ -274,6 +275,7 @@ async def assemble(
         stopping,
         clock,
         metrics.delivered_after,
+        named_readers,
     )
     event_streams = EventStreams()
     handlers: dict[str, Handler] = {}
@@ -325,6 +327,7 @@ async def assemble(
                 transactions=transactions,
                 pointers=pointers,
                 rates=rates,
+                named_readers=named_readers,
                 stopping=stopping,
                 max_wait_ms=config.poll.max_wait_ms,
                 delete_grace_ms=config.retention.delete_grace_s * 1000,

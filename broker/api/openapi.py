@@ -82,12 +82,14 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "order": ("ascending, or descending", {"enum": ["asc", "desc"], "default": "asc"}),
     "follow.limit": ("messages after which the stream ends", POSITIVE),
     "reader": ("the id last read", ref("MessageId")),
+    "get_lag.reader": ("the one to show, by its name: the answer is then its object alone", _NAMES["reader"]),
     "after": ("the name, or the place, behind which to go on", STRING),
     "generation": ("of the topic; left out: the living one", POSITIVE),
     "topic": ("which one, as namespace:topic", STRING),
     "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _REQUEST_HEADERS = {
+    "Plainsong-Reader": "the name of the reader, by which its lag is shown",
     "If-None-Match": "the ETag that is there already: 304 when it is still that one",
     "Last-Event-ID": "the id behind which to go on; it counts instead of from",
     "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",

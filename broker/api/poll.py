@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.reading import read_page
+from broker.api.readers import READER_HEADER
 from broker.api.route import off_loop
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, one_of, parse_query, whole_number
@@ -22,6 +23,7 @@ from plainsong.protocol.errors import (
     TransactionsUnavailable,
 )
 from plainsong.protocol.ids import after, unpack_position
+from plainsong.protocol.names import reader_name
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import check_poll
 from plainsong.protocol.tephra.state import decode_transaction
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from actors.pointers import PointerIndex
+    from broker.api.readers import NamedReaders
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom
@@ -127,6 +130,8 @@ class Polling:
     clock: Clock
     delivered_after: Callable[[float], None]
     """Takes the seconds from a message's publish to its delivery, of polls that had waited for it."""
+    named_readers: NamedReaders
+    """Notes how far the readers are that name themselves."""
 
     async def poll(self, request: Request) -> Answer:
         """The messages from a position on, oldest first.
@@ -140,12 +145,16 @@ class Polling:
         options = apply_query(body, request.query)
         check_poll(body)
         frames = accept_frames(request.headers.get("accept"))
+        if READER_HEADER in request.headers:
+            reader_name(request.headers[READER_HEADER])  # refused before anything is waited for
         reading = self._reading(body, request.room, with_pointers=frames is not None and frames.pointers)
         asked_ms = self.clock.now_ms()
         found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
         page = found.page
         if body.wait_ms and page.count:
             self._note_delivery(found, asked_ms)
+        if READER_HEADER in request.headers:
+            self.named_readers.polled(name, request, page.last_id, self.clock.now_ms())
         if frames is not None:
             self.rates.delivered(name, page.count, trio.current_time())
             content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))

@@ -26,6 +26,7 @@ WHAT_TO_DO = {
     "transaction_refused": "the topic takes no write pointers: use another, or change its `transactional`",
     "malformed_transaction": "send the snapshot as it was answered",
     "tls_required": "the port speaks TLS: use `https://`",
+    "unauthenticated": "send `Authorization: Bearer` and a token that is known, not expired and not revoked",
     "forbidden": "the request came by a [host name](#hosts-and-pages) that is not the daemon's, or from a web page of another origin; the hint names the setting that allows it",
     "not_found": "check the path, or the reader's name",
     "topic_not_found": "create the topic, or check its name",
@@ -66,6 +67,8 @@ WHAT_TO_DO = {
     "storage_failed": "the store cannot be read, or a row of it is damaged: retry, and look at the log",
     "outcome_unknown": "the store failed while writing, or did not answer in time, or the owner was lost before it answered: a producer sends it again, others look whether it happened",
     "transactions_unavailable": "the transaction service is away or switched off: retry, or do without; the hint says which",
+    "authentication_unavailable": "the keys of the OpenID provider cannot be had, so that nobody can say whether its tokens are good: retry; tokens of the daemon go on",
+    "audit_unavailable": 'with `security.audit = "required"`, a change that cannot be recorded is not made: retry when `system:audit` can be written',
     "too_many_producers": "retry later, use fewer names, or raise `deduplication.max_producers`",
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.api.route import json_answer
 from broker.http.messages import Answer
@@ -14,8 +15,11 @@ from plainsong.protocol.names import reader_name
 from plainsong.protocol.topic.asks import ListReaders, RemoveReader, SetReader
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from actors.directory import Directory
     from broker.http.messages import Request
+    from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ReaderView
 
 
@@ -29,6 +33,51 @@ _READER = {
     "generation": ("generation", values.nullable(values.int32, "int")),
     "expected": ("expected", values.nullable(message_id)),
 }
+
+
+#: The header by which a poll says whose it is.
+READER_HEADER = "plainsong-reader"
+#: Readers remembered by what their polls say, for each topic; the longest silent are forgotten first.
+MAX_NAMED = 1_000
+#: Topics of which they are remembered; the same.
+MAX_TOPICS = 10_000
+#: They are forgotten after so long.
+NAMED_MS = 3_600_000
+
+
+class NamedReader(NamedTuple):
+    """Where a reader is that names itself in its polls."""
+
+    position: bytes
+    seen_ms: int
+    by: str
+    """The name that asked."""
+
+
+class NamedReaders:
+    """The readers that name themselves in their polls, in memory only."""
+
+    def __init__(self) -> None:
+        self._topics: OrderedDict[TopicName, OrderedDict[str, NamedReader]] = OrderedDict()
+
+    def polled(self, name: TopicName, request: Request, position: bytes | None, now_ms: int) -> None:
+        """A poll was answered up to ``position``. Raises InvalidName: this is no name of a reader."""
+        reader = reader_name(request.headers[READER_HEADER])
+        if position is None:
+            return  # the topic never had a message
+        readers = self._topics.setdefault(name, OrderedDict())
+        self._topics.move_to_end(name)
+        readers[reader] = NamedReader(position, now_ms, request.who.name)
+        readers.move_to_end(reader)
+        if len(readers) > MAX_NAMED:
+            readers.popitem(last=False)
+        if len(self._topics) > MAX_TOPICS:
+            self._topics.popitem(last=False)
+
+    def of(self, name: TopicName, now_ms: int) -> dict[str, NamedReader]:
+        """Those of a topic that were there within the last hour."""
+        readers: Mapping[str, NamedReader] = self._topics.get(name, {})
+        return {reader: seen for reader, seen in readers.items() if seen.seen_ms > now_ms - NAMED_MS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,26 @@ import trio
 from actors.reading import walk_rows
 from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for, wait_for_decision
 from broker.api.producers import bound
+from broker.api.readers import NamedReader
 from broker.api.route import json_answer
 from broker.api.transactions import longs
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
-from plainsong.protocol.errors import InvalidParameter, PlainsongError, TopicNotFound, TransactionsUnavailable
+from plainsong.protocol.errors import InvalidParameter, NotFound, PlainsongError, TopicNotFound, TransactionsUnavailable
 from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, bound_at, parse_id, unpack_position
+from plainsong.protocol.names import reader_name
 from plainsong.protocol.page import items_in
 from plainsong.protocol.requests import PollRequest, check_poll
-from plainsong.protocol.topic.asks import Describe, ListPointers, ListProducers, Look, PlanCleaning, Slice, Stats
+from plainsong.protocol.topic.asks import (
+    Describe,
+    ListPointers,
+    ListProducers,
+    ListReaders,
+    Look,
+    PlanCleaning,
+    Slice,
+    Stats,
+)
 from plainsong.protocol.topic.reading import Extent, Newest, Tally
 from plainsong.protocol.transactions.view import Verdict, View
 
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from actors.pointers import PointerIndex
     from broker.api.poll import Pages
+    from broker.api.readers import NamedReaders
     from broker.authority import Transactions
     from broker.http.messages import Answer, Request
     from broker.metrics import Rates
@@ -63,6 +75,7 @@ class Counting:
     transactions: Transactions
     pointers: PointerIndex
     rates: Rates
+    named_readers: NamedReaders
     stopping: trio.Event
     max_wait_ms: int
     delete_grace_ms: int
@@ -128,6 +141,56 @@ class Counting:
             "hidden": count.hidden,
             "expiredUnread": expired + count.expired,
             "estimated": count.estimated or more,
+        }
+
+    async def lag(self, request: Request) -> Answer:
+        """How far behind each reader is, of those that are kept and those that name themselves; or one of them.
+
+        Raises:
+          TopicNotFound, InvalidName, NotFound, StoreError: nothing happens by looking.
+        """
+        name = request.name
+        wanted = request.parameters("reader").get("reader")
+        if wanted is not None:
+            reader_name(wanted)
+        found = await self.directory.ask(name, Stats())
+        undecided = await self.directory.ask(name, ListPointers())
+        shown: list[dict[str, Any]] = []
+        for view in await self.directory.ask(name, ListReaders()):
+            if wanted in (None, view.name):
+                reader = NamedReader(view.reader.position, view.reader.changed_ms, "")
+                shown.append(await self._lag_of(name, found, undecided, view.name, reader))
+        for reader_named, reader in sorted(self.named_readers.of(name, found.span.now_ms).items()):
+            if wanted in (None, reader_named) and all(each["name"] != reader_named for each in shown):
+                shown.append(await self._lag_of(name, found, undecided, reader_named, reader))
+        if wanted is None:
+            return json_answer({"readers": shown})
+        if not shown:
+            raise NotFound(
+                f"topic {name} knows no reader {wanted}",
+                hint="PUT its position, or send Plainsong-Reader with its polls",
+            )
+        return json_answer(shown[0])
+
+    async def _lag_of(
+        self, name: TopicName, found: TopicStats, undecided: Sequence[PointerView], reader: str, at: NamedReader
+    ) -> dict[str, Any]:
+        since = after(at.position)
+        numbers = await self._reader(found, since, undecided)
+        lag_ms = 0
+        if numbers["visible"]:
+            span = replace(found.span, since=max(since, found.span.since))
+            oldest = await self._oldest(name, span)
+            if oldest is not None:
+                lag_ms = max(0, span.now_ms - unpack_position(oldest[:10])[0])
+        return {
+            "name": reader,
+            "kind": "named" if at.by else "kept",
+            "position": at.position.hex(),
+            **numbers,
+            "lagMs": lag_ms,
+            "lastSeenMs": at.seen_ms,
+            "by": at.by or None,
         }
 
     def _parked(self, name: TopicName) -> int:

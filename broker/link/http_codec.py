@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from broker.http.messages import BodyStream
 
 #: The headers that handlers read. Bodies travel decompressed; answers are compressed where the client is connected.
-_HEADERS = ("content-type", "accept", "prefer", "if-match", "last-event-id")
+_HEADERS = ("content-type", "accept", "prefer", "if-match", "last-event-id", "plainsong-reader")
 
 
 def encode_request(route: str, request: Request) -> list[Any]:
