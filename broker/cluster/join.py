@@ -40,6 +40,7 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
     from broker.cluster.membership import (
         Membership,  # here, so that an instance without a cluster does not load ZooKeeper's library
     )
+    from broker.cluster.zookeeper import access_of
 
     membership = Membership(
         parse_ensemble(config.cluster.zookeeper),
@@ -47,6 +48,7 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
         weight=config.cluster.weight,
         session_timeout_s=config.cluster.session_timeout_s,
         clock=SystemClock(),
+        access=access_of(config.cluster),
     )
     await nursery.start(membership.run)
     return membership

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,7 +26,7 @@ from plainsong.protocol.cluster import SLICES, Assignment, Member, NameTaken, Pl
 from plainsong.protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from actors.observe import Clock
     from broker.config.sections import Ensemble
@@ -46,8 +46,19 @@ PATIENCE_S = 2.0
 class Membership:
     """Implements ``Ownership``; ``run`` it, and ``enter`` once connections are accepted."""
 
-    def __init__(self, ensemble: Ensemble, name: str, *, weight: int, session_timeout_s: float, clock: Clock) -> None:
-        self._zookeeper = ZooKeeper(ensemble.hosts, session_timeout_s=session_timeout_s, on_event=self._on_event)
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        name: str,
+        *,
+        weight: int,
+        session_timeout_s: float,
+        clock: Clock,
+        access: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._zookeeper = ZooKeeper(
+            ensemble.hosts, session_timeout_s=session_timeout_s, on_event=self._on_event, access=access
+        )
         self._nodes = Nodes(self._zookeeper, ensemble.path)
         self._session_timeout_s = session_timeout_s
         self._clock = clock

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import trio
@@ -32,12 +33,17 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
 
+from broker.security.files import read_guarded
+from broker.tls import FileUnusable
 from plainsong.protocol.cluster import SLICES, Member, NameTaken, Placement, UnreadablePlacement
 from plainsong.protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from broker.config.sections import ClusterConfig
 
 log = logging.getLogger(__name__)
 #: The library logs every attempt to connect; this module logs what an operator needs to know.
@@ -57,6 +63,10 @@ class Disconnected(Exception):
     """There is no connection, or no answer in time; whether a change happened is unknown."""
 
 
+#: The longest line of an auth file.
+MAX_AUTH_BYTES = 4096
+
+
 class Exists(Exception):
     """A node of this path exists already."""
 
@@ -74,11 +84,51 @@ class Node(NamedTuple):
     """The session that owns an ephemeral node; 0 for any other."""
 
 
+def access_of(cluster: ClusterConfig) -> dict[str, Any]:
+    """How this deployment shows itself to ZooKeeper, and knows it. Raises FileUnusable."""
+    access: dict[str, Any] = {}
+    if cluster.zookeeper_auth_file:
+        name, secret = _digest(Path(cluster.zookeeper_auth_file))
+        # Nodes that are made from now on are theirs alone who know the password.
+        access |= {
+            "auth_data": [("digest", f"{name}:{secret}")],
+            "default_acl": [make_digest_acl(name, secret, all=True)],
+        }
+    if cluster.zookeeper_tls:
+        access |= {"use_ssl": True, "verify_certs": True, "ca": cluster.zookeeper_ca}
+        access |= {"certfile": cluster.zookeeper_certificate or None, "keyfile": cluster.zookeeper_key or None}
+    return access
+
+
+def _digest(path: Path) -> tuple[str, str]:
+    setting = "cluster.zookeeper_auth_file"
+    try:
+        data, _ = read_guarded(path, MAX_AUTH_BYTES)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise FileUnusable(setting, error.strerror or str(error), "digest USER:PASSWORD, chmod 600") from error
+    if mode & 0o004:
+        raise FileUnusable(setting, f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+    scheme, _, given = data.decode("utf-8", "replace").strip().partition(" ")
+    name, colon, secret = given.partition(":")
+    if scheme != "digest" or not (colon and name and secret) or not given.isprintable():
+        raise FileUnusable(setting, f"{path} is not one line of digest USER:PASSWORD")
+    return name, secret
+
+
 class ZooKeeper:
     """One client of an ensemble; ``async with`` it."""
 
-    def __init__(self, hosts: str, *, session_timeout_s: float, on_event: Callable[[], None]) -> None:
-        """``on_event``: called on the event loop; what was read before may be old."""
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        session_timeout_s: float,
+        on_event: Callable[[], None],
+        access: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``on_event``: called on the event loop; what was read before may be old. ``access``: see ``access_of``."""
+        self._access = dict(access or {})
         self._on_event = on_event
         self._hosts = hosts
         self._session_timeout_s = session_timeout_s
@@ -108,6 +158,7 @@ class ZooKeeper:
             timeout=self._session_timeout_s,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
             logger=_quiet,
+            **self._access,
         )
         client.add_listener(partial(self._state_in_thread, client))
         return client

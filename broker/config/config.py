@@ -274,6 +274,11 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
                 "leave it empty for an instance that is alone",
             )
         )
+    if cluster.zookeeper_tls and not cluster.zookeeper_ca:
+        found.append(Problem(origins["cluster.zookeeper_tls"], "cluster.zookeeper_tls needs cluster.zookeeper_ca"))
+    if bool(cluster.zookeeper_certificate) != bool(cluster.zookeeper_key):
+        what = "cluster.zookeeper_certificate and cluster.zookeeper_key need each other"
+        found.append(Problem(origins["cluster.zookeeper_certificate"], what))
     if config.tls.certificate and not config.tls.client_ca:
         hint = "name the authority that signs the certificates of instances"
         found.append(Problem(origin, "with cluster.zookeeper TLS needs tls.client_ca", hint))

@@ -930,6 +930,15 @@ class ClusterConfig:
         low=1.0,
         high=600.0,
     )
+    zookeeper_auth_file: str = text(
+        "",
+        "The file with one line, digest USER:PASSWORD, by which ZooKeeper knows this deployment; its nodes are then "
+        "nobody else's to read or change. Empty: they are everybody's.",
+    )
+    zookeeper_tls: bool = switch(False, "Speak TLS to ZooKeeper.")
+    zookeeper_ca: str = text("", "The file with the authorities that sign ZooKeeper's certificates, PEM.")
+    zookeeper_certificate: str = text("", "The file with the certificate to show to ZooKeeper, PEM; empty: none.")
+    zookeeper_key: str = text("", "The file with the key of that certificate, PEM.")
     secret_file: str = text(
         "",
         "The file with the secret that all instances share, 32 bytes or more in one line, by which each proves to "

@@ -15,13 +15,17 @@ from itertools import count
 import pytest
 import trio
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from actors.observe import SystemClock
 from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
+from broker.cluster.zookeeper import access_of
+from broker.config.config import config_of
 from broker.config.sections import Ensemble
+from broker.tls import FileUnusable
 from plainsong.protocol.cluster import SLICES, NameTaken
 from plainsong.protocol.errors import ClusterUnavailable
 from plainsong.protocol.names import TopicName
@@ -47,8 +51,8 @@ def own_server(tmp_path):
         yield server
 
 
-def member(ensemble, name, *, weight=100, session_s=SESSION_S):
-    return Membership(ensemble, name, weight=weight, session_timeout_s=session_s, clock=SystemClock())
+def member(ensemble, name, *, weight=100, session_s=SESSION_S, access=None):
+    return Membership(ensemble, name, weight=weight, session_timeout_s=session_s, clock=SystemClock(), access=access)
 
 
 @asynccontextmanager
@@ -431,3 +435,61 @@ async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(en
             frozen.kill()
             frozen.wait()
             frozen.stdout.close()
+
+
+# --- access ----------------------------------------------------------------------------------------
+
+
+async def test_nodes_of_a_deployment_with_a_password_are_nobody_elses(ensemble, tmp_path):
+    file = tmp_path / "auth"
+    file.write_text("digest plainsong:pass:word\n")
+    file.chmod(0o600)
+    access = access_of(config_of({"cluster.zookeeper_auth_file": str(file)}).cluster)
+    async with running(ensemble, "a", access=access) as a, running(ensemble, "b", access=access) as b:
+        await until(lambda: len(a.instances) == len(b.instances) == 2, a, b)
+        stranger = KazooClient(ensemble.hosts)
+        await trio.to_thread.run_sync(stranger.start)
+        try:
+            for attempt in (stranger.get, stranger.delete, partial(stranger.set, value=b"mine")):
+                with pytest.raises(NoAuthError):
+                    await trio.to_thread.run_sync(attempt, f"{ensemble.path}/instances/a")
+        finally:
+            await trio.to_thread.run_sync(stranger.stop)
+            await trio.to_thread.run_sync(stranger.close)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("", 384, "digest USER"),
+        ("plainsong:x", 384, "digest USER"),
+        ("digest x", 384, "digest USER"),
+        ("digest a:b", 388, "everybody"),
+        ("digest a:b", 402, "written"),
+    ],
+)
+def test_a_file_that_is_no_password_of_ours_alone_is_refused(tmp_path, text, mode, why):
+    file = tmp_path / "auth"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(FileUnusable, match=why) as caught:
+        access_of(config_of({"cluster.zookeeper_auth_file": str(file)}).cluster)
+    assert "a:b" not in str(caught.value)
+
+
+def test_tls_to_zookeeper_verifies_it():
+    values = {
+        "zookeeper_tls": True,
+        "zookeeper_ca": "ca.pem",
+        "zookeeper_certificate": "c.pem",
+        "zookeeper_key": "k.pem",
+    }
+    access = access_of(config_of({f"cluster.{name}": value for name, value in values.items()}).cluster)
+    assert access == {
+        "use_ssl": True,
+        "verify_certs": True,
+        "ca": "ca.pem",
+        "certfile": "c.pem",
+        "keyfile": "k.pem",
+    }
+    assert access_of(config_of({}).cluster) == {}
