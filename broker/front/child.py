@@ -190,6 +190,8 @@ def _put(guard: Guard, tables: dict[str, bytes]) -> None:
 def run_front_end(name: str, numbers: list[int]) -> None:
     """Runs the process on the descriptors that it inherits: its link, its handover socket, its listeners."""
     process.set(name)
+    # The owning process passes it on. Whoever has files to read again takes it; nobody ends by it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     link, handover, *listeners = (socket.socket(fileno=number) for number in numbers)
     for each in (link, handover, *listeners):
         each.setblocking(False)

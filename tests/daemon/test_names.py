@@ -1,0 +1,141 @@
+"""A daemon that asks for names, as its users meet it: real processes, real files, with and without front ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
+
+GRANTS = """format = 1
+[[grant]]
+to = ["operator"]
+verbs = ["all"]
+on = ["*:*", "system:*", "service"]
+[[grant]]
+to = ["shop"]
+verbs = ["publish", "poll"]
+on = ["shop:orders"]
+"""
+ORDERS = "/v1/namespaces/shop/topics/orders"
+
+
+def run(folder, *words, code=0):
+    done = subprocess.run(
+        [PLAINSONG, *words], cwd=folder, env=clean_environ(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout.strip()
+
+
+class Caller:
+    """A kept connection of a name."""
+
+    def __init__(self, daemon, token):
+        self.connection = http.client.HTTPConnection(*daemon.address, timeout=30)
+        self.token = token
+        daemon.callers.append(self)
+
+    def ask(self, method, path, body=None):
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        self.connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = self.connection.getresponse()
+        content = answer.read()
+        return answer.status, json.loads(content) if content.startswith((b"{", b"[")) else content
+
+
+@pytest.fixture(params=[1, 2], ids=["one process", "front ends"])
+def daemon(request, tmp_path):
+    (tmp_path / "grants.toml").write_text(GRANTS)
+    (tmp_path / "grants.toml").chmod(0o600)
+    made = ("token", "create", "--file", "tokens.json", "--expires", "1d", "--name")
+    tokens = {name: run(tmp_path, *made, name) for name in ("operator", "shop")}
+    settings = {
+        "security.authentication": "required",
+        "security.tokens_file": tmp_path / "tokens.json",
+        "security.grants_file": tmp_path / "grants.toml",
+        "http.processes": request.param,
+    }
+    sets = [f"{name}={value}" for name, value in settings.items()]
+    with Daemon(tmp_path / "data", *sets) as running:
+        running.tokens = tokens
+        running.folder = tmp_path
+        running.callers = []
+        yield running
+        for each in running.callers:
+            each.connection.close()
+
+
+def test_a_revoked_token_is_refused_within_two_seconds_on_open_connections_and_in_parked_polls(daemon):
+    operator, shop, waiting = (Caller(daemon, daemon.tokens[name]) for name in ("operator", "shop", "shop"))
+    assert operator.ask("PUT", ORDERS)[0] == 200
+    assert shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 200
+    assert shop.ask("DELETE", ORDERS)[0] == 403
+    polled = []
+
+    def poll():
+        polled.append(
+            (
+                *waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 25_000, "startFrom": 4_000_000_000_000}),
+                time.monotonic(),
+            )
+        )
+
+    parked = threading.Thread(target=poll)
+    parked.start()
+    run(daemon.folder, "token", "revoke", "--file", "tokens.json", "--name", "shop", "--yes")
+    revoked_s = time.monotonic()
+    while shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 200:
+        assert time.monotonic() < revoked_s + 20
+        time.sleep(0.02)  # requests of a client that goes on
+    parked.join()
+    status, problem, _ = polled[0]
+    assert (status, problem["code"]) == (401, "unauthenticated")
+    assert operator.ask("GET", ORDERS)[0] == 200
+
+
+def test_sighup_puts_changed_files_in_force(daemon):
+    operator = Caller(daemon, daemon.tokens["operator"])
+    assert operator.ask("PUT", ORDERS)[0] == 200
+    (daemon.folder / "grants.toml").write_text(GRANTS.replace('"publish", "poll"', '"poll"'))
+    daemon.signal(signal.SIGHUP)
+    shop, begun_s = Caller(daemon, daemon.tokens["shop"]), time.monotonic()
+    while shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 200:
+        assert time.monotonic() < begun_s + 20
+        time.sleep(0.02)
+    assert shop.ask("POST", f"{ORDERS}/poll", {})[0] == 200
+
+
+def test_no_token_is_in_the_log_or_on_the_disk(daemon):
+    shop = Caller(daemon, daemon.tokens["shop"])
+    for path in (ORDERS, f"{ORDERS}?token={daemon.tokens['shop']}", f"/{daemon.tokens['shop']}"):
+        shop.ask("GET", path)
+    daemon.stop()
+    for token in daemon.tokens.values():
+        assert token not in "".join(daemon.lines) + daemon.errors
+        for file in daemon.folder.rglob("*"):
+            assert not file.is_file() or token.encode() not in file.read_bytes(), file
+
+
+def test_a_daemon_does_not_start_with_a_file_that_others_can_write(tmp_path):
+    (tmp_path / "tokens.json").write_text('{"format": 1, "tokens": []}')
+    (tmp_path / "tokens.json").chmod(0o666)
+    words = ["serve", "--data-dir", "data", "--bind", "127.0.0.1:0", "--set", "security.authentication=required"]
+    done = subprocess.run(
+        [PLAINSONG, *words, "--set", "security.tokens_file=tokens.json"],
+        cwd=tmp_path,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "can be written by its group or by others" in done.stderr
+    assert not (tmp_path / "data").exists()
