@@ -339,7 +339,9 @@ def peer_handler(
 
 
 def peer_address(sock: trio.socket.SocketType | socket.socket) -> str:
-    """The address of the other end, as ``host:port``; empty when it has gone already."""
+    """The address of the other end, as ``host:port``; empty when it has gone already, or is a front end of ours."""
+    if sock.family == socket.AF_UNIX:
+        return ""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:

@@ -20,9 +20,12 @@ from broker.config.config import config_of
 from broker.front import parent
 from broker.http import sockets
 from broker.http import sockets as descriptors
-from broker.link.client import Links
+from broker.link.client import Links, connect_by_tls
+from broker.link.proof import LinkSecret
 from broker.link.server import peer_handler
 from broker.link.wire import LinkBounds
+from broker.tls import Certificates
+from tests.certificates import Authority
 
 
 async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
@@ -145,3 +148,27 @@ async def test_a_connection_arrives_with_what_was_read_of_it():
     other.close()
     listener.close()
     await client.aclose()
+
+
+async def test_a_link_by_tls_through_a_front_end_reaches_the_owning_process(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    values = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.file}
+    settings = {f"tls.{name}": str(path) for name, path in values.items()}
+    config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0} | settings)
+    certificates = Certificates(config.tls)
+    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
+    secret, stop = LinkSecret(b"s" * 32, "a"), trio.Event()
+    async with trio.open_nursery() as nursery:
+        peers = peer_handler(echo, secret=secret)
+        serving = partial(parent.serve_front_ends, config, answering, peers, stop=stop, certificates=certificates)
+        (address,) = await nursery.start(serving)
+        dial = partial(connect_by_tls, lambda: certificates.now.links)
+        links = Links(nursery, LinkBounds(dial_s=60), dial=dial, secret=secret)
+        link = await links.to(address)
+        reply = await link.call("echo", (1, 2), b"x" * 2_000_000)
+        assert (reply.value, reply.body) == ((1, 2), b"x" * 2_000_000)
+        link.cut()
+        await link.ended.wait()
+        assert (await (await links.to(address)).call("echo", 3)).value == 3
+        stop.set()
