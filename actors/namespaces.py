@@ -209,6 +209,11 @@ def _lives(row: Row) -> bool:
         return True
 
 
+def checked_properties(given: object) -> dict[str, str]:
+    """All properties that a namespace would have. Raises InvalidProperty."""
+    return {"deduplication": _parsed(given)}
+
+
 def _parsed(given: object) -> Deduplication:
     values = {} if given is None else given
     if not isinstance(values, dict):

@@ -218,6 +218,10 @@ class PointerIndex:
                 else:
                     self._waiting[pointer] = (event, current[1] - 1)
 
+    def waiting(self, pointer: int) -> int:
+        """Polls of this instance that wait for a pointer to be decided."""
+        return self._waiting[pointer][1] if pointer in self._waiting else 0
+
     def close(self) -> None:
         """Let all polls go on, now and later: the daemon shuts down."""
         self._closed = True

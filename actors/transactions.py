@@ -267,8 +267,11 @@ class TransactionService:
 
     async def truncate_before(self, before_ms: int) -> int:
         """Truncate all pointers issued before a time. Raises InvalidParameter if one of them is in progress."""
-        pointers = await self._ask(asks.InvalidBefore(before_ms))
-        return await self.truncate(pointers)
+        return await self.truncate(await self.invalid_before(before_ms))
+
+    async def invalid_before(self, before_ms: int) -> Sequence[int]:
+        """The invalid pointers issued before a time. Raises InvalidParameter if one of those is in progress."""
+        return await self._ask(asks.InvalidBefore(before_ms))
 
     async def reset(self) -> None:
         """Roll back and forget open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""

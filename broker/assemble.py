@@ -31,6 +31,7 @@ from broker.api.openapi import description
 from broker.api.overview import Overview
 from broker.api.poll import Pages, Polling
 from broker.api.poll_many import LocalTopics, PollingMany
+from broker.api.preview import TopicPreviews
 from broker.api.problems import Problems
 from broker.api.producers import Producers
 from broker.api.publish import Publishing
@@ -278,6 +279,7 @@ async def assemble(
         named_readers,
     )
     event_streams = EventStreams()
+    previews = TopicPreviews(directory, store, pages, config.retention.delete_grace_s * 1000)
     handlers: dict[str, Handler] = {}
     attention = Attention(
         directory,
@@ -333,11 +335,19 @@ async def assemble(
                 delete_grace_ms=config.retention.delete_grace_s * 1000,
                 ownership=ownership,
             ),
-            Topics(directory, store, policies, config.topic.default_ttl_s, config.http.flat_topic_properties),
+            Topics(
+                directory,
+                store,
+                policies,
+                config.topic.default_ttl_s,
+                config.http.flat_topic_properties,
+                previews,
+                catalogue,
+            ),
             NamespaceRoutes(namespaces, policies),
             Readers(directory, config.readers.retention_s * 1000),
             Producers(directory, store, clock, policies, metrics.producer_refused),
-            TransactionRoutes(authority, config.transactions, guard.quotas if guard.required else None),
+            TransactionRoutes(authority, config.transactions, ask_owner, pointers, guard.quotas if guard.required else None),
             ScrubRoutes(scrub),
             Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
             backups,

@@ -21,9 +21,11 @@ from plainsong.protocol.keys import (
     POINTER,
     SYSTEM,
     DamagedRow,
+    namespace_range,
     parse_pointer_key,
     parse_system_key,
     stop_after,
+    system_key,
     topic_of,
     topic_range,
 )
@@ -261,6 +263,48 @@ class Catalogue:
         for name, some in pointers.items():
             stored[name] = self._with_undecided(stored[name], some, marks.get(name, _NO_MARK).appended)
         self._decoded, self._stored = decoded, stored
+
+    # --- deleted topics ---------------------------------------------------------------------------
+
+    async def deleted(self, namespace: str, grace_ms: int) -> list[dict[str, Any]]:
+        """A namespace's deleted topics, by name, with what they held; cleaned ones for as long as they could come back.
+
+        Raises StoreError.
+        """
+        found: dict[TopicName, Metadata] = {}
+
+        def take(rows: list[Row]) -> bool:
+            for key, value in rows:
+                try:
+                    metadata = Metadata.decode(value)
+                except DamagedRow:
+                    continue
+                if metadata.deleted_ms is not None:
+                    found[topic_of(key)[0]] = metadata
+            return True
+
+        await self._store.scan(Table.METADATA, *namespace_range(namespace), take, first_chunk=1000)
+        now_ms, listed = self._clock.now_ms(), []
+        for name, metadata in sorted(found.items()):
+            deleted_ms = metadata.deleted_ms or 0
+            until_ms = deleted_ms + grace_ms
+            if metadata.partly_cleaned and now_ms > until_ms + grace_ms:
+                continue
+            row = await self._store.get(Table.METADATA, system_key(HIGH_WATER, name, metadata.generation))
+            mark = _NO_MARK if row is None else _Mark.decode(row)
+            held = _counted(mark.usage, metadata, max(now_ms, mark.time_ms))
+            listed.append(
+                {
+                    "name": name.topic,
+                    "generation": metadata.generation,
+                    "deletedMs": deleted_ms,
+                    "undeleteUntilMs": until_ms,
+                    "state": "partly-cleaned" if metadata.partly_cleaned else "kept",
+                    "messages": held.messages,
+                    "bytes": held.bytes,
+                }
+            )
+        return listed
 
     # --- topics of other instances ----------------------------------------------------------------
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from broker.api.dry_run import preview
 from broker.api.route import TRANSACTIONS, json_answer
+from broker.http.messages import flag
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.cluster import Member, Placement, instance_name
 from plainsong.protocol.codec import json_values as values
@@ -112,12 +114,25 @@ class ClusterRoutes:
 
     async def drain(self, request: Request) -> Answer:
         """An instance is to own nothing any more. Raises NotFound (it is not there), Conflict, ClusterUnavailable."""
-        request.parameters()
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
         membership, name = self._cluster(), instance_name(request.path["instance"])
         if name not in (known := self._names()):
             raise NotFound(f"there is no instance {name}", hint=nearest(name, known))
+        if dry_run:
+            return await self._preview_drain(name)
         await membership.change_placement(partial(Placement.with_drained, instance=name, drained=True))
         return json_answer({"instance": name, "drained": True})
+
+    async def _preview_drain(self, name: str) -> Answer:
+        opened: dict[str, int] = {}
+        member = next(each for each in self._members() if each.name == name)
+        await self._count_topics(member, opened)
+        placement = self._placement()
+        left = [each for each in self._members() if each.name != name and each.name not in placement.drained]
+        warnings = [] if left else ["no other instance would be left: it would be as if none were drained"]
+        before = {"drained": name in placement.drained}
+        effect = {"moves": {"topicsOpen": opened.get(name)}}
+        return preview("cluster.drain", name, before, {"drained": True}, effect=effect, warnings=warnings)
 
     async def undrain(self, request: Request) -> Answer:
         """An instance is to own its share again, also one that is not there. Raises Conflict, ClusterUnavailable."""

@@ -62,6 +62,11 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "kinds": ("of topics, transactions, attention and cluster, those that are wanted", STRING),
     "payloadBytes": ("show this much of each payload", {"type": "integer", "minimum": 0}),
     "filter": ("only messages whose payload contains this text", STRING),
+    "deleted": (
+        "those that were deleted instead, each as an object with what it held",
+        {"type": "boolean", "default": False},
+    ),
+    "dryRun": ("check, count and say what would happen, and change nothing", {"type": "boolean", "default": False}),
     "q": ("a part of namespace:topic, whatever its case", STRING),
     "namespace": ("of this namespace alone", _NAMES["namespace"]),
     "sort": (

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.reading import producer_of
+from broker.api.dry_run import preview
 from broker.api.route import json_answer
 from broker.api.transactions import longs
-from broker.http.messages import Answer, whole_number
+from broker.http.messages import Answer, flag, whole_number
 from plainsong.protocol.codec import json_values as values
-from plainsong.protocol.errors import InvalidParameter, TooManyProducers
-from plainsong.protocol.ids import ID_BYTES, after
+from plainsong.protocol.errors import InvalidParameter, ProducerNotFound, TooManyProducers
+from plainsong.protocol.ids import behind_position
+from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import check_producer_name
-from plainsong.protocol.topic.asks import Describe, ListProducers, OpenProducer, RemoveProducer
+from plainsong.protocol.topic.asks import Describe, GetProducer, ListProducers, OpenProducer, RemoveProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +115,7 @@ class Producers:
         return json_answer(
             {
                 "deduplication": self.policies.shown(name, described.metadata.properties.deduplication),
-                "enabledFrom": bound(page.enabled_from),
+                "enabledFrom": behind_position(page.enabled_from),
                 "generation": described.metadata.generation,
                 "count": page.total,
                 "snapshot": _snapshot(page.snapshot, self.clock.now_ms()),
@@ -125,14 +128,13 @@ class Producers:
     async def remove(self, request: Request) -> Answer:
         """Forget a producer: what it sends again is stored again. Raises TopicNotFound, ProducerNotFound."""
         name, producer = request.name, _producer(request)
-        request.parameters()
-        await self.directory.ask(name, RemoveProducer(producer))
-        return Answer(200)
-
-
-def bound(position: bytes | None) -> str | None:
-    """The first id behind a position of 10 bytes, in hex: where to start reading what came after it."""
-    return None if position is None else after(position + b"\xff" * (ID_BYTES - len(position))).hex()
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
+        before = None
+        if dry_run:
+            with suppress(ProducerNotFound, DamagedRow):  # it has nothing but staged messages, or a row nobody can read
+                before = _shown(await self.directory.ask(name, GetProducer(producer)), longs({}))
+        await self.directory.ask(name, RemoveProducer(producer, dry_run))
+        return preview("producer.delete", f"{name}/{producer}", before, None) if dry_run else Answer(200)
 
 
 def _producer(request: Request) -> str:
@@ -148,7 +150,7 @@ def _shown(view: ProducerView, as_number: Numbers) -> dict[str, Any]:
         "epoch": view.epoch,
         "lastSequenceId": view.last_sequence_id,
         "generation": view.generation,
-        "enabledFrom": bound(view.enabled_from),
+        "enabledFrom": behind_position(view.enabled_from),
         "activeMs": view.active_ms,
         "expiresMs": view.expires_ms,
         "recent": [_recent(each, as_number) for each in view.recent],
@@ -191,7 +193,7 @@ def _listed(view: ProducerView) -> dict[str, Any]:
 
 def _snapshot(snapshot: SnapshotView, now_ms: int) -> dict[str, Any]:
     return {
-        "position": bound(snapshot.position),
+        "position": behind_position(snapshot.position),
         "ageMs": max(0, now_ms - snapshot.at_ms) if snapshot.at_ms else None,
         "entriesSince": snapshot.entries_since,
     }

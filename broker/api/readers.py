@@ -6,8 +6,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker.api.dry_run import preview
 from broker.api.route import json_answer
-from broker.http.messages import Answer
+from broker.http.messages import Answer, flag
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.errors import InvalidParameter, MalformedBody, NotFound
 from plainsong.protocol.ids import parse_id
@@ -109,7 +110,7 @@ class Readers:
           TopicNotFound, PositionChanged, GenerationChanged, QuotaExceeded: nothing happened.
         """
         name, reader = request.name, reader_name(request.path["reader"])
-        request.parameters()
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
         given = request.fields(_READER)
         if "position" not in given:
             raise MalformedBody("position is missing", hint='send {"position": "<40 hex digits>"}')
@@ -122,15 +123,24 @@ class Readers:
             generation=generation,
             expected=given.get("expected"),
             compare="expected" in given,
+            dry_run=dry_run,
         )
-        return json_answer(self._shown(await self.directory.ask(name, ask)))
+        before = await self._find(name, reader) if dry_run else None
+        after = self._shown(await self.directory.ask(name, ask))
+        return preview("reader.reset", f"{name}/{reader}", before, after) if dry_run else json_answer(after)
 
     async def remove(self, request: Request) -> Answer:
         """Forget a position. Raises TopicNotFound, NotFound."""
         name, reader = request.name, reader_name(request.path["reader"])
-        request.parameters()
-        await self.directory.ask(name, RemoveReader(reader))
-        return Answer(200)
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
+        before = await self._find(name, reader) if dry_run else None
+        await self.directory.ask(name, RemoveReader(reader, dry_run))
+        return preview("reader.delete", f"{name}/{reader}", before, None) if dry_run else Answer(200)
+
+    async def _find(self, name: TopicName, reader: str) -> dict[str, object] | None:
+        """The reader as it is; None: there is none. Raises TopicNotFound."""
+        found = await self.directory.ask(name, ListReaders())
+        return next((self._shown(view) for view in found if view.name == reader), None)
 
     def _shown(self, view: ReaderView) -> dict[str, object]:
         return {

@@ -228,6 +228,16 @@ SCHEMAS: dict[str, Schema] = {
             ),
         },
     },
+    "DeletedTopic": record(
+        "name generation deletedMs undeleteUntilMs state messages bytes",
+        name=STRING,
+        generation=POSITIVE,
+        deletedMs=MILLISECONDS,
+        undeleteUntilMs=MILLISECONDS,
+        state={"enum": ["kept", "partly-cleaned"]},
+        messages=COUNT,
+        bytes=COUNT,
+    ),
     "TopicPage": record(
         "topics total next",
         topics=array(

@@ -10,14 +10,21 @@ import trio
 
 from actors.reading import walk_rows
 from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for, wait_for_decision
-from broker.api.producers import bound
 from broker.api.readers import NamedReader
 from broker.api.route import json_answer
 from broker.api.transactions import longs
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
 from plainsong.protocol.errors import InvalidParameter, NotFound, PlainsongError, TopicNotFound, TransactionsUnavailable
-from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, bound_at, parse_id, unpack_position
+from plainsong.protocol.ids import (
+    FIRST_BOUND,
+    NO_PAYLOAD_PART,
+    after,
+    behind_position,
+    bound_at,
+    parse_id,
+    unpack_position,
+)
 from plainsong.protocol.names import reader_name
 from plainsong.protocol.page import items_in
 from plainsong.protocol.requests import PollRequest, check_poll
@@ -110,7 +117,7 @@ class Counting:
             "pollPerSecond": round(self.rates.polling.per_second(name, now_s), 3),
             "openTransactions": sum(not each.rolled_back for each in undecided),
             "producers": producers.total,
-            "enabledFrom": bound(producers.enabled_from),
+            "enabledFrom": behind_position(producers.enabled_from),
             "owner": None if self.ownership is None else self.ownership.me.address,
             "parkedPolls": self._parked(name),
             "generation": span.generation,
@@ -292,7 +299,7 @@ class Counting:
                 "generation": described.metadata.generation,
                 "expiredBefore": expired_before_ms,
                 "invalid": None if invalid is None else [as_number(pointer) for pointer in invalid],
-                "snapshotPosition": bound(producers.snapshot.position),
+                "snapshotPosition": behind_position(producers.snapshot.position),
             }
         )
 

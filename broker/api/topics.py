@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from actors.namespaces import checked_properties
+from broker.api.dry_run import preview
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import Answer, flag
 from plainsong.protocol.codec import JSON
@@ -21,6 +23,8 @@ from plainsong.protocol.topic.producer_state import effective_policy
 if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.namespaces import Namespaces
+    from broker.api.preview import TopicPreviews
+    from broker.catalogue import Catalogue
     from broker.http.messages import Request
     from plainsong.protocol.properties import Deduplication
     from plainsong.protocol.topic.asks import Description
@@ -40,13 +44,19 @@ class Topics:
     default_ttl_s: int
     flat_properties: bool
     """Whether a topic is shown as its properties alone, as the seed's clients expect."""
+    previews: TopicPreviews
+    catalogue: Catalogue
 
     async def create(self, request: Request) -> Answer:
         """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
         name = request.name
-        if_not_exists = flag(request.parameters("ifNotExists"), "ifNotExists")
+        parameters = request.parameters("ifNotExists", "dryRun")
+        if_not_exists = flag(parameters, "ifNotExists")
         properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
-        await self.directory.ask(name, Create(properties, if_not_exists))
+        ask = Create(properties, if_not_exists)
+        if flag(parameters, "dryRun"):
+            return await self.previews.create(name, ask)
+        await self.directory.ask(name, ask)
         return Answer(200)
 
     async def set_properties(self, request: Request) -> Answer:
@@ -55,8 +65,10 @@ class Topics:
         Raises:
           TopicNotFound, PreconditionFailed, InvalidProperty: nothing happened.
         """
-        request.parameters()
+        parameters = request.parameters("dryRun")
         ask = SetProperties(request.json(), self.default_ttl_s, if_match_of(request))
+        if flag(parameters, "dryRun"):
+            return await self.previews.set_properties(request.name, ask)
         await self.directory.ask(request.name, ask)
         return Answer(200)
 
@@ -68,14 +80,18 @@ class Topics:
 
     async def remove(self, request: Request) -> Answer:
         """The topic and its messages are gone for every reader. Raises TopicNotFound, PreconditionFailed."""
-        request.parameters()
-        await self.directory.ask(request.name, Remove(if_match_of(request)))
+        parameters = request.parameters("dryRun")
+        ask = Remove(if_match_of(request))
+        if flag(parameters, "dryRun"):
+            return await self.previews.remove(request.name, ask)
+        await self.directory.ask(request.name, ask)
         return Answer(200)
 
     async def undelete(self, request: Request) -> Answer:
         """The deleted topic is back, with its messages. Raises TopicExists, TopicNotFound, PartlyCleaned."""
         name = request.name
-        request.parameters()
+        if flag(request.parameters("dryRun"), "dryRun"):
+            return await self.previews.undelete(name)
         return self._shown(name, await self.directory.ask(name, Undelete()))
 
     def _shown(self, name: TopicName, described: Description) -> Answer:
@@ -89,9 +105,17 @@ class Topics:
         return json_answer(shown, headers=headers)
 
     async def list_names(self, request: Request) -> Answer:
-        """The names of the namespace's topics, sorted, read from the store without opening any of them."""
-        start, stop = namespace_range(request.namespace)
-        request.parameters()
+        """The names of the namespace's topics, sorted, read from the store without opening any of them.
+
+        With ``deleted=true`` those that were deleted, with what they held.
+        """
+        namespace = request.namespace
+        if flag(request.parameters("deleted"), "deleted"):
+            gone = await self.catalogue.deleted(namespace, self.previews.delete_grace_ms)
+            if not request.rights.on_namespace("inspect", namespace):
+                gone = [each for each in gone if request.rights.any_on_topic(namespace, each["name"])]
+            return json_answer(gone)
+        start, stop = namespace_range(namespace)
         names: list[str] = []
 
         def take(rows: list[Row]) -> bool:
@@ -161,7 +185,9 @@ class NamespaceRoutes:
           InvalidProperty: nothing happened. StoreError: it is not known.
         """
         namespace = request.namespace
-        request.parameters()
+        if flag(request.parameters("dryRun"), "dryRun"):
+            before, after = self.namespaces.properties(namespace), checked_properties(request.json())
+            return preview("namespace.properties", namespace, before, after)
         await self.namespaces.put(namespace, request.json())
         return self._shown(namespace)
 

@@ -9,26 +9,37 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.transactions import service_moved
+from broker.api.dry_run import preview
 from broker.api.route import SMALL_BODY_BYTES, json_answer, off_loop
-from broker.http.messages import Answer, one_of, parse_query, whole_number
+from broker.http.messages import Answer, flag, one_of, parse_query, whole_number
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS, Verb
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import fields_of, parse_object
-from plainsong.protocol.errors import BodyTooLarge, InvalidParameter, TransactionsUnavailable
+from plainsong.protocol.errors import (
+    BodyTooLarge,
+    InvalidParameter,
+    TransactionNotFound,
+    TransactionNotInProgress,
+    TransactionsUnavailable,
+)
 from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
+from plainsong.protocol.topic.asks import ListPointers
 from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from actors.decisions import AskTopic
+    from actors.pointers import PointerIndex
     from actors.transactions import TransactionService
     from broker.authority import Authority
     from broker.config.sections import TransactionsConfig
     from broker.http.messages import Request
     from broker.security.quotas import Quotas
     from plainsong.protocol.codec.json_values import Kind
+    from plainsong.protocol.topic.asks import PointerView
     from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
 #: Pointers have 63 bits.
@@ -67,6 +78,8 @@ class TransactionRoutes:
 
     authority: Authority
     config: TransactionsConfig
+    ask_topic: AskTopic
+    pointers: PointerIndex
     quotas: Quotas | None = None
     """Of names; None: there are none."""
 
@@ -96,9 +109,12 @@ class TransactionRoutes:
 
     async def abort(self, request: Request) -> Answer:
         """Roll back all of it; the state says what it came to. Raises as ``TransactionService.abort``."""
-        transactions, as_number = self.embedded(), numbers(request.query)
+        transactions, (as_number, dry_run) = self.embedded(), _numbers_and_dry_run(request)
         refuse_body(request.body)
-        return decided_answer(await transactions.abort(self._own(request)), as_number)
+        transaction_id = self._own(request)
+        if dry_run:
+            return await self._preview(transaction_id, "transaction.abort", "aborted")
+        return decided_answer(await transactions.abort(transaction_id), as_number)
 
     async def list_all(self, request: Request) -> Answer:
         """Transactions, oldest first: those in progress and invalid, or those of one state."""
@@ -126,9 +142,12 @@ class TransactionRoutes:
 
     async def invalidate(self, request: Request) -> Answer:
         """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
-        as_number = numbers(request.query)
+        as_number, dry_run = _numbers_and_dry_run(request)
         refuse_body(request.body)
-        decision = await self.embedded().invalidate(self._own(request))
+        transaction_id = self._own(request)
+        if dry_run:
+            return await self._preview(transaction_id, "transaction.invalidate", "invalid")
+        decision = await self.embedded().invalidate(transaction_id)
         return decided_answer(decision, as_number)
 
     async def checkpoint(self, request: Request) -> Answer:
@@ -143,16 +162,53 @@ class TransactionRoutes:
 
     async def truncate(self, request: Request) -> Answer:
         """Take transactions off the invalid list, by id or by age, after rolling back what is left of them."""
-        request.parameters()
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
         given = request.fields(_TRUNCATE)
         if len(given) != 1:
             raise InvalidParameter(
                 "give ids or beforeMs, one of them", hint='for example {"ids": [1700000000000000000]}'
             )
         transactions = self.embedded()
+        if dry_run:
+            return await self._preview_truncate(transactions, given)
         if "ids" in given:
             return json_answer({"removed": await transactions.truncate(given["ids"])})
         return json_answer({"removed": await transactions.truncate_before(given["before_ms"])})
+
+    async def _preview(self, transaction_id: int, action: str, becomes: State) -> Answer:
+        """What rolling it back, or hiding it, would take from readers, and let them have.
+
+        Raises:
+          TransactionNotFound, TransactionNotInProgress: as the change itself.
+        """
+        status = await self.embedded().look(transaction_id)
+        if status.state == "unknown":
+            raise TransactionNotFound(f"transaction {status.transaction_id} is not known")
+        if status.state not in ("in_progress", becomes):
+            raise TransactionNotInProgress(f"transaction {status.transaction_id} is {status.state}")
+        topics: list[dict[str, object]] = []
+        hidden = 0
+        for name in status.topics if status.state == "in_progress" else ():
+            undecided = await self.ask_topic(name, ListPointers())
+            mine = [each for each in undecided if each.pointer in status.pointers]
+            topics.append({"topic": str(name), "messages": sum(each.messages for each in mine)})
+            hidden += _released(undecided, mine)
+        releases = {
+            "heldPolls": sum(map(self.pointers.waiting, status.pointers)),
+            "hiddenMessages": hidden,
+        }
+        before = {"state": status.state}
+        effect = {"topics": topics, "releases": releases}
+        return preview(action, str(status.transaction_id), before, {"state": becomes}, effect=effect)
+
+    async def _preview_truncate(self, transactions: TransactionService, given: dict[str, Any]) -> Answer:
+        invalid = set(transactions.invalids())
+        if "ids" in given:
+            gone = len(invalid.intersection(given["ids"]))
+        else:
+            gone = len(await transactions.invalid_before(given["before_ms"]))
+        before, after = {"invalid": len(invalid)}, {"invalid": len(invalid) - gone}
+        return preview("transaction.truncate", "service", before, after, effect={"removed": gone})
 
     async def pruning(self, request: Request) -> Answer:
         """What an operator needs for pruning the invalid list by hand, and why nothing is pruned by itself."""
@@ -305,6 +361,19 @@ def _limit(parameters: dict[str, str]) -> int:
     if not 0 < limit <= MAX_LIMIT:
         raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
     return limit
+
+
+def _numbers_and_dry_run(request: Request) -> tuple[Numbers, bool]:
+    parameters = request.parameters("longs", "dryRun")
+    return longs(parameters), flag(parameters, "dryRun")
+
+
+def _released(undecided: Sequence[PointerView], mine: Sequence[PointerView]) -> int:
+    """Messages of others that committed readers could have once these pointers are decided."""
+    holders = [each for each in undecided if each.hidden and not each.rolled_back]
+    hidden = max((each.hidden for each in holders), default=0)
+    others = max((each.hidden for each in holders if each not in mine), default=0)
+    return max(0, hidden - others - sum(each.messages for each in mine))
 
 
 def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:

@@ -115,3 +115,8 @@ def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
     """
     first = int.from_bytes(first_id[:10], "big")
     return [position.to_bytes(10, "big") + NO_PAYLOAD_PART for position in range(first, first + count)]
+
+
+def behind_position(position: bytes | None) -> str | None:
+    """The first id behind a position of 10 bytes, in hex: where to start reading what came after it."""
+    return None if position is None else after(position + b"\xff" * (ID_BYTES - len(position))).hex()

@@ -288,6 +288,8 @@ class RemoveProducer(Ask[None]):
     """
 
     name: str
+    dry_run: bool = False
+    """As ``Create.dry_run``."""
 
 
 # --- the topic itself ------------------------------------------------------------------------------
@@ -312,6 +314,8 @@ class Create(Ask[Description]):
 
     properties: TopicProperties
     if_not_exists: bool = False
+    dry_run: bool = False
+    """Check, answer as if it had been done, and change nothing."""
 
 
 @dataclass(slots=True)
@@ -323,6 +327,8 @@ class SetProperties(Ask[Description]):
     """The time to live when ``given`` names none, in seconds."""
     if_match: frozenset[str] | None = None
     """Do it only while the topic has one of these etags; None: in any state."""
+    dry_run: bool = False
+    """As ``Create.dry_run``."""
 
 
 @dataclass(slots=True)
@@ -331,11 +337,16 @@ class Remove(Ask[None]):
 
     if_match: frozenset[str] | None = None
     """As ``SetProperties.if_match``."""
+    dry_run: bool = False
+    """As ``Create.dry_run``."""
 
 
 @dataclass(slots=True)
 class Undelete(Ask[Description]):
     """Restore the deleted generation, while all its rows exist."""
+
+    dry_run: bool = False
+    """As ``Create.dry_run``."""
 
 
 class Slice(NamedTuple):
@@ -391,6 +402,8 @@ class SetReader(Ask[ReaderView]):
     expected: bytes | None = None
     compare: bool = False
     """Whether ``expected`` is checked; None then means that the reader has no position yet."""
+    dry_run: bool = False
+    """As ``Create.dry_run``."""
 
 
 @dataclass(slots=True)
@@ -398,6 +411,8 @@ class RemoveReader(Ask[None]):
     """Forget a reader's position."""
 
     name: str
+    dry_run: bool = False
+    """As ``Create.dry_run``."""
 
 
 # --- cleaning --------------------------------------------------------------------------------------

@@ -152,6 +152,10 @@ def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now
     state.living()
     forget_expired_producers(state, step)
     producers = state.producers
+    if ask.dry_run:
+        if ask.name not in producers.known and ask.name not in producers.damaged and ask.name not in state.staged:
+            raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
+        return
     staged = _discard_staged(state, ask.name)
     if ask.name not in producers.known and ask.name not in producers.damaged:
         if staged:

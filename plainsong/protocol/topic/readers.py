@@ -49,6 +49,8 @@ def set_reader(state: TopicState, step: Step, ask: SetReader, now: Now) -> Reade
             hint="delete unused ones, or raise readers.max_per_topic",
         )
     reader = Reader(ask.position, state.time_ms)
+    if ask.dry_run:
+        return ReaderView(ask.name, reader, generation)
     state.readers[ask.name] = reader
     step.write(put_one(Table.METADATA, _key(state, ask.name), reader.encode()))
     return ReaderView(ask.name, reader, generation)
@@ -58,8 +60,11 @@ def remove_reader(state: TopicState, step: Step, ask: RemoveReader, now: Now) ->
     """Forget a reader. Raises TopicNotFound, NotFound."""
     del now
     state.living()
-    if state.readers.pop(ask.name, None) is None:
+    if ask.name not in state.readers:
         raise NotFound(f"topic {state.name} keeps no reader {ask.name}")
+    if ask.dry_run:
+        return
+    del state.readers[ask.name]
     step.write(Delete(Table.METADATA, [_key(state, ask.name)]))
 
 

@@ -45,6 +45,8 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
         )
         raise TopicExists(f"topic {state.name} exists already", hint=hint)
     generation = 1 if old is None else old.generation + 1
+    if ask.dry_run:
+        return Description(Metadata(generation, ask.properties, state.time_ms, state.time_ms), state.time_ms)
     step.flush()
     removals = [] if old is None else forget_all_pointers(state, step)
     state.usage = Usage()
@@ -70,6 +72,8 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     check_etag(old, ask.if_match)
     properties = parse_properties(ask.given, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
+    if ask.dry_run:
+        return Description(changed, state.time_ms)
     description = _write(state, step, changed, renewed=False)
     follow_policy(state, step, now)
     return description
@@ -92,6 +96,8 @@ def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:
     del now
     old = state.living()
     check_etag(old, ask.if_match)
+    if ask.dry_run:
+        return
     _write(state, step, replace(old, deleted_ms=state.time_ms, floor_ms=state.oldest_ms))
 
 
@@ -103,7 +109,7 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Descript
       TopicNotFound: there never was one.
       PartlyCleaned: rows of it have been removed.
     """
-    del ask, now
+    del now
     old = state.metadata
     if old is None:
         raise TopicNotFound(f"topic {state.name} has never existed")
@@ -114,7 +120,8 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Descript
             f"rows of generation {old.generation}, deleted at {old.deleted_ms}, are being removed",
             hint="`plainsong store dump` on the stopped daemon shows what is left",
         )
-    return _write(state, step, replace(old, deleted_ms=None, updated_ms=state.time_ms))
+    back = replace(old, deleted_ms=None, updated_ms=state.time_ms)
+    return Description(back, state.time_ms) if ask.dry_run else _write(state, step, back)
 
 
 def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool = True) -> Description:

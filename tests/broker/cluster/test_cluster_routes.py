@@ -60,6 +60,11 @@ async def test_a_drained_instance_owns_nothing_and_still_answers(ensemble, monke
         for number in range(12):
             await a.call("PUT", f"{TOPICS}/t{number}")
             await a.publish(f"t{number}", "one")
+        told = await b.call("PUT", "/v1/cluster/instances/a/drain?dryRun=true")
+        opened = (await a.cluster())["instances"][0]["topicsOpen"]
+        assert (told["action"], told["target"], told["effect"]["moves"]) == ("cluster.drain", "a", {"topicsOpen": opened})
+        assert (told["before"], told["after"], told["warnings"]) == ({"drained": False}, {"drained": True}, [])
+        assert not (await a.cluster())["instances"][0]["drained"]
         assert await b.call("PUT", "/v1/cluster/instances/a/drain") == {"instance": "a", "drained": True}
         found = await a.until(lambda found: found["instances"][0]["topicsOpen"] == 0)
         assert found["instances"][0]["drained"]
