@@ -347,7 +347,9 @@ async def assemble(
             NamespaceRoutes(namespaces, policies),
             Readers(directory, config.readers.retention_s * 1000),
             Producers(directory, store, clock, policies, metrics.producer_refused),
-            TransactionRoutes(authority, config.transactions, ask_owner, pointers, guard.quotas if guard.required else None),
+            TransactionRoutes(
+                authority, config.transactions, ask_owner, pointers, guard.quotas if guard.required else None
+            ),
             ScrubRoutes(scrub),
             Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
             backups,

@@ -212,6 +212,42 @@ def list_topics(namespace: str) -> Call[list[str]]:
     return Call(Request("GET", namespace_path(namespace) + "/topics"), read)
 
 
+def deleted_topics(namespace: str) -> Call[list[dict[str, Any]]]:
+    """``GET`` of the deleted topics, by name."""
+    return Call(Request("GET", namespace_path(namespace) + "/topics?deleted=true"), _dicts)
+
+
+def topics_page(query: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """``GET /v1/topics``: a page of the topics of all namespaces."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return Call(Request("GET", "/v1/topics" + ("?" + urlencode(given) if given else "")), _dict)
+
+
+def topic_history(namespace: str, topic: str) -> Call[dict[str, Any]]:
+    """``GET /{t}/history``."""
+    return Call(Request("GET", topic_path(namespace, topic, "/history")), _dict)
+
+
+def attention() -> Call[list[dict[str, Any]]]:
+    """``GET /v1/attention``."""
+    return Call(Request("GET", "/v1/attention"), _dicts)
+
+
+def dry_run(call: Call[Any]) -> Call[dict[str, Any]]:
+    """What the call would do; nothing is changed."""
+    request = call.request
+    path = request.path + ("&" if "?" in request.path else "?") + "dryRun=true"
+    return Call(request._replace(path=path), _dict)
+
+
+def _dict(answer: Answer) -> dict[str, Any]:
+    return dict(json_of(answer))
+
+
+def _dicts(answer: Answer) -> list[dict[str, Any]]:
+    return [dict(each) for each in json_of(answer)]
+
+
 def delete_topic(namespace: str, topic: str) -> Call[None]:
     """``DELETE /{t}``."""
     return Call(Request("DELETE", topic_path(namespace, topic)), nothing, "twice")
@@ -448,20 +484,34 @@ def _payload(value: Any) -> bytes:
 
 
 def look(
-    namespace: str, topic: str, start: bytes | int | None, until: bytes | int | None, limit: int | None
+    namespace: str,
+    topic: str,
+    start: bytes | int | None,
+    until: bytes | int | None,
+    limit: int | None,
+    *,
+    newest_first: bool = False,
+    payload_bytes: int | None = None,
+    containing: str | None = None,
 ) -> Call[Sequence[Seen]]:
     """``GET /{t}/messages``."""
     query: dict[str, Any] = {"payload": "base64"}
     for name, bound in (("from", start), ("to", until)):
         if bound is not None:
             query[name] = bound.hex() if isinstance(bound, bytes) else bound
-    if limit is not None:
-        query["limit"] = limit
+    more = {"limit": limit, "order": "desc" if newest_first else None, "payloadBytes": payload_bytes}
+    query |= {name: value for name, value in {**more, "filter": containing}.items() if value is not None}
 
     def read(answer: Answer) -> Sequence[Seen]:
         return [_seen(each) for each in json_of(answer)]
 
     return Call(Request("GET", topic_path(namespace, topic, "/messages?" + urlencode(query))), read)
+
+
+def look_at_one(namespace: str, topic: str, message_id: str) -> Call[Seen]:
+    """``GET /{t}/messages/{id}``."""
+    path = topic_path(namespace, topic, f"/messages/{message_id}?payload=base64")
+    return Call(Request("GET", path), lambda answer: _seen(json_of(answer)))
 
 
 def _seen(fields: Mapping[str, Any]) -> Seen:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from plainsong import calls, publisher_queue
 from plainsong._sync._backend import Owned, shielded
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import TransactionKind, Under
 
+#: What topics are sorted by.
+TopicColumn = Literal["name", "messages", "bytes", "oldestAgeMs", "publishPerSecond", "pollPerSecond", "hiddenMessages"]
 #: How often a change of some properties is tried while others change them too.
 CHANGE_TRIES = 50
 T = TypeVar("T")
@@ -779,6 +781,43 @@ class Client:
         """The names of all topics of the namespace, sorted."""
         return self._channel.call(calls.list_topics(self.namespace))
 
+    def overview(
+        self,
+        *,
+        namespace: str | None = None,
+        containing: str | None = None,
+        sort: TopicColumn = "name",
+        descending: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        """A page of topics with their figures, sorted by the daemon, which opens none of them for it.
+
+        Args:
+          namespace: of this one alone; None: of all.
+          containing: a part of ``namespace:topic``, whatever its case.
+          limit: 500 at most; None: 100.
+          after: ``next`` of the page before.
+        Returns:
+          ``topics``, ``total`` and ``next``, which is None on the last page.
+        Raises:
+          InvalidParameter, InvalidName.
+        """
+        query = {"namespace": namespace, "q": containing, "sort": sort, "limit": limit, "after": after}
+        return self._channel.call(calls.topics_page({**query, "order": "desc" if descending else None}))
+
+    def deleted_topics(self) -> list[dict[str, Any]]:
+        """The deleted topics of the namespace, with what they held and until when they can be restored."""
+        return self._channel.call(calls.deleted_topics(self.namespace))
+
+    def attention(self) -> list[dict[str, Any]]:
+        """What an operator should look at, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
+        return self._channel.call(calls.attention())
+
+    def history(self, topic: str) -> dict[str, Any]:
+        """Messages published and read, and bytes, in each of the last sixty minutes. Raises TopicNotFound."""
+        return self._channel.call(calls.topic_history(self.namespace, topic))
+
     def create_topic(self, name: str, *, if_not_exists: bool = False, **properties: Unpack[TopicOptions]) -> Topic:
         """Creates a topic.
 
@@ -849,18 +888,43 @@ class Client:
         return self._channel.call(calls.topic_stats(self.namespace, topic, at))
 
     def messages(
-        self, topic: str, start: Start = OLDEST, *, until: Start = None, limit: int | None = None
+        self,
+        topic: str,
+        start: Start = OLDEST,
+        *,
+        until: Start = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+        payload_bytes: int | None = None,
+        containing: str | None = None,
     ) -> Sequence[Seen]:
         """Lists messages, each with its state, without consuming them (``start <= id < until``).
 
         Args:
           limit: 1 000 at most; None: 100.
+          payload_bytes: so much of each payload; ``size`` is that of the whole. None: all of it.
+          containing: only messages whose payload contains this text; looks at some 50 000 of them.
         Raises:
           TopicNotFound, InvalidParameter.
         """
         since = self._channel.resolve(topic, start)
         end = self._channel.resolve(topic, until)
-        return self._channel.call(calls.look(self.namespace, topic, since, end, limit))
+        call = calls.look(
+            self.namespace,
+            topic,
+            since,
+            end,
+            limit,
+            newest_first=newest_first,
+            payload_bytes=payload_bytes,
+            containing=containing,
+        )
+        return self._channel.call(call)
+
+    def message(self, topic: str, message_id: str | bytes) -> Seen:
+        """One message, whole, with its state, without consuming it. Raises TopicNotFound, NotFound, InvalidMessageId."""
+        text = message_id.hex() if isinstance(message_id, bytes) else message_id
+        return self._channel.call(calls.look_at_one(self.namespace, topic, text))
 
     def position_of_last(self, topic: str, count: int, *, isolation: Isolation | None = None) -> MessageId | None:
         """The id before the last ``count`` messages of this isolation; None: start at the oldest. Raises TopicNotFound."""

@@ -47,6 +47,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "outbox": Listed("plainsong.cli.outbox:outbox", "Publish the messages in a database's outbox."),
         "stats": Listed("plainsong.cli.stats:stats", "Show message counts, sizes, ages and rates."),
         "top": Listed("plainsong.cli.stats:top", "Watch topics live."),
+        "attention": Listed("plainsong.cli.attention:attention", "Show what needs attention, worst first."),
     },
     "The daemon": {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),

@@ -15,6 +15,7 @@ from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
+from plainsong.cli.dry_run import dry_run_option, show_dry_run
 from plainsong.cli.options import (
     DEFAULT,
     Length,
@@ -96,13 +97,53 @@ def _differing(found: Mapping[str, tuple[str | None, str]]) -> str:
     )
 
 
-@topic.command(name="list", examples=["plainsong topic list", "plainsong topic list 'orders-*' --long"])
+#: Columns by which the daemon sorts, and whether the largest come first.
+_COLUMNS = {
+    "name": ("name", False),
+    "messages": ("messages", True),
+    "size": ("bytes", True),
+    "age": ("oldestAgeMs", True),
+    "in": ("publishPerSecond", True),
+    "out": ("pollPerSecond", True),
+    "hidden": ("hiddenMessages", True),
+}
+
+
+@topic.command(
+    name="list",
+    examples=[
+        "plainsong topic list",
+        "plainsong topic list 'orders-*' --long",
+        "plainsong topic list --sort messages",
+        "plainsong topic list --deleted",
+    ],
+)
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show ttl, messages and size.")
+@click.option("--sort", type=click.Choice(tuple(_COLUMNS)), help="Show figures, the largest of a column first.")
+@click.option("--deleted", is_flag=True, help="List deleted topics, and until when undelete restores them.")
 @json_option
 @where_options
-def list_topics(patterns: tuple[str, ...], is_long: bool, as_json: bool, where: Where) -> None:
-    """List the topics of the namespace."""
+def list_topics(
+    patterns: tuple[str, ...], is_long: bool, sort: str | None, deleted: bool, as_json: bool, where: Where
+) -> None:
+    """List the topics of the namespace.
+
+    With --sort the daemon sorts and counts, without opening a topic; IN and OUT
+    are messages per second, HIDDEN those behind an undecided transaction.
+    """
+    if deleted and (sort is not None or is_long):
+        raise click.UsageError("--deleted goes without --sort and --long")
+    if deleted or sort is not None:
+        with where.client() as client:
+            found = client.deleted_topics() if deleted else _sorted(client, *_COLUMNS[sort or "name"])
+        kept = set(chosen([each["name"] for each in found], patterns))
+        found = [each for each in found if each["name"] in kept]
+        if as_json:
+            echo_json(found)
+        else:
+            output.echo_lines(_deleted_table(found) if deleted else _figures_table(found))
+        return
     with where.client() as client:
         names = chosen(client.topics(), patterns)
         if not is_long:
@@ -126,6 +167,52 @@ def list_topics(patterns: tuple[str, ...], is_long: bool, as_json: bool, where: 
         for name, properties, stats in rows
     ]
     output.echo_lines(output.table(("TOPIC", ">TTL", ">MESSAGES", ">SIZE", ">OLDEST"), shown))
+
+
+def _sorted(client: Client, column: str, descending: bool) -> list[dict[str, Any]]:
+    """All topics of the namespace in the order of a column."""
+    rows: list[dict[str, Any]] = []
+    after = None
+    while True:
+        order = "desc" if descending else "asc"
+        query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500, "after": after}
+        page = run_call(client, calls.topics_page(query))
+        rows += page["topics"]
+        after = page["next"]
+        if after is None:
+            return rows
+
+
+def _figures_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    headings = ("TOPIC", ">TTL", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">HIDDEN")
+    shown = [
+        (
+            each["name"],
+            show_property("ttl", str(each["ttl"])),
+            output.show_count(each["messages"], estimated=each["estimated"]),
+            output.show_bytes(each["bytes"]),
+            show_length(each["oldestAgeMs"]),
+            output.show_rate(each["publishPerSecond"]),
+            output.show_rate(each["pollPerSecond"]),
+            output.show_count(each["hiddenMessages"]),
+        )
+        for each in rows
+    ]
+    return output.table(headings, shown)
+
+
+def _deleted_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    shown = [
+        (
+            each["name"],
+            show_time(each["deletedMs"]),
+            show_time(each["undeleteUntilMs"]) if each["state"] == "kept" else "cannot be restored",
+            output.show_count(each["messages"]),
+            output.show_bytes(each["bytes"]),
+        )
+        for each in rows
+    ]
+    return output.table(("TOPIC", "DELETED", "RESTORE UNTIL", ">MESSAGES", ">SIZE"), shown)
 
 
 @topic.command(examples=["plainsong topic show orders", "plainsong topic show orders --json"])
@@ -162,14 +249,22 @@ def show(topic: str, as_json: bool, where: Where) -> None:
 
 
 @topic.command(
-    name="set", examples=["plainsong topic set orders ttl=30d", "plainsong topic set orders max_bytes=default"]
+    name="set",
+    examples=[
+        "plainsong topic set orders ttl=30d",
+        "plainsong topic set orders max_bytes=default",
+        "plainsong topic set orders ttl=1h --dry-run",
+    ],
 )
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("properties", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
 @json_option
 @where_options
-def set_properties(topic: str, properties: tuple[str, ...], yes: bool, as_json: bool, where: Where) -> None:
+def set_properties(
+    topic: str, properties: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, where: Where
+) -> None:
     """Change properties of a topic; the others stay as they are.
 
     The value `default` restores the daemon's default. A shorter ttl takes
@@ -178,11 +273,16 @@ def set_properties(topic: str, properties: tuple[str, ...], yes: bool, as_json: 
     """
     changes = parse_assignments(properties)
     with where.client(topic) as client:
+        current, etag = run_call(client, calls.describe_topic_state(client.namespace, topic))
+        call = calls.set_properties(client.namespace, topic, merged(current, changes), etag)
+        if dry_run:
+            show_dry_run(run_call(client, calls.dry_run(call)), as_json=as_json)
+            return
         hidden = _hidden_by_ttl(client, topic, changes.get("ttl"))
         if hidden:
             shown = show_property("ttl", changes["ttl"])
             confirmed(f"A ttl of {shown} hides {output.show_messages(hidden)} of {topic} for ever. Set it?", yes=yes)
-        run_call(client, calls.set_properties(client.namespace, topic, merged(client.properties(topic), changes)))
+        run_call(client, call)
         now = client.properties(topic)
     if as_json:
         echo_json({"name": topic, "properties": now})
@@ -199,18 +299,30 @@ def _hidden_by_ttl(client: Client, topic: str, ttl: str | None) -> int:
     return int(found["count"])
 
 
-@topic.command(examples=["plainsong topic delete greetings", "plainsong topic delete old-1 old-2 --yes"])
+@topic.command(
+    examples=[
+        "plainsong topic delete greetings",
+        "plainsong topic delete old-1 old-2 --yes",
+        "plainsong topic delete greetings --dry-run",
+    ]
+)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
 @json_option
 @where_options
-def delete(topics: tuple[str, ...], yes: bool, as_json: bool, where: Where) -> None:
+def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, where: Where) -> None:
     """Delete topics with all their messages.
 
     They disappear for all readers at once. `topic undelete` restores a topic
     until the daemon has cleaned up, after an hour by default.
     """
     with where.client(*topics) as client:
+        if dry_run:
+            for each in topics:
+                told = run_call(client, calls.dry_run(calls.delete_topic(client.namespace, each)))
+                show_dry_run(told, as_json=as_json)
+            return
         # One unknown name, and nothing is deleted.
         stats = [client.stats(each) for each in topics]
         messages = sum(each["messages"] for each in stats)

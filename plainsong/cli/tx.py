@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong import calls
+from plainsong import transactions as service
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Verb, VerbGroup, json_option, one_line
-from plainsong.cli.connection import complete_topic, where_options
+from plainsong.cli.connection import complete_topic, run_call, where_options
+from plainsong.cli.dry_run import dry_run_option, show_dry_run
 from plainsong.cli.options import Place, now_ms, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json, escaped, note
 from plainsong.protocol.transactions.transaction import issued_ms
@@ -240,9 +242,10 @@ _ENDS = {
 @click.command(cls=Verb, examples=["plainsong tx abort 1769860800000000000 --yes"])
 @click.argument("transaction", type=TransactionId(), metavar="ID")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
 @json_option
 @where_options
-def abort(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
+def abort(transaction: int, yes: bool, dry_run: bool, as_json: bool, where: Where) -> None:
     """Abort a transaction: roll back its messages and release readers.
 
     Its client gets an error when it tries to commit. A long transaction, and
@@ -250,6 +253,10 @@ def abort(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
     the same to readers.
     """
     with where.client() as client:
+        if dry_run:
+            call = calls.dry_run(service.abort(transaction))
+            show_dry_run(run_call(client, call), as_json=as_json)
+            return
         _confirm(client.transactions.get(transaction), "Abort", yes=yes)
         _show_end(transaction, client.transactions.abort(transaction), as_json=as_json)
 
@@ -257,9 +264,10 @@ def abort(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
 @click.command(cls=Verb, examples=["plainsong tx invalidate 1769860800000000000 --yes"])
 @click.argument("transaction", type=TransactionId(), metavar="ID")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
 @json_option
 @where_options
-def invalidate(transaction: int, yes: bool, as_json: bool, where: Where) -> None:
+def invalidate(transaction: int, yes: bool, dry_run: bool, as_json: bool, where: Where) -> None:
     """Hide a transaction's messages for ever, without rolling them back now.
 
     Faster than `abort`, which you should prefer: the daemon rolls the messages
@@ -267,6 +275,10 @@ def invalidate(transaction: int, yes: bool, as_json: bool, where: Where) -> None
     until then.
     """
     with where.client() as client:
+        if dry_run:
+            call = calls.dry_run(service.invalidate(transaction))
+            show_dry_run(run_call(client, call), as_json=as_json)
+            return
         _confirm(client.transactions.get(transaction), "Invalidate", yes=yes)
         _show_end(transaction, client.transactions.invalidate(transaction), as_json=as_json)
 

@@ -1,0 +1,48 @@
+"""The verb `attention`: what an operator should look at, worst first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from plainsong import calls
+from plainsong.cli import output
+from plainsong.cli.command import Verb, json_option, one_line
+from plainsong.cli.connection import run_call, where_options
+from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.output import echo_json
+
+if TYPE_CHECKING:
+    from plainsong.cli.connection import Where
+
+
+@click.command(cls=Verb, examples=["plainsong attention", "plainsong attention --json"])
+@json_option
+@where_options
+def attention(as_json: bool, where: Where) -> None:
+    """Show what needs attention, worst first.
+
+    Held readers, old transactions, full disks: at all instances of a cluster,
+    in topics of all namespaces.
+    """
+    with where.client() as client:
+        found = run_call(client, calls.attention())
+    if as_json:
+        echo_json(found)
+        return
+    if not found:
+        click.echo("nothing needs attention")
+        return
+    now = now_ms()
+    rows = [
+        (
+            each["severity"],
+            each["kind"],
+            one_line(each["subject"] or "-"),
+            "-" if each["sinceMs"] is None else show_length(max(0, now - each["sinceMs"])),
+            one_line(each["text"]),
+        )
+        for each in found
+    ]
+    output.echo_lines(output.table(("SEVERITY", "KIND", "ABOUT", ">SINCE", "WHAT"), rows))
