@@ -58,6 +58,8 @@ WHAT_TO_DO = {
     "quota_exceeded": "delete unused readers",
     "internal": "a bug of ours: report it with the `X-Request-Id`",
     "overloaded": "too much waits already: retry after a pause",
+    "authentication_unavailable": "the keys of the OpenID provider cannot be had, so that nobody can say whether its tokens are good: retry; tokens of the daemon go on",
+    "audit_unavailable": 'with `security.audit = "required"`, a change that cannot be recorded is not made: retry when `system:audit` can be written',
     "recovering": "the topic is being loaded again: retry",
     "no_owner": "the topic is going from one instance to another, or its owner cannot be reached: retry, anywhere",
     "cluster_unavailable": "ZooKeeper does not answer, so that nothing can be changed about who owns what: retry; topics are served meanwhile",
@@ -67,8 +69,6 @@ WHAT_TO_DO = {
     "storage_failed": "the store cannot be read, or a row of it is damaged: retry, and look at the log",
     "outcome_unknown": "the store failed while writing, or did not answer in time, or the owner was lost before it answered: a producer sends it again, others look whether it happened",
     "transactions_unavailable": "the transaction service is away or switched off: retry, or do without; the hint says which",
-    "authentication_unavailable": "the keys of the OpenID provider cannot be had, so that nobody can say whether its tokens are good: retry; tokens of the daemon go on",
-    "audit_unavailable": 'with `security.audit = "required"`, a change that cannot be recorded is not made: retry when `system:audit` can be written',
     "too_many_producers": "retry later, use fewer names, or raise `deduplication.max_producers`",
 }
 
