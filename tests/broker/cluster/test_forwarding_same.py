@@ -63,6 +63,7 @@ COURSE = [
     ("get_message", "GET", T + "/messages/nonsense", None, {}),
     ("get_history", "GET", T + "/history?nonsense=1", None, {}),
     ("get_stats", "GET", T + "/stats", None, {}),
+    ("get_lag", "GET", T + "/lag", None, {}),
     ("offsets", "POST", T + "/offsets", {"splits": 2}, JSON),
     ("offsets", "POST", T + "/offsets", {"splits": 0}, JSON),
     ("maintain", "POST", T + "/maintenance", None, {}),
