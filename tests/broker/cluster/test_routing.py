@@ -15,6 +15,7 @@ from plainsong.protocol.names import TopicName
 
 ANYWHERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream", "list_all_topics", "get_attention", "get_events"),
+    *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "explain_error"),
     *("begin_backup", "list_backup_objects", "get_backup_object", "end_backup"),
     *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "explain_error"),
     *("ping", "livez", "readyz", "metrics", "version", "openapi", "whoami", "console", "console_file"),
