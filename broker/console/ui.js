@@ -3,7 +3,7 @@
 import { Component, Fragment, createRef, h, render } from "./vendor/preact.mjs";
 import htm from "./vendor/htm.mjs";
 import { Away, Problem, now } from "./api.js";
-import { bytes, count, duration, time } from "./format.js";
+import { bytes, count, duration, many, time } from "./format.js";
 
 export { Component, Fragment, createRef, render };
 export const html = htm.bind(h);
@@ -313,6 +313,7 @@ export function effectLines({ effect = {}, warnings = [] }) {
     .filter((name) => effect[name] > 0)
     .map((name) => `${count(effect[name])} ${{ readers: "readers", producers: "producers", openTransactions: "open transactions", parkedPolls: "waiting polls" }[name]}`);
   if (counts.length) lines.push(`It also concerns ${counts.join(", ")}.`);
+  if (effect.moves?.topicsOpen > 0) lines.push(`${many(effect.moves.topicsOpen, "open topic")} of it go to others.`);
   if (effect.undeleteUntilMs) lines.push(`It can be brought back until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - now())}).`);
   lines.push(...warnings);
   return lines.length ? lines : ["Nothing that readers see changes."];

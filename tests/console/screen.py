@@ -34,6 +34,18 @@ OPTIONS = (
 )
 
 
+#: Whether an element stays where it is for two frames: a click goes to where it was.
+STANDS = """
+const element = arguments[0];
+element.scrollIntoView({block: "nearest"});
+const before = element.getBoundingClientRect();
+return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
+  const after = element.getBoundingClientRect();
+  done(before.top === after.top && before.left === after.left);
+})));
+"""
+
+
 class NoBrowser(Exception):
     """There is no Chromium here, or no driver for it."""
 
@@ -149,7 +161,7 @@ class Screen:
     def click(self, testid: str, **data: str) -> None:
         def clicked() -> bool:
             element = self.all(testid, **data)[0]
-            if not element.is_enabled():
+            if not element.is_enabled() or not self.run(STANDS, element):
                 return False
             with suppress(ElementClickInterceptedException):
                 element.click()

@@ -139,3 +139,20 @@ def test_what_a_name_may_not_do_is_disabled_and_says_which_verb_it_needs(page: S
     page.until("why it is not shown", lambda: "needs the verb poll" in page.text())
     page.open("/console/audit")
     page.says("error", "system:audit")
+
+
+def test_who_changed_what_is_on_the_audit_page(page: Screen, guarded: Guarded):
+    call(guarded.daemon, guarded.tokens["ops"], "PUT", "/v1/namespaces/shop/topics/prices", b"{}")
+    page.open("/console/audit", "login-token")
+    log_in(page, guarded.tokens["ops"])
+    page.until(
+        "the creation",
+        lambda: [
+            row
+            for row in page.all("audit-row")
+            if all(word in row.text for word in ("ops", "topic.create", "shop:prices", "applied"))
+        ],
+    )
+    page.click("audit-row")
+    page.until("the record", lambda: '"requestId"' in page.text())
+    assert page.accessibility() == []

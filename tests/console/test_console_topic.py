@@ -116,7 +116,7 @@ def test_what_was_changed_by_somebody_else_meanwhile_is_not_overwritten(screen: 
 def test_a_topic_is_deleted_only_after_its_name_was_typed(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a", b"b", b"c")
-    screen.open(f"/console/topics/{ns}/orders", "stat-messages")
+    screen.open(f"/console/topics/{ns}/orders", "message-row")
     screen.click("topic-delete")
     screen.says("confirm-text", "3 messages", "removed")
     assert not screen.one("confirm").is_enabled()
@@ -132,7 +132,7 @@ def test_a_topic_is_deleted_only_after_its_name_was_typed(screen: Screen, client
 
 def test_a_deletion_that_is_called_off_deletes_nothing(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
-    screen.open(f"/console/topics/{ns}/orders", "stat-messages")
+    screen.open(f"/console/topics/{ns}/orders", "messages-empty")
     screen.click("topic-delete")
     screen.click("cancel")
     screen.gone("confirm")

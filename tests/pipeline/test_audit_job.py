@@ -22,6 +22,7 @@ from pyspark_plainsong.pipeline.audit.command import WHAT, audit
 from pyspark_plainsong.pipeline.audit.exporting import export_tables
 from pyspark_plainsong.pipeline.audit.generator import payloads
 from pyspark_plainsong.pipeline.audit.keeping import TABLES
+from pyspark_plainsong.pipeline.audit.lineage import publish_flows
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest, load_manifest, store_manifest
 from pyspark_plainsong.pipeline.audit.messages import REASONS
 from pyspark_plainsong.pipeline.audit.stream import NOTES, Choices, run_stream
@@ -239,6 +240,24 @@ def test_lineage_is_walked_up_and_down_to_any_depth(root, expected, answer):
     by_run = answer("lineage", start, "--root", str(root), "--runs", "--limit", "100000")
     assert all(each["run"] for each in by_run)
     assert len(by_run) == sum(each["runs"] for each in answer("lineage", start, "--root", str(root), "--limit", "9999"))
+
+
+def test_flows_are_published_for_the_console_when_told_to(spark, url, root, expected, said):
+    """Each once, however many runs made it, and as the tables have them."""
+    run = Run("audit", Where((url,)), spark=spark)
+    with pytest.raises(CommandFailed):
+        publish_flows(run, root, load_manifest(root))
+    with Client(url, namespace="system") as client:
+        client.create_topic("lineage")
+        count = publish_flows(run, root, load_manifest(root))
+        found = [json.loads(message.payload) for message in client.read("lineage", isolation="uncommitted")]
+    assert len(found) == count
+    assert {(each["from"], each["to"]) for each in found} == {
+        (source, target) for source, _, _, target in flows_of(expected.edges)
+    }
+    assert all(each["v"] == 1 and each["runs"] >= 1 and each["program"] for each in found)
+    done = said("run", "audit", "--root", str(root), "--publish-lineage", "--follow", code=2)
+    assert "--follow" in done.output
 
 
 def test_rows_for_people_are_tables(root):

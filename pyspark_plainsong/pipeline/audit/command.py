@@ -88,13 +88,20 @@ root_option: Final = click.option(
     type=Length(),
     help="Take merged files away so much later, for readers that have begun; 1h by default.",
 )
+@click.option(
+    "--publish-lineage",
+    is_flag=True,
+    help="At the end, publish all flows between datasets to the topic system:lineage, for the console; not with --follow.",
+)
 @job_options("audit")
-def run(run: Run, topics: tuple[str, ...], root: Path, **options: Any) -> None:
+def run(run: Run, topics: tuple[str, ...], root: Path, *, publish_lineage: bool, **options: Any) -> None:
     """Add what topics say to the tables, each message once.
 
     The tables say how far they go, so a run that was killed goes on where it
     ended. One run at a time keeps a folder; readers need not wait for it.
     """
+    if publish_lineage and options["follow"]:
+        raise click.UsageError("--publish-lineage publishes at the end, and with --follow there is none")
     if run.dry_run:
         _say_what_would_be(run, topics, root)
         return
@@ -103,6 +110,10 @@ def run(run: Run, topics: tuple[str, ...], root: Path, **options: Any) -> None:
     every, follow = options.pop("every"), options.pop("follow")
     choices = Choices(every=f"{every} seconds" if follow else None, keep_s=options.pop("keep"), **options)
     total, manifest = run_stream(run, topics, root, choices)
+    if publish_lineage:
+        from pyspark_plainsong.pipeline.audit.lineage import publish_flows
+
+        run.progress.result(f"{show_count(publish_flows(run, root, manifest))} flows were published to system:lineage")
     rows = {name: manifest.rows(name) for name in ("trail", "dead_letters")}
     run.progress.result(
         f"{show_count(total.messages)} messages in {total.batches} batches, {show_count(total.bad)} of them dead letters;"

@@ -6,8 +6,9 @@ and shown; with ``unknown=True`` it makes flows too, as a read and as a write.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, TimestampType
 
 from pyspark_plainsong.pipeline.audit.messages import READ, UNKNOWN, WRITE
-from pyspark_plainsong.pipeline.audit.reading import arrow, manifest_of
+from pyspark_plainsong.pipeline.audit.reading import arrow, frame, manifest_of
 from pyspark_plainsong.pipeline.audit.table import access_rows, totals
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame
+
+    from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
+    from pyspark_plainsong.pipeline.job import Run
 
 EDGES: Final = totals(
     "edges",
@@ -92,6 +96,44 @@ def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
         new = reached.distinct().join(found, ["namespace", "source", "target"], "left_anti").localCheckpoint()
         found = found.unionByName(new).localCheckpoint()
     return found
+
+
+# --- for the console -------------------------------------------------------------------------------
+
+#: Where the console looks for flows.
+LINEAGE_TOPIC: Final = ("system", "lineage")
+#: Flows of one publish.
+PUBLISHED_AT_ONCE: Final = 1000
+
+
+def publish_flows(run: Run, root: Path, manifest: TablesManifest) -> int:
+    """Publish every flow of the tables, those seen last at the end; returns their number.
+
+    A flow is published again by each run that is told to. Readers take the newest of each source and target.
+
+    Raises:
+      TopicNotFound: the topic is made by an operator, since namespace ``system`` is not everybody's.
+    """
+    namespace, topic = LINEAGE_TOPIC
+    of_all = flows(frame(run.session(), root, EDGES, manifest)).orderBy("last_seen", "source", "target", "program")
+    count = 0
+    with run.where.client(topic, retry=True, namespace=namespace) as client:
+        waiting: list[bytes] = []
+        for flow in of_all.toLocalIterator():
+            waiting.append(_published(flow.asDict()))
+            count += 1
+            if len(waiting) == PUBLISHED_AT_ONCE:
+                client.publish(topic, waiting)
+                waiting = []
+        if waiting:
+            client.publish(topic, waiting)
+    return count
+
+
+def _published(flow: dict[str, Any]) -> bytes:
+    """A flow as the topic has it."""
+    names = {"namespace": "namespace", "source": "from", "target": "to", "program": "program", "runs": "runs"}
+    return json.dumps({"v": 1, **{ours: flow[name] for name, ours in names.items()}}, ensure_ascii=False).encode()
 
 
 # --- walks -----------------------------------------------------------------------------------------
