@@ -113,6 +113,14 @@ def test_what_was_changed_by_somebody_else_meanwhile_is_not_overwritten(screen: 
     assert client.properties("t")["ttl"] == "60"
 
 
+def test_a_property_that_is_not_allowed_is_said_with_its_hint(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    screen.open(f"/console/topics/{ns}/t", "property-ttl")
+    screen.type("property-ttl", "0")
+    screen.click("preview")
+    screen.says("error", "ttl")
+
+
 def test_a_topic_is_deleted_only_after_its_name_was_typed(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a", b"b", b"c")
