@@ -62,7 +62,11 @@ async def test_a_drained_instance_owns_nothing_and_still_answers(ensemble, monke
             await a.publish(f"t{number}", "one")
         told = await b.call("PUT", "/v1/cluster/instances/a/drain?dryRun=true")
         opened = (await a.cluster())["instances"][0]["topicsOpen"]
-        assert (told["action"], told["target"], told["effect"]["moves"]) == ("cluster.drain", "a", {"topicsOpen": opened})
+        assert (told["action"], told["target"], told["effect"]["moves"]) == (
+            "cluster.drain",
+            "a",
+            {"topicsOpen": opened},
+        )
         assert (told["before"], told["after"], told["warnings"]) == ({"drained": False}, {"drained": True}, [])
         assert not (await a.cluster())["instances"][0]["drained"]
         assert await b.call("PUT", "/v1/cluster/instances/a/drain") == {"instance": "a", "drained": True}
