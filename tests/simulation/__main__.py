@@ -13,15 +13,30 @@ import logging
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from tests.simulation.world import Plan, Report, plan_of, shrunk, simulate
+from tests.simulation.planted import MISTAKES, named, plant
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Plan, Report
 
 
 def main() -> int:
     """Simulate what the command line says."""
     arguments = _arguments()
+    if arguments.mistakes:
+        print(
+            json.dumps([each.name for each in MISTAKES])
+            if arguments.json
+            else "\n".join(each.name for each in MISTAKES)
+        )
+        return 0
+    if arguments.planted:
+        plant(named(arguments.planted))
     if not arguments.logs:
         logging.disable(logging.CRITICAL)
+    from tests.simulation.world import plan_of, shrunk, simulate  # behind what was planted
+
     if arguments.seed is not None:
         plan = plan_of(arguments.seed)
         report = shrunk(plan) if arguments.shrink else simulate(plan)
@@ -31,6 +46,8 @@ def main() -> int:
 
 
 def _many(arguments: argparse.Namespace) -> int:
+    from tests.simulation.world import plan_of, simulate
+
     begun_s, used_s, bad, done = time.monotonic(), time.process_time(), list[int](), 0
     for seed in range(arguments.first, arguments.first + arguments.count):
         if arguments.seconds and time.monotonic() - begun_s > arguments.seconds:
@@ -39,6 +56,8 @@ def _many(arguments: argparse.Namespace) -> int:
         if not report.is_good:
             bad.append(seed)
             print(json.dumps(_facts(report)) if arguments.json else told(report), flush=True)
+            if arguments.planted:
+                break
         elif done % 500 == 0 and sys.stderr.isatty():
             print(f"{done} of {arguments.count} histories, {len(bad)} bad", file=sys.stderr)
     used_s = time.process_time() - used_s
@@ -81,6 +100,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shrink", action="store_true", help="of a bad history show the shortest bad one found from it"
     )
+    parser.add_argument("--planted", metavar="MISTAKE", help="with a mistake in the code, until it is found")
+    parser.add_argument("--mistakes", action="store_true", help="list the mistakes that can be planted")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each bad history, and for the sum")
     parser.add_argument("--logs", action="store_true", help="show what the daemons log")
     return parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +26,8 @@ from tests.simulation.network import Network
 
 #: How long everything may take until it is right again once nothing is wrong.
 QUIET_S = 100.0
+#: Processor time of one history, some hundred times of what it needs.
+STUCK_S = 30.0
 
 
 @dataclass(slots=True)
@@ -267,10 +270,19 @@ def simulate(plan: Plan) -> Report:
     scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True  # as hypothesis has it
     before = scheduling._r
     scheduling._r = Random(plan.seed)
+    signal.signal(signal.SIGVTALRM, _stuck)
+    signal.setitimer(signal.ITIMER_VIRTUAL, STUCK_S)
     try:
         return trio.run(_simulate, plan, clock=MockClock(autojump_threshold=0))
+    except Exception as error:  # noqa: BLE001  # a daemon that breaks the simulation is a bad one
+        return Report(plan, History(), [], [f"it ended with {error!r}"], [])
     finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         scheduling._r = before
+
+
+def _stuck(*_: object) -> None:
+    raise RuntimeError(f"it used {STUCK_S} s of processor time")
 
 
 async def _simulate(plan: Plan) -> Report:

@@ -1,0 +1,316 @@
+"""Mistakes that somebody could make, each a small change of the code, to see whether the simulation finds them.
+
+``plant`` changes a module's source while it is imported; nothing on disk changes. A mistake whose place has gone is an
+error, so that the list follows the code.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One planted mistake."""
+
+    name: str
+    promise: str
+    """What it breaks."""
+    module: str
+    right: str
+    """The code as it is; it stands once in the module."""
+    wrong: str
+
+
+ACTOR, TOPIC = "actors.actor", "actors.topic"
+STATE, DEDUPLICATION = "plainsong.protocol.topic.state", "plainsong.protocol.topic.deduplication"
+DECISIONS, MANAGER = "plainsong.protocol.transactions.decisions", "plainsong.protocol.transactions.manager"
+TRANSACTIONAL = "plainsong.protocol.topic.transactional"
+CORE = "plainsong.protocol.topic.core"
+
+MISTAKES = (
+    Mistake(
+        "answered before the commit",
+        "durable",
+        ACTOR,
+        "                await self._write(claim, step, turn.operations)\n                self._committed(core, step)\n",
+        "                settle_all(step.answers)\n                await self._write(claim, step, turn.operations)\n"
+        "                self._committed(core, step)\n",
+    ),
+    Mistake(
+        "a failed commit is acknowledged",
+        "durable",
+        ACTOR,
+        "            if failed is not None:\n                raise failed\n",
+        "",
+    ),
+    Mistake(
+        "what failed is said not to have happened",
+        "errors tell the truth",
+        ACTOR,
+        "            not operations\n            or isinstance(error, NothingWritten)",
+        "            True\n            or isinstance(error, NothingWritten)",
+    ),
+    Mistake(
+        "a replaced owner answers without asking the store",
+        "one order",
+        ACTOR,
+        "            if self._shared and turn.answers and not turn.operations:\n                await self._store.check(claim)\n",
+        "",
+    ),
+    Mistake(
+        "a deposed owner goes on",
+        "one order",
+        "tests.simulation.disk",
+        "            self._refuse_if_deposed(claim, happened=False)\n            self.compare(expect)",
+        "            self.compare(expect)",
+    ),
+    Mistake(
+        "the watermark moves before the commit",
+        "what is read stays",
+        CORE,
+        "        step.flush()\n        if state.producers.changed:",
+        "        step.flush()\n        state.advance_watermark()\n        if state.producers.changed:",
+    ),
+    Mistake(
+        "positions from the clock alone",
+        "ids ascend",
+        STATE,
+        "        if now_ms > ts:\n            ts, seq = now_ms, 0",
+        "        if now_ms != ts:\n            ts, seq = now_ms, 0",
+    ),
+    Mistake(
+        "the topic's time goes back with the clock",
+        "ids ascend",
+        CORE,
+        "        state.time_ms = max(state.time_ms, now.wall_ms)",
+        "        state.time_ms = now.wall_ms",
+    ),
+    Mistake(
+        "rows behind the mark are not replayed",
+        "ids ascend",
+        STATE,
+        "            self.sequence.advance_past(ts_ms, sequence_id)\n            messages, size",
+        "            messages, size",
+    ),
+    Mistake(
+        "the mark forgets the last position",
+        "ids ascend",
+        STATE,
+        "        self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)",
+        "        self.sequence = PositionSequence(0, -1)",
+    ),
+    Mistake(
+        "a session is not checked",
+        "once, by sequence ids",
+        DEDUPLICATION,
+        "    if epoch < producer.epoch:",
+        "    if False and epoch < producer.epoch:",
+    ),
+    Mistake(
+        "an opened session keeps its epoch",
+        "once, by sequence ids",
+        "plainsong.protocol.topic.producer_sessions",
+        "    producer.epoch += 1\n",
+        "    producer.epoch = max(1, producer.epoch)\n",
+    ),
+    Mistake(
+        "a duplicate counts from the first id",
+        "once, by sequence ids",
+        DEDUPLICATION,
+        "bisect_right(ids, pushed)",
+        "bisect_right(ids, pushed) if ids[-1] <= pushed else 0",
+    ),
+    Mistake(
+        "stamps behind the mark are not replayed",
+        "once, by sequence ids",
+        STATE,
+        "        if high > producer.pushed:\n",
+        "        if False:\n",
+    ),
+    Mistake(
+        "the last sequence id is not remembered",
+        "once, by sequence ids",
+        DEDUPLICATION,
+        "    dedup.producer.record(Result(dedup.ids[dedup.new], dedup.ids[-1], first, last, dedup.pointer))\n",
+        "    dedup.producer.record(Result(dedup.ids[dedup.new], dedup.ids[dedup.new], first, last, dedup.pointer))\n",
+    ),
+    Mistake(
+        "a producer's row is written ahead of its messages",
+        "once, by sequence ids",
+        "plainsong.protocol.topic.producer_sessions",
+        "    last = producer.pushed if durable else producer.persisted",
+        "    last = producer.pushed + 1 if durable else producer.persisted",
+    ),
+    Mistake(
+        "a commit is seen before it is durable",
+        "transactions are whole",
+        MANAGER,
+        "        step.read_pointer = self.ledger.head.read_pointer\n        return step",
+        "        step.read_pointer = self.ledger.head.read_pointer\n"
+        "        if step.changes:\n            self.visible.apply(step.changes, step.read_pointer)\n            step.changes.clear()\n"
+        "        return step",
+    ),
+    Mistake(
+        "readers see what is in progress",
+        "transactions are whole",
+        DECISIONS,
+        "    ledger.begin(record)\n    step.changes.append(Change(opened=record.pointers))\n",
+        "    ledger.begin(record)\n",
+    ),
+    Mistake(
+        "an abort is decided before it has rolled back",
+        "aborted is gone",
+        DECISIONS,
+        "    if not (ask.has_rows or record.topics):\n        return _aborted",
+        "    if True:\n        return _aborted",
+    ),
+    Mistake(
+        "a transaction that timed out leaves every list",
+        "aborted is gone",
+        DECISIONS,
+        "    step.decide(record, Change(closed=record.pointers, listed=record.listed))",
+        "    step.decide(record, Change(closed=record.pointers))",
+    ),
+    Mistake(
+        "a time-out does not list its pointers",
+        "aborted is gone",
+        DECISIONS,
+        "    record.listed = record.pointers\n    ledger.list_invalid(record)\n",
+        "    record.listed = ()\n",
+    ),
+    Mistake(
+        "an abort that has begun can be committed",
+        "transactions are whole",
+        DECISIONS,
+        "        record.aborting = True\n        step.write_record(record)\n",
+        "        pass\n",
+    ),
+    Mistake(
+        "the start forgets an open transaction",
+        "transactions are whole",
+        MANAGER,
+        "                ledger.begin(record)\n            elif",
+        "                pass\n            elif",
+    ),
+    Mistake(
+        "the start forgets the invalid list",
+        "aborted is gone",
+        MANAGER,
+        "                ledger.list_invalid(record)\n            else:",
+        "                pass\n            else:",
+    ),
+    Mistake(
+        "numbers begin anew after a start",
+        "numbers once",
+        MANAGER,
+        "        ledger.head.last = max(ledger.head.last, *known) if known else ledger.head.last\n",
+        "        ledger.head.last = 0\n",
+    ),
+    Mistake(
+        "only the first rows of a pointer are rolled back",
+        "aborted is gone",
+        TRANSACTIONAL,
+        "    for run in pending.runs:\n        _negate_rows",
+        "    for run in pending.runs[:1]:\n        _negate_rows",
+    ),
+    Mistake(
+        "a rolled-back pointer may be written under again",
+        "aborted is gone",
+        "plainsong.protocol.topic.publish",
+        '    if standing not in ("in_progress", "unknown"):',
+        '    if standing not in ("in_progress", "unknown", "aborted", "invalid", "deciding"):',
+    ),
+    Mistake(
+        "the cache is not cleared when an owner has gone",
+        "one order",
+        TOPIC,
+        "        self._cache.clear()\n        if self._shared:\n            self._environment.pointers.leave(self.name)",
+        "        if self._shared:\n            self._environment.pointers.leave(self.name)",
+    ),
+    Mistake(
+        "the cache does not learn of rollbacks",
+        "aborted is gone",
+        TOPIC,
+        "            self._cache.roll_back(prefix, pointer, first, last)",
+        "            pass",
+    ),
+    Mistake(
+        "a parked poll is not told of news",
+        "polls wake",
+        CORE,
+        "                (parked.ticket, self._span(parked.look)) for parked in self.parking.take_reached(self.state.until)\n",
+        '                (parked.ticket, self._span(parked.look)) for parked in self.parking.take_reached(b"")\n',
+    ),
+    Mistake(
+        "a commit does not close the topics first",
+        "transactions are whole",
+        DECISIONS,
+        "        return CloseFirst()  # a topic was enlisted in this very step",
+        "        pass",
+    ),
+    Mistake(
+        "a topic writes without being enlisted",
+        "transactions are whole",
+        "plainsong.protocol.topic.publish",
+        '    if not state.enlistment.holds(pointer):\n        raise _not_enlisted(state, pointer)\n    return "invalid"',
+        '    return "invalid"',
+    ),
+    Mistake(
+        "two requests of a batch get one position",
+        "ids once",
+        STATE,
+        "        self.last_ts_ms, self.last_sequence_id = ts, seq - 1\n        return runs",
+        "        self.last_ts_ms, self.last_sequence_id = ts, max(-1, seq - 2) if count == 0 and len(runs) and runs[-1].length == 3 else seq - 1\n"
+        "        return runs",
+    ),
+)
+
+
+def named(name: str) -> Mistake:
+    """The mistake of that name. Raises KeyError."""
+    return {each.name: each for each in MISTAKES}[name]
+
+
+class _Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, mistake: Mistake) -> None:
+        self._mistake = mistake
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._mistake.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert spec.origin is not None
+        return importlib.machinery.ModuleSpec(fullname, self, origin=spec.origin)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        origin = str(module.__spec__.origin)
+        module.__file__ = origin
+        exec(
+            compile(with_mistake(Path(origin).read_text(encoding="utf-8"), self._mistake), origin, "exec"),
+            module.__dict__,
+        )
+
+
+def with_mistake(source: str, mistake: Mistake) -> str:
+    """The source with the mistake in it. Raises LookupError: its place has gone, or is not the only one."""
+    if source.count(mistake.right) != 1:
+        raise LookupError(f"{mistake.name!r}: its place stands {source.count(mistake.right)} times in {mistake.module}")
+    return source.replace(mistake.right, mistake.wrong)
+
+
+def plant(mistake: Mistake) -> None:
+    """Modules imported from now on have the mistake. Raises RuntimeError: its module has been imported already."""
+    if mistake.module in sys.modules:
+        raise RuntimeError(f"{mistake.module} has been imported already")
+    sys.meta_path.insert(0, _Planting(mistake))

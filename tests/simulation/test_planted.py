@@ -1,0 +1,45 @@
+"""Mistakes planted in the code are found by the simulation, and each still has its place in the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.planted import MISTAKES, named, with_mistake
+
+#: Some that are found soon; ``docs/reliability.md`` has how soon each is. More than twice as many histories as they need.
+SOON = {
+    "a failed commit is acknowledged": 20,
+    "what failed is said not to have happened": 60,
+    "rows behind the mark are not replayed": 10,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "-"))
+def test_a_mistake_has_its_place_in_the_code(mistake):
+    spec = importlib.util.find_spec(mistake.module)
+    changed = with_mistake(Path(spec.origin).read_text(encoding="utf-8"), mistake)
+    compile(changed, spec.origin, "exec")
+
+
+def test_a_mistake_whose_place_has_gone_is_an_error():
+    with pytest.raises(LookupError):
+        with_mistake("nothing", MISTAKES[0])
+
+
+def test_mistakes_have_names_of_their_own():
+    assert all(named(each.name) is each for each in MISTAKES)
+
+
+@pytest.mark.parametrize(("name", "count"), SOON.items(), ids=[name.replace(" ", "-") for name in SOON])
+def test_the_simulation_finds_it(name, count):
+    command = [sys.executable, "-m", "tests.simulation", "--json", "--planted", name, "--count", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=570, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[0])
+    assert found["anomalies"] or found["unexplained"]
