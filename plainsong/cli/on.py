@@ -49,6 +49,7 @@ class EffectOptions:
     headers: tuple[str, ...]
     content_type: str
     retry_all: bool
+    sign_with: str | None
     timeout_s: float | None
     prefix: bool
     dry_run: bool
@@ -59,7 +60,12 @@ class EffectOptions:
         if (self.command is None) == (self.url is None):
             raise click.UsageError("give either --run CMD or --post URL")
         run_only = {"--shell": self.shell, "--prefix": self.prefix}
-        post_only = {"--header": self.headers, "--content-type": self.content_type, "--retry-all": self.retry_all}
+        post_only = {
+            "--header": self.headers,
+            "--content-type": self.content_type,
+            "--retry-all": self.retry_all,
+            "--sign-with": self.sign_with,
+        }
         for wrong, needs in ((post_only, "--post"), (run_only, "--run")):
             given = [name for name, value in wrong.items() if value]
             if given and (self.command is None) == (needs == "--run"):
@@ -71,6 +77,7 @@ class EffectOptions:
     examples=[
         "plainsong on orders --run 'receipt --to sales'",
         "plainsong on orders --post https://example.com/hook --dead-letter orders-dead",
+        "plainsong on orders --post https://example.com/hook --sign-with hook.secret",
         "plainsong on orders --shell --run 'jq .total >> totals' --position totals.at",
         "plainsong on orders --run cat --once --dry-run",
     ],
@@ -85,6 +92,7 @@ class EffectOptions:
 )
 @click.option("--header", "headers", multiple=True, metavar="LINE", help="'Name: value', or @FILE with such lines.")
 @click.option("--retry-all", is_flag=True, help="Retry every status but 2xx, also 4xx.")
+@click.option("--sign-with", metavar="FILE", help="Sign posts as Standard Webhooks do, with the secrets in FILE.")
 @click.option(
     "--timeout",
     "timeout_ms",
@@ -140,6 +148,7 @@ def on(
     content_type: str,
     headers: tuple[str, ...],
     retry_all: bool,
+    sign_with: str | None,
     timeout_ms: int | None,
     retries: int | None,
     pause_ms: int,
@@ -172,7 +181,7 @@ def on(
     """
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
     options = EffectOptions(
-        command, post_to, shell, headers, content_type, retry_all, timeout_s, prefix, dry_run, as_json
+        command, post_to, shell, headers, content_type, retry_all, sign_with, timeout_s, prefix, dry_run, as_json
     )
     options.check()
     if dead_letter == topic:
@@ -228,6 +237,7 @@ def _effect(stack: ExitStack, options: EffectOptions, where: Where, stop: Stop) 
     from plainsong.cli.on_run import DryRunEffect, output_for
     from plainsong.react.command import Runner
     from plainsong.react.post import Poster, checked_header
+    from plainsong.react.signing import Signer
 
     if options.url is None:
         words = words_of(options.command or "", shell=options.shell)
@@ -248,6 +258,7 @@ def _effect(stack: ExitStack, options: EffectOptions, where: Where, stop: Stop) 
         timeout_s=options.timeout_s or POST_S,
         retry_all=options.retry_all,
         stop=stop,
+        signer=None if options.sign_with is None else Signer(options.sign_with),
     )
     if options.dry_run:
         return DryRunEffect(None, options.url, as_json=options.as_json)

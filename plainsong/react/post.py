@@ -13,7 +13,7 @@ import socket
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from plainsong.messages import Message
     from plainsong.react.reaction import Verdict
+    from plainsong.react.signing import Signer
     from plainsong.react.stopping import Stop
     from plainsong.transport.outward import Outward
 
@@ -40,6 +41,7 @@ MAX_QUOTED = 300
 CONNECT_TIMEOUT_S = 10.0
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~%-]+\Z")
 _OURS = re.compile(r"(?i)(plainsong-.*|idempotency-key|host|content-length|transfer-encoding|connection)\Z")
+_OF_SIGNATURES = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
 
 class Poster:
@@ -51,8 +53,9 @@ class Poster:
       namespace: of the topic.
       headers: further headers, checked by ``checked_header``.
       retry_all: retry every status but 2xx.
+      signer: signs each post; None: posts are not signed.
     Raises:
-      InvalidParameter: the URL cannot be posted to.
+      InvalidParameter: the URL cannot be posted to, or a header is one of those that the signer sets.
     """
 
     def __init__(
@@ -66,7 +69,10 @@ class Poster:
         timeout_s: float,
         retry_all: bool = False,
         stop: Stop,
+        signer: Signer | None = None,
     ) -> None:
+        if signer is not None and (taken := [name for name, _ in headers if name.lower() in _OF_SIGNATURES]):
+            raise InvalidParameter(f"the header {taken[0]} is set for each message", hint="leave it out")
         self._outward = outward
         self._base, self._target = place_and_target(url)
         self._namespace = namespace
@@ -74,10 +80,16 @@ class Poster:
         self._timeout_s = timeout_s
         self._retry_all = retry_all
         self._stop = stop
+        self._signer = signer
 
     def __call__(self, message: Message, attempt: int) -> Verdict:
         """Sends one request. Raises Stopped: it was abandoned for a stop, with an unknown outcome."""
         headers = (*self._headers, *headers_of(message, self._namespace, attempt))
+        if self._signer is not None:
+            try:
+                headers = (*headers, *self._signer.headers_of(message, self._namespace, int(time())))
+            except InvalidParameter as error:  # the file is being replaced; it may be whole at the next attempt
+                return Retry(error.detail)
         request = Request("POST", self._target, headers, message.payload)
         send = Send(self._base, request, min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s)
         answer = awaited(self._outward.start(send), self._stop)

@@ -13,6 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from standardwebhooks import Webhook
 
 from plainsong import Client
 from plainsong.cli.command import Exit
@@ -150,6 +151,8 @@ def test_retries_are_told_and_counted(on, orders):
         (("--post", "http://x", "--header", "Host: x"), "the header Host is set"),
         (("--post", "http://x", "--header", "@no-such-file"), "cannot read the file"),
         (("--post", "http://x", "--content-type", "a\nb"), "invalid header"),
+        (("--run", "cat", "--sign-with", "hook.secret"), "--sign-with needs --post"),
+        (("--post", "http://x", "--sign-with", "no-such-file"), "cannot read the secrets"),
         (("--run", "cat", "--retries", "-1"), "invalid number of retries"),
         (("--run", "cat", "--position", "reader:a b"), "--position reader:a b"),
         (("--run", "cat", "--position", "."), "is not a file"),
@@ -315,12 +318,16 @@ def test_it_goes_on_when_the_daemon_comes_back(tmp_path, alone, spawn):
 # --- posts -------------------------------------------------------------------------------------------
 
 
+#: What posts are signed with.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
 class Hook(BaseHTTPRequestHandler):
     """Fails for the first attempt at b, and never wants c."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append((body, self.headers["Plainsong-Attempt"], self.headers["Authorization"]))
+        self.server.asked.append((body, self.headers["Plainsong-Attempt"], self.headers))
         status = {b"b1": 503, b"c1": 422}.get(body + self.headers["Plainsong-Attempt"].encode(), 204)
         self.send_response(status)
         self.send_header("Content-Length", "0")
@@ -337,14 +344,18 @@ def test_posts_are_retried_or_put_aside_as_the_status_says(on, cli, orders, tmp_
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}/hook"
+        (tmp_path / "hook.secret").write_text(f"{SECRET}\n")
         arguments = ("--dead-letter", "dead", "--pause", "2ms", "--header", f"@{tmp_path}/secret")
+        arguments = (*arguments, "--sign-with", str(tmp_path / "hook.secret"))
         on("--post", url, *arguments, "--once")
         server.shutdown()
         thread.join()
     assert [(body, attempt) for body, attempt, _ in server.asked] == [
         *((b"a", "1"), (b"b", "1"), (b"b", "2"), (b"c", "1"))
     ]
-    assert {token for _, _, token in server.asked} == {"Bearer xyz"}
+    assert {headers["Authorization"] for _, _, headers in server.asked} == {"Bearer xyz"}
+    for body, _, headers in server.asked:
+        Webhook(SECRET).verify(body, dict(headers.items()), json_parse=False)
     assert cli("poll", "dead", "--json").rows[0]["attributes"]["error"] == "status 422"
 
 

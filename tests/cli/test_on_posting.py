@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from base64 import b64encode
 from contextlib import suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
 import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from plainsong.calls import Answer, Failure
 from plainsong.messages import Message, Origin
@@ -26,6 +28,7 @@ from plainsong.react.post import (
     verdict_of,
 )
 from plainsong.react.reaction import Done, Reject, Retry
+from plainsong.react.signing import Signer
 from plainsong.react.stopping import Stop, Stopped
 from plainsong.transport.outward import MAX_ANSWER_BYTES, Outward
 from tests.ports import free_port
@@ -257,3 +260,119 @@ def test_a_post_under_way_is_given_up_at_the_second_request(poster, stop):
 def test_a_post_under_way_may_come_to_its_end_after_the_first_request(server, poster, stop):
     stop.ask()
     assert poster(server.url)(message(), 1) == Done()
+
+
+# --- signed posts -------------------------------------------------------------------------------------
+
+
+#: The secret of the specification's examples.
+KNOWN_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+OTHER_SECRET = "whsec_" + b64encode(bytes(range(32))).decode()
+
+
+@pytest.fixture
+def secrets(tmp_path):
+    """Writes a file of secrets, each time as another file, as rotations do."""
+    file = tmp_path / "hook.secret"
+
+    def write(*lines):
+        fresh = tmp_path / "fresh"
+        fresh.write_text("".join(f"{line}\n" for line in lines))
+        os.replace(fresh, file)
+        return file
+
+    return write
+
+
+def verify(asked, secret):
+    _, headers, body = asked
+    Webhook(secret).verify(body, dict(headers.items()), json_parse=False)
+
+
+def test_a_signed_post_is_verified_by_an_independent_receiver(server, poster, secrets):
+    post = poster(server.url, signer=Signer(secrets(KNOWN_SECRET)))
+    assert post(message('{ "sum": 1.10, "of": "ä" }'.encode()), 1) == Done()
+    (asked,) = server.asked
+    verify(asked, KNOWN_SECRET)
+    assert asked[1]["webhook-id"] == f"shop:orders:{ID.hex()}"
+    changed = (asked[0], asked[1], asked[2] + b" ")
+    with pytest.raises(WebhookVerificationError):
+        verify(changed, KNOWN_SECRET)
+    with pytest.raises(WebhookVerificationError):
+        verify(asked, OTHER_SECRET)
+
+
+def test_the_signature_of_a_known_message_is_the_known_one(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(KNOWN_SECRET)
+    signer = Signer(file)
+    assert dict(signer.headers_of(message(b'{"test": 2432232314}'), "shop", 1614265330)) == {
+        "webhook-id": f"shop:orders:{ID.hex()}",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,PkDkOOG4b2fvIS5AMCV23UxDMxSXHuCF4oQEsdvcfwE=",
+    }
+
+
+def test_during_a_rotation_both_secrets_verify_and_afterwards_the_new_one_alone(server, poster, secrets):
+    post = poster(server.url, signer=Signer(secrets(KNOWN_SECRET)))
+    assert post(message(b"1"), 1) == Done()
+    secrets(KNOWN_SECRET, OTHER_SECRET)
+    assert post(message(b"2"), 1) == Done()
+    secrets(OTHER_SECRET)
+    assert post(message(b"3"), 1) == Done()
+    before, during, after = server.asked
+    verify(before, KNOWN_SECRET)
+    verify(during, KNOWN_SECRET)
+    verify(during, OTHER_SECRET)
+    verify(after, OTHER_SECRET)
+    for asked, secret in ((before, OTHER_SECRET), (after, KNOWN_SECRET)):
+        with pytest.raises(WebhookVerificationError):
+            verify(asked, secret)
+
+
+def test_nothing_is_posted_unsigned_while_the_file_is_of_no_use(server, poster, secrets):
+    post = poster(server.url, signer=Signer(secrets(KNOWN_SECRET)))
+    file = secrets()
+    assert isinstance(post(message(b"1"), 1), Retry)
+    file.unlink()
+    assert isinstance(post(message(b"1"), 2), Retry)
+    assert server.asked == []
+    secrets(OTHER_SECRET)
+    assert post(message(b"1"), 3) == Done()
+    verify(server.asked[0], OTHER_SECRET)
+
+
+def secret_of(size):
+    return "whsec_" + b64encode(bytes(size)).decode()
+
+
+@pytest.mark.parametrize("size", [24, 64])
+def test_secrets_have_24_to_64_bytes_and_their_padding_may_be_left_out(secrets, size):
+    Signer(secrets(secret_of(size), secret_of(size).rstrip("="), ""))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",),
+        ("whsec_",),
+        ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2L*LaSw",),
+        (secret_of(23),),
+        (secret_of(65),),
+        (KNOWN_SECRET, "whsec_x"),
+        (KNOWN_SECRET,) * 3,
+        (KNOWN_SECRET, "\n" * 5000),
+    ],
+)
+def test_a_file_that_has_not_one_or_two_secrets_is_refused_without_showing_it(secrets, lines):
+    with pytest.raises(InvalidParameter) as refused:
+        Signer(secrets(*lines))
+    assert all(len(line) < 8 or line not in str(refused.value) for line in lines)
+
+
+def test_headers_of_signatures_cannot_be_given_beside_them(server, poster, secrets):
+    headers = [("Webhook-Id", "mine")]
+    poster(server.url, headers=headers)
+    with pytest.raises(InvalidParameter):
+        poster(server.url, headers=headers, signer=Signer(secrets(KNOWN_SECRET)))
