@@ -132,7 +132,7 @@ def test_which_daemon_names_each_option_and_its_variable():
     for param in program.get_command(click.Context(program), "poll").params:
         if isinstance(param, WhereOption):
             assert all(f"`{option}`" in text for option in param.opts)
-            assert param.name == "timeout_ms" or f"`PLAINSONG_{param.name.upper()}`" in text
+            assert param.name in ("timeout_ms", "insecure") or f"`PLAINSONG_{param.name.upper()}`" in text
     assert "`-v`, `--verbose`" in text
 
 
