@@ -369,7 +369,7 @@ async def assemble(
                 links=links,
                 description=partial(description, ROUTES, release),
                 security=lambda: security.stale,
-                groups_of=guard.grants.groups_of,
+                groups_of=guard.groups_of,
             ),
         ),
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from broker.api.route import Endpoint
+from broker.api.transactions import parse_transaction_id
 from broker.http.messages import status_of
 from broker.security.grants import SYSTEM
 from broker.security.guard import AUDIT_TOPIC, target_of
@@ -303,7 +304,7 @@ def _is_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
     """Whether somebody ends a transaction of its own, which is everyday work."""
     text = request.path.get("transaction", "")
     try:
-        return text.isdigit() and owner_of(int(text)) == request.who.name
+        return owner_of(parse_transaction_id(text)) == request.who.name
     except PlainsongError:
         return False
 

@@ -84,7 +84,6 @@ class _Events:
         self._told = False
         self._hold = Hold(guard, request.who, endpoint.route, request.path, self._end)
         guard.hold(self._hold)
-        self._hold.look_again()  # it may have changed since the request was let in
 
     def _end(self, problem: PlainsongError) -> None:
         del problem  # the hold has it

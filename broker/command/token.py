@@ -320,7 +320,7 @@ def check(source: str, file: Path | None, config: Path | None, sets: tuple[str, 
 
 def _read(path: Path) -> TokenTable:
     try:
-        data, _ = read_guarded(path, MAX_FILE_BYTES)
+        data, _ = read_guarded(path, MAX_FILE_BYTES, secret=True)
         return parse_tokens(data)
     except FileNotFoundError:
         raise CommandFailed(f"there is no {path}", hint="plainsong token create makes it", code=Exit.USAGE) from None

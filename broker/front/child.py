@@ -32,6 +32,7 @@ from broker.logs import AccessLog, process, setup_logs
 from broker.reload import Reloads
 from broker.security.grants import parse_grants
 from broker.security.guard import Guard, RefusedRequest
+from broker.security.identity import NOBODY
 from broker.security.peer_names import ConnectionNames
 from broker.security.quotas import Quotas
 from broker.security.tokens import parse_tokens
@@ -39,9 +40,11 @@ from broker.tls import certificates_of
 
 if TYPE_CHECKING:
     from broker.config import Config
+    from broker.http.peer import Peer
     from broker.http.tls_socket import TlsStream
     from broker.security.oidc import OidcProvider
     from broker.tls import Certificates
+    from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger(__name__)
 #: How long the last answers may take to leave once the owning process has ended.
@@ -74,6 +77,7 @@ class FrontEnd:
                     guard = self._guard(config, answer["tables"])
                     if guard.required:
                         nursery.start_soon(self._follow_tables, guard)
+                        nursery.start_soon(guard.watch_ends)
                     if self._provider is not None:
                         nursery.start_soon(self._provider.run)  # a process fetches the keys by itself
                     await self._serve(config, guard, nursery, has_peers=answer["peers"])
@@ -119,6 +123,10 @@ class FrontEnd:
         told = [refusal.error, encode_identity(refusal.who), address, refusal.target, refusal.request_id]
         self._link.notify("refused", told)
 
+    def _tell_refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
+        """The same for one that was refused for its Host or its Origin."""
+        self._tell_refused(RefusedRequest(error, NOBODY, peer, what))
+
     async def _follow_tables(self, guard: Guard) -> None:
         """Puts the owning process's tables in force here whenever they change there, or a credential expires."""
         epoch = 0
@@ -135,6 +143,8 @@ class FrontEnd:
         endpoints = tuple(metered(looked_at_again(each, guard), guard) for each in forwarding.endpoints())
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
         check = origin_check(config)
+        if guard.required:
+            check.on_refused = self._tell_refused_origin
         certificates = certificates_of(config)
         if certificates is not None:
             certificates.on_handshake = forwarding.count_handshake

@@ -151,7 +151,11 @@ def share_of(config: Config) -> dict[str, Any]:
             max_answer_bytes=max(http.max_answer_bytes // http.processes, MIN_ANSWER_BYTES),
         ),
     )
-    return {name: mine.value(name) for name, setting in every_setting().items() if setting.section in _SECTIONS}
+    return {
+        name: mine.value(name)
+        for name, setting in every_setting().items()
+        if setting.section.partition(".")[0] in _SECTIONS
+    }
 
 
 class _Shared:

@@ -32,7 +32,8 @@ from broker.http.budgets import (
 from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id, status_of
 from broker.http.tls_socket import TlsSocket
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
-from broker.security.guard import OPEN, OPEN_ADMISSION, refuse_query_token
+from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
+from broker.security.identity import NOBODY
 from plainsong.protocol.errors import Overloaded, PlainsongError
 from plainsong.protocol.link import PREFACE
 
@@ -425,8 +426,12 @@ class Lane:
         if not guard.required:
             return OPEN_ADMISSION
         try:
-            refuse_query_token(head.query)
-            admission = await guard.admit(head.headers, connection.peer)
+            try:
+                refuse_query_token(head.query)
+                admission = await guard.admit(head.headers, connection.peer)
+            except PlainsongError as error:
+                guard.refused(RefusedRequest(error, NOBODY, connection.peer, "service", request_id))
+                raise
             guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
             guard.requested(route.name, status_of(error), 0.0)

@@ -35,11 +35,12 @@ def stamp_of(path: Path) -> Stamp | None:
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def read_guarded(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
+def read_guarded(path: Path, max_bytes: int, *, secret: bool = False) -> tuple[bytes, Stamp]:
     """A file's content and its stamp.
 
     Raises:
-      UnsafeFile: its owner is neither this process's user nor root, or its group or others may write it.
+      UnsafeFile: its owner is neither this process's user nor root, or its group or others may write it; or others may
+        read it, where it is ``secret``.
       OSError: it cannot be read, or has more than ``max_bytes``.
     """
     with path.open("rb") as file:
@@ -50,6 +51,8 @@ def read_guarded(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
             raise UnsafeFile(f"{path} belongs to another user than the daemon's and root")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise UnsafeFile(f"{path} can be written by its group or by others (mode {found.st_mode & 0o777:04o})")
+        if secret and found.st_mode & stat.S_IROTH:
+            raise UnsafeFile(f"{path} can be read by everybody (mode {found.st_mode & 0o777:04o}): chmod 600 it")
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise UnsafeFile(f"{path} is larger than {max_bytes} bytes")

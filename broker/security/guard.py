@@ -19,12 +19,13 @@ import trio
 from broker.security.grants import NO_GRANTS, SYSTEM, GrantTable
 from broker.security.identity import ANONYMOUS, NOBODY, Identity
 from broker.security.quotas import Quotas
-from broker.security.rights import EVERYTHING, NOTHING, Rights, bits_of
+from broker.security.rights import EVERYTHING, NOTHING, Decisions, Rights, bits_of
 from broker.security.tokens import NO_TOKENS, PREFIX, TokenTable, fault_of, hash_of
 from plainsong.protocol.errors import Forbidden, InvalidParameter, PlainsongError, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import NoReturn
 
     from broker.http.peer import Peer
     from broker.security.identity import On, Verb
@@ -33,6 +34,8 @@ log = logging.getLogger("plainsong.security")
 REALM = 'Bearer realm="plainsong"'
 #: The longest credential that is looked at.
 MAX_CREDENTIAL_BYTES = 8 << 10
+#: How often credentials are looked at that may have ended: half of what is promised.
+LOOK_S = 1.0
 #: Names whose rights are kept ready; beyond, they are worked out again.
 MAX_NAMES = 10_000
 #: The topic of the audit: written by the daemon alone.
@@ -153,6 +156,9 @@ class Guard:
         self._counters: Counters = counters or NoCounters()
         self._now_ms = now_ms
         self._rights: dict[tuple[str, tuple[str, ...]], Rights] = {}
+        self._decisions: Decisions = {}
+        #: When the next credential ends of those that were let in since the epoch moved, or of what waits.
+        self._next_end_ms: int | None = None
         self.quotas = quotas or Quotas(time.monotonic)
         self._held: set[Hold] = set()
         self._moved = trio.Event()
@@ -174,10 +180,25 @@ class Guard:
         """A credential may have ended, or a table changed: nothing that was remembered counts any more."""
         self.epoch += 1
         self._rights.clear()
+        self._decisions.clear()
+        self._next_end_ms = None
         moved, self._moved = self._moved, trio.Event()
         moved.set()
         for hold in tuple(self._held):
             hold.look_again()
+            if hold.problem is None:
+                self._ends_at(hold.who)
+
+    async def watch_ends(self) -> NoReturn:
+        """Looks every second for credentials that have ended, until cancelled."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self.expire_ended()
+
+    def expire_ended(self) -> None:
+        """Forgets what is remembered if a credential has ended that was let in: a provider's token, a certificate."""
+        if self._next_end_ms is not None and self._next_end_ms <= self._now_ms():
+            self.expire()
 
     async def moved_from(self, epoch: int) -> None:
         """Waits until the epoch is another than this one."""
@@ -204,6 +225,8 @@ class Guard:
             if who is None:
                 self._counters.authenticated("none", "missing")
                 raise _no_credential()
+            if who.expires_ms is not None and who.expires_ms <= self._now_ms():
+                raise self._refused(who.via, "the certificate is expired", result="expired")
             return self._admitted(who)
         token = self._bearer(authorization)
         if token.startswith(PREFIX):
@@ -256,23 +279,36 @@ class Guard:
     def _admitted(self, who: Identity, *, count: bool = True) -> Admission:
         if count:
             self._counters.authenticated(who.via, "ok")
+        self._ends_at(who)
         return Admission(who, self.rights_of(who), self.epoch)
+
+    def _ends_at(self, who: Identity) -> None:
+        ends_ms = None if who.via == "token" else who.expires_ms  # of our own tokens the table knows
+        if ends_ms is not None and (self._next_end_ms is None or ends_ms < self._next_end_ms):
+            self._next_end_ms = ends_ms
 
     def _refused(self, via: str, why: str, *, result: str = "refused") -> Unauthenticated:
         self._counters.authenticated(via, result)
         return invalid_token(why)
 
     def rights_of(self, who: Identity) -> Rights:
-        """What a name may."""
+        """What a name may; whoever has none may nothing, whatever every name may."""
         if not self.required:
             return EVERYTHING
+        if not who.name:
+            return NOTHING
         key = who.name, who.groups
         found = self._rights.get(key)
         if found is None:
             if len(self._rights) >= MAX_NAMES:
                 self._rights.clear()
-            found = self._rights[key] = Rights(self.grants.granted(who.name, who.groups))
+                self._decisions.clear()
+            found = self._rights[key] = Rights(self.grants.granted(who.name, who.groups), self._decisions)
         return found
+
+    def groups_of(self, name: str) -> tuple[str, ...]:
+        """The groups of a name in the grants file that is in force now."""
+        return self.grants.groups_of(name)
 
     # --- whether ----------------------------------------------------------------------------------
 
@@ -345,8 +381,12 @@ class Guard:
             self.release(hold)
 
     def hold(self, hold: Hold) -> None:
-        """Looks at ``hold`` again whenever something changed, until it is released."""
+        """Looks at ``hold`` now, since its name was let in some time ago, and whenever something changed, until it is
+        released.
+        """
         self._held.add(hold)
+        hold.look_again()
+        self._ends_at(hold.who)
 
     def release(self, hold: Hold) -> None:
         """Forgets ``hold``. Idempotent."""
@@ -361,7 +401,7 @@ class Guard:
         """Why somebody who was let in would be refused now; None: they would not."""
         now_ms = self._now_ms()
         if who.via == "token":
-            entry = next((each for each in self.tokens.entries if each.id == who.credential), None)
+            entry = self.tokens.by_id.get(who.credential)
             state = "revoked" if entry is None else entry.state(now_ms)
             if entry is None or state != "active":
                 return invalid_token(f"the token is {state}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from broker.security.rights import MAX_PART
 from plainsong.protocol.errors import QuotaExceeded
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Buckets that are kept; beyond, those that are full are forgotten.
 MAX_BUCKETS = 100_000
+#: Names whose quotas are kept ready; beyond, they are worked out again.
+MAX_NAMES = 10_000
 #: What a limit counts, as in ``RateLimit-Policy``.
 _UNITS = {"publish_bytes_per_s": "content-bytes", "poll_bytes_per_s": "content-bytes"}
 #: Limits of this version; ``connections`` and ``topics`` of a file are read and not counted yet.
@@ -171,7 +174,7 @@ class Quotas:
             return
         for quota in self._quotas_of(who):
             yield quota, who.name
-        if topic:
+        if topic and len(namespace) <= MAX_PART and len(topic) <= MAX_PART:  # else there is no such topic
             for quota in table.quotas:
                 if quota.on and any(pattern.matches(namespace, topic) for pattern in quota.on):
                     yield quota, f"{namespace}:{topic}"
@@ -183,7 +186,7 @@ class Quotas:
         key = who.name, who.groups
         found = self._of_names.get(key)
         if found is None:
-            if len(self._of_names) >= MAX_BUCKETS:
+            if len(self._of_names) >= MAX_NAMES:
                 self._of_names.clear()
             chosen = (quota for quota in table.quotas if quota.to and table.applies(quota.to, who.name, who.groups))
             found = self._of_names[key] = tuple(chosen)

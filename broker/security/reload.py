@@ -151,8 +151,11 @@ class _Read(NamedTuple):
 
 def _read(what: str, path: Path) -> _Read:
     """Raises OSError, BadTokensFile, BadGrantsFile."""
-    data, stamp = read_guarded(path, MAX_TOKENS_BYTES if what == "tokens" else MAX_GRANTS_BYTES)
-    return _Read(data, stamp, parse_tokens(data) if what == "tokens" else parse_grants(data))
+    if what == "tokens":
+        data, stamp = read_guarded(path, MAX_TOKENS_BYTES, secret=True)
+        return _Read(data, stamp, parse_tokens(data))
+    data, stamp = read_guarded(path, MAX_GRANTS_BYTES)
+    return _Read(data, stamp, parse_grants(data))
 
 
 def _why(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from broker.security.grants import Grant, parse_pattern
 from broker.security.identity import VERBS, Verb
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 #: A set of verbs is a number with a bit for each.
 BIT: dict[str, int] = {verb: 1 << at for at, verb in enumerate(VERBS)}
 ALL_BITS = (1 << len(VERBS)) - 1
-#: Answers about topics that one name's rights remember; beyond, they are worked out again.
-MAX_REMEMBERED = 10_000
+#: Answers about topics that are remembered, of all names together; beyond, they are worked out again.
+MAX_REMEMBERED = 100_000
+#: Longer namespaces and topics than these are none, and not worth remembering.
+MAX_PART = 255
+#: What was answered about a topic, by the rights that were asked, the namespace and the topic.
+Decisions: TypeAlias = "dict[tuple[Rights, str, str], int]"
 
 
 def bits_of(verbs: Iterable[Verb]) -> int:
@@ -28,11 +32,15 @@ def bits_of(verbs: Iterable[Verb]) -> int:
 
 
 class Rights:
-    """What a name may. There is one of it for a name and its groups, until the grants file changes."""
+    """What a name may. There is one of it for a name and its groups, until the grants file changes.
+
+    Args:
+      decisions: what all names together remember; None: this one remembers by itself.
+    """
 
     __slots__ = ("_exact", "_patterns", "_remembered", "_service", "grants")
 
-    def __init__(self, grants: Iterable[Grant]) -> None:
+    def __init__(self, grants: Iterable[Grant], decisions: Decisions | None = None) -> None:
         self.grants = tuple(grants)
         self._service = 0
         self._exact: dict[tuple[str, str], int] = {}
@@ -47,7 +55,7 @@ class Rights:
                 else:
                     key = pattern.namespace, pattern.topic
                     self._exact[key] = self._exact.get(key, 0) | bits
-        self._remembered: dict[tuple[str, str], int] = {}
+        self._remembered: Decisions = {} if decisions is None else decisions
 
     @property
     def remembered(self) -> int:
@@ -56,16 +64,22 @@ class Rights:
 
     def topic_bits(self, namespace: str, topic: str) -> int:
         """The verbs on a topic, whether it is there or not."""
-        key = namespace, topic
+        key = self, namespace, topic
         found = self._remembered.get(key)
         if found is None:
-            found = self._exact.get(key, 0)
-            for pattern, bits in self._patterns:
-                if pattern.matches(namespace, topic):
-                    found |= bits
+            found = self._topic_bits(namespace, topic)
+            if len(namespace) > MAX_PART or len(topic) > MAX_PART:
+                return found  # whoever has a token, and may nothing, could fill the memory with them
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = found
+        return found
+
+    def _topic_bits(self, namespace: str, topic: str) -> int:
+        found = self._exact.get((namespace, topic), 0)
+        for pattern, bits in self._patterns:
+            if pattern.matches(namespace, topic):
+                found |= bits
         return found
 
     def on_topic(self, verb: Verb, namespace: str, topic: str) -> bool:

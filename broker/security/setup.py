@@ -33,6 +33,7 @@ class Security:
         """Keeps tables and keys up to date, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.files.run)
+            nursery.start_soon(self.guard.watch_ends)
             if self.provider is not None:
                 nursery.start_soon(self.provider.run)
 

@@ -106,12 +106,13 @@ class TokenTable:
 
     entries: tuple[TokenEntry, ...]
     by_hash: Mapping[str, TokenEntry]
+    by_id: Mapping[str, TokenEntry]
 
     @classmethod
     def of(cls, entries: Iterable[TokenEntry]) -> TokenTable:
         """The table of these entries, which have different hashes."""
         kept = tuple(entries)
-        return cls(kept, {entry.hash: entry for entry in kept})
+        return cls(kept, {entry.hash: entry for entry in kept}, {entry.id: entry for entry in kept})
 
     def find(self, token: str) -> TokenEntry | None:
         """The entry of a token, whatever its state."""

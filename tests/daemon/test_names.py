@@ -10,6 +10,8 @@ import threading
 import time
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import RSAKey
 
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
 
@@ -39,11 +41,11 @@ class Caller:
 
     def __init__(self, daemon, token):
         self.connection = http.client.HTTPConnection(*daemon.address, timeout=30)
-        self.token = token
+        self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         daemon.callers.append(self)
 
     def ask(self, method, path, body=None):
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        headers = {**self.headers, "Content-Type": "application/json"}
         self.connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = self.connection.getresponse()
         content = answer.read()
@@ -123,9 +125,74 @@ def test_no_token_is_in_the_log_or_on_the_disk(daemon):
             assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
 
-def test_a_daemon_does_not_start_with_a_file_that_others_can_write(tmp_path):
+EVERY_NAME = '[[grant]]\nto = ["*"]\nverbs = ["inspect"]\non = ["service"]\n'
+
+
+def test_whoever_has_no_name_has_not_what_every_name_has(daemon):
+    (daemon.folder / "grants.toml").write_text(GRANTS + EVERY_NAME)
+    daemon.signal(signal.SIGHUP)
+    shop, nobody, begun_s = Caller(daemon, daemon.tokens["shop"]), Caller(daemon, None), time.monotonic()
+    while shop.ask("GET", "/version")[0] != 200:
+        assert time.monotonic() < begun_s + 20
+        time.sleep(0.02)
+    assert nobody.ask("GET", "/readyz") == (200, {"ready": True})
+    assert "transactions" in shop.ask("GET", "/readyz")[1]
+
+
+def test_a_page_of_another_site_is_in_the_audit(daemon):
+    operator, page = Caller(daemon, daemon.tokens["operator"]), Caller(daemon, None)
+    page.headers = {"Origin": "https://evil.example"}
+    assert page.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 403
+    begun_s, found = time.monotonic(), []
+    while not found:
+        assert time.monotonic() < begun_s + 20
+        time.sleep(0.02)
+        status, polled = operator.ask("POST", "/v1/namespaces/system/topics/audit/poll", {})
+        found = [json.loads(each["payload"]) for each in polled] if status == 200 else []
+    assert [(each["action"], each["target"], each["status"]) for each in found] == [("security.refused", "origin", 403)]
+
+
+@pytest.fixture
+def provided(daemon):
+    """The daemon, started again with the keys of a provider; makes the provider's tokens."""
+    key = RSAKey.generate_key(2048, {"kid": "k"})
+    (daemon.folder / "keys.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
+    (daemon.folder / "keys.json").chmod(0o600)
+    (daemon.folder / "grants.toml").write_text(GRANTS.replace('"shop"', '"shop", "oidc:ann"'))
+    settings = {"issuer": "i", "audience": "a", "jwks": daemon.folder / "keys.json", "skew_s": 0}
+    daemon.stop()
+    for name, value in settings.items():
+        daemon.command += ["--set", f"security.oidc.{name}={value}"]
+    daemon.start()
+
+    def token(ends_s):
+        return jwt.encode({"alg": "RS256", "kid": "k"}, {"iss": "i", "aud": "a", "sub": "ann", "exp": ends_s}, key)
+
+    daemon.token_of_ann = token
+    return daemon
+
+
+def test_a_providers_token_that_ends_is_refused_on_open_connections_and_in_parked_polls(provided):
+    operator = Caller(provided, provided.tokens["operator"])
+    assert operator.ask("PUT", ORDERS)[0] == 200
+    ends_s = int(time.time()) + 4
+    ann, waiting = (Caller(provided, provided.token_of_ann(ends_s)) for _ in range(2))
+    published = ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})
+    assert published[0] == 200, published
+    polled = waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 25_000, "startFrom": 4_000_000_000_000})
+    assert (polled[0], polled[1]["detail"]) == (401, "the token is expired")
+    assert time.time() < ends_s + 10
+    assert ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"), [(0o666, "can be written by its group or by others"), (0o644, "can be read by everybody")]
+)
+def test_a_daemon_does_not_start_with_a_file_that_others_can_write_or_with_tokens_that_they_can_read(
+    tmp_path, mode, why
+):
     (tmp_path / "tokens.json").write_text('{"format": 1, "tokens": []}')
-    (tmp_path / "tokens.json").chmod(0o666)
+    (tmp_path / "tokens.json").chmod(mode)
     words = ["serve", "--data-dir", "data", "--bind", "127.0.0.1:0", "--set", "security.authentication=required"]
     done = subprocess.run(
         [PLAINSONG, *words, "--set", "security.tokens_file=tokens.json"],
@@ -137,5 +204,5 @@ def test_a_daemon_does_not_start_with_a_file_that_others_can_write(tmp_path):
         timeout=60,
     )
     assert done.returncode == 2
-    assert "can be written by its group or by others" in done.stderr
+    assert why in done.stderr
     assert not (tmp_path / "data").exists()

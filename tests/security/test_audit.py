@@ -89,6 +89,25 @@ async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon):
     assert again["repeated"] == 49
 
 
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("path", [f"{T}/a/publish", f"{T}/a/properties"])
+async def test_a_request_without_a_name_is_recorded(tmp_path, nursery, listener, path):
+    async with named(tmp_path, listener=listener) as daemon:
+        await daemon.daemon.service.audit.create()
+        nursery.start_soon(daemon.daemon.service.audit.run)
+        assert (await daemon.ask(None, "POST", path)).status_code == 401
+        (record,) = await gathered(daemon, 1)
+        assert (record["action"], record["status"], record["name"]) == ("security.refused", 401, None)
+        assert record["remote"].startswith("127.0.0.1:")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_name_of_a_transaction_that_is_no_number_is_refused_and_no_fault_of_the_daemon(daemon):
+    for name in ("%C2%B2", "9" * 5000, "x"):
+        answer = await daemon.ask("operator", "POST", f"/v1/transactions/{name}/abort")
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
+
+
 async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memory(daemon):
     audit = daemon.daemon.service.audit
     for number in range(300):

@@ -333,6 +333,12 @@ async def test_a_stream_of_events_ends_with_an_error_when_its_token_is_revoked(d
     assert daemon.daemon.service.security.guard.holds == 0
 
 
+async def test_whoami_tells_the_groups_of_the_file_that_is_in_force(daemon):
+    daemon.files.grant('format = 1\n[groups]\ndesk = ["stranger"]\n')
+    await daemon.reload()
+    assert (await daemon.ask("stranger", "GET", "/v1/whoami")).json()["groups"] == ["desk"]
+
+
 async def test_a_bad_file_changes_nothing_and_is_told(daemon):
     daemon.files.tokens_path.write_text("{")
     daemon.files.grant('format = 1\n[[grant]]\nto = ["stranger"]\nverbs = ["all"]')

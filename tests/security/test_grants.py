@@ -79,11 +79,22 @@ def test_whoever_asks_while_authentication_is_off_may_everything():
     assert EVERYTHING.within("x")
 
 
-def test_what_rights_remember_of_topics_is_bounded():
+def test_what_rights_remember_of_topics_is_bounded_for_all_names_together():
+    shared = {}
+    names = [Rights(table().granted(name, ()), shared) for name in ("operator", "stranger")]
+    for number in range(MAX_REMEMBERED // 2 + 10):
+        assert [each.topic_bits("shop", f"t{number}") for each in names] == [ALL_BITS, 0]
+    assert 0 < len(shared) <= MAX_REMEMBERED
+    assert all(each.remembered == len(shared) for each in names)
+
+
+def test_what_can_be_no_topic_is_not_remembered():
     one = rights("operator")
-    for number in range(MAX_REMEMBERED + 10):
-        assert one.topic_bits("shop", f"t{number}") == ALL_BITS
-    assert one.remembered <= MAX_REMEMBERED
+    for place in (("shop", "t" * 256), ("n" * 256, "t")):
+        one.topic_bits(*place)
+    assert one.remembered == 0
+    one.topic_bits("n" * 255, "t" * 255)
+    assert one.remembered == 1
 
 
 def test_the_line_of_a_grant_is_that_of_its_header():

@@ -19,6 +19,8 @@ from joserfc.jws import JWSRegistry
 
 from broker.config.sections import OidcConfig
 from broker.http.peer import NO_PEER, Peer
+from broker.http.websocket import _ROUTE
+from broker.security.guard import Hold
 from broker.security.oidc import MAX_KNOWN, BadKeySet, OidcProvider, parse_keys
 from plainsong.protocol.errors import AuthenticationUnavailable, Unauthenticated
 from tests.security.named import named
@@ -364,3 +366,54 @@ async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(
             assert (await publish(signed(exp=4_000_000_000))).status_code == 200
         assert (await publish(signed(groups=["others"], exp=4_000_000_000))).status_code == 403
         assert (await publish(signed(key=OTHER))).status_code == 401
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and_ends_what_waits(
+    tmp_path, told, listener
+):
+    settings = {"security__oidc.issuer": ISSUER, "security__oidc.audience": AUDIENCE, "security__oidc.jwks": told.url}
+    now, headers, path = Now(), {"Authorization": f"Bearer {signed()}"}, "/v1/namespaces/ns/topics/a"
+    async with named(tmp_path, listener=listener, **settings) as daemon:
+        await daemon.ask("operator", "PUT", path, json={})
+        daemon.files.grant('format = 1\n[[grant]]\nto = ["oidc:ann"]\nverbs = ["publish", "poll"]\non = ["ns:a"]\n')
+        await daemon.reload()
+        security, http = daemon.daemon.service.security, daemon.daemon.http
+        guard, security.provider._now_s = security.guard, now
+        guard._now_ms = lambda: round(now.s * 1000)
+        await security.provider.refresh()
+
+        async def publish():
+            return (await http.post(f"{path}/publish", json={"messages": ["m"]}, headers=headers)).status_code
+
+        async def poll():
+            body = {"waitMs": 30000, "startFrom": 4_000_000_000_000}
+            waited.append(await http.post(f"{path}/poll", json=body, headers=headers))
+
+        waited = []
+        assert [await publish() for _ in range(3)] == [200, 200, 200]
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(poll)
+                while not guard.holds:  # noqa: ASYNC110 - the daemon tells nobody
+                    await trio.sleep(0.005)
+                now.s += 300 + 59
+                guard.expire_ended()
+                assert await publish() == 200
+                now.s += 2
+                guard.expire_ended()
+        assert (waited[0].status_code, waited[0].json()["detail"]) == (401, "the token is expired")
+        assert await publish() == 401
+        assert guard.holds == 0
+
+
+async def test_what_waits_is_looked_at_when_it_begins_to_wait(tmp_path):
+    async with named(tmp_path) as daemon:
+        guard = daemon.daemon.service.security.guard
+        admission = guard.admit_now({k.lower(): v for k, v in daemon.files.header("writer").items()}, NO_PEER)
+        daemon.files.change("writer", revoked_ms=1)
+        await daemon.reload()
+        ended = []
+        hold = Hold(guard, admission.who, _ROUTE, {"namespace": "ns", "topic": "a"}, ended.append)
+        with guard.holding(hold):
+            assert [each.code for each in ended] == ["unauthenticated"]

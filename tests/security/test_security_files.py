@@ -21,6 +21,17 @@ def test_what_others_can_write_is_not_read(tmp_path):
                 read_guarded(path, 10)
 
 
+def test_what_others_can_read_is_not_read_where_it_is_secret(tmp_path):
+    path = tmp_path / "tokens.json"
+    write_whole(path, b"{}")
+    for mode in (0o600, 0o640):
+        path.chmod(mode)
+        assert read_guarded(path, 10, secret=True)[0] == b"{}"
+    path.chmod(0o604)
+    with pytest.raises(UnsafeFile, match="can be read by everybody"):
+        read_guarded(path, 10, secret=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_what_belongs_to_another_user_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
