@@ -173,7 +173,8 @@ async def test_a_stream_over_tls(tmp_path):
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate, key)
     trusting = ssl.create_default_context(cafile=certificate)
-    async with running(begin=Echo, tls=serving) as listener:
+    listening = SimpleNamespace(context=lambda: serving, count=lambda _: None)
+    async with running(begin=Echo, tls=listening) as listener:
         secure = trio.SSLStream(await listener.connect(), trusting, server_hostname="127.0.0.1", https_compatible=True)
         stream = Stream(secure)
         await stream.say(Request(host="127.0.0.1", target=TARGET.format(topic="t")))

@@ -140,7 +140,7 @@ def test_metrics_are_prometheus_text_with_base_units_and_bounded_labels(daemon):
     assert {family.name for family in before} == {family.name for family in after}
     for family in after:
         assert family.documentation, family.name
-        assert family.name.startswith("plainsong_")
+        assert family.name.startswith(("plainsong_", "process_"))
         assert not family.name.endswith(("_ms", "_milliseconds", "_kb"))
     messages = next(family for family in after if family.name == "plainsong_published_messages")
     assert [sample.value for sample in messages.samples if sample.name.endswith("_total")] == [31]

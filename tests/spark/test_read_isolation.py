@@ -110,18 +110,23 @@ def test_where_transactions_are_off_plain_reading_needs_no_option(tmp_path):
         reader.stop()
 
 
-def test_where_the_service_is_down_a_stream_waits_and_a_batch_says_why(tmp_path, caplog):
-    nowhere = f"127.0.0.1:{free_port()}"
-    settings = ("transactions.service=tephra", f"transactions.tephra={nowhere}")
-    with Daemon(tmp_path / "data", *settings) as daemon:
+def test_where_the_service_is_down_a_stream_waits_at_what_is_undecided_and_a_batch_says_why(tmp_path):
+    port = free_port()
+    settings = ("transactions.service=tephra", f"transactions.tephra=127.0.0.1:{port}")
+    deciding = Daemon(tmp_path / "service", f"transactions.thrift=127.0.0.1:{port}")
+    with deciding, Daemon(tmp_path / "data", *settings) as daemon:
         tables = Tables("http://{}:{}".format(*daemon.address))
         topic = tables.create("down")
         tables.publish(topic, "a")
+        pointer = Tables("http://{}:{}".format(*deciding.address)).begin()
+        tables.publish(topic, "undecided", transactionWritePointer=pointer)
+        deciding.kill()
         reader = tables.stream(topic)
         start = reader.initialOffset()
-        assert reader.latestOffset(start, ALL) == start
-        assert "the stream waits for the transaction service: transactions_unavailable" in caplog.text
+        reached = reader.latestOffset(start, ALL)
+        assert reader.latestOffset(reached, ALL) == reached
+        assert payloads(reader, reader.partitions(start, reached)) == [b"a"]
         reader.stop()
         with pytest.raises(BrokerError, match="isolation=uncommitted reads everything"):
             tables.read(topic)
-        assert tables.read(topic, isolation="uncommitted") == [b"a"]
+        assert tables.read(topic, isolation="uncommitted") == [b"a", b"undecided"]
