@@ -110,7 +110,7 @@ def test_where_transactions_are_off_plain_reading_needs_no_option(tmp_path):
         reader.stop()
 
 
-def test_where_the_service_is_down_a_stream_waits_at_what_is_undecided_and_a_batch_says_why(tmp_path):
+def test_where_the_service_has_gone_a_stream_and_a_batch_end_before_what_is_undecided(tmp_path):
     port = free_port()
     settings = ("transactions.service=tephra", f"transactions.tephra=127.0.0.1:{port}")
     deciding = Daemon(tmp_path / "service", f"transactions.thrift=127.0.0.1:{port}")
@@ -127,6 +127,15 @@ def test_where_the_service_is_down_a_stream_waits_at_what_is_undecided_and_a_bat
         assert reader.latestOffset(reached, ALL) == reached
         assert payloads(reader, reader.partitions(start, reached)) == [b"a"]
         reader.stop()
+        assert tables.read(topic, isolation="uncommitted") == [b"a", b"undecided"]
+
+
+def test_where_the_service_was_never_there_a_batch_says_why(tmp_path):
+    settings = ("transactions.service=tephra", f"transactions.tephra=127.0.0.1:{free_port()}")
+    with Daemon(tmp_path / "data", *settings) as daemon:
+        tables = Tables("http://{}:{}".format(*daemon.address))
+        topic = tables.create("down")
+        tables.publish(topic, "a")
         with pytest.raises(BrokerError, match="isolation=uncommitted reads everything"):
             tables.read(topic)
-        assert tables.read(topic, isolation="uncommitted") == [b"a", b"undecided"]
+        assert tables.read(topic, isolation="uncommitted") == [b"a"]
