@@ -17,13 +17,13 @@ import trio
 
 from broker.api.route import Endpoint
 from broker.api.transactions import parse_transaction_id
-from broker.http.messages import status_of
+from broker.http.messages import parse_query, status_of
 from broker.security.grants import SYSTEM
 from broker.security.guard import AUDIT_TOPIC, target_of
 from broker.security.identity import NOBODY
 from broker.security.masking import masked
 from broker.security.tokens import time_text
-from plainsong.protocol.errors import AuditUnavailable, Conflict, LowSpace, PlainsongError
+from plainsong.protocol.errors import AuditUnavailable, Conflict, Forbidden, LowSpace, PlainsongError
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from actors.observe import Clock
+    from broker.api.route import Route
     from broker.http.messages import Answer, Request
     from broker.http.peer import Peer
     from broker.security.guard import RefusedRequest
@@ -155,18 +156,23 @@ class Audit:
             return endpoint
 
         async def recorded(request: Request) -> Answer:
-            if route.name == "abort" and _is_own(request, owner_of):
+            if _is_dry_run(route, request):
                 return await handler(request)
-            if self._required:
+            is_everyday = route.name == "abort" and _ends_own(request, owner_of)
+            if self._required and not is_everyday:
                 await self._refuse_unless_writable()
             before = await self._properties(request) if route.name in _WITH_BEFORE else None
             try:
                 answer = await handler(request)
             except PlainsongError as error:
+                if is_everyday and not isinstance(error, Forbidden):
+                    raise
                 await self._write(
                     self._change(request, action, status_of(error), error.code, _OUTCOMES.get(error.outcome, "unknown"))
                 )
                 raise
+            if is_everyday and answer.status != status_of(Forbidden()):
+                return answer
             code, outcome = _said(answer)
             record = self._change(request, action, answer.status, code, outcome)
             if outcome == "applied":
@@ -300,11 +306,26 @@ class Audit:
             log.error("an audit record was lost", extra={"action": record["action"], "why": str(error)[:300]})
 
 
-def _is_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
-    """Whether somebody ends a transaction of its own, which is everyday work."""
-    text = request.path.get("transaction", "")
+def _is_dry_run(route: Route[Any], request: Request) -> bool:
+    """Whether a route that has dry runs is asked for one; what it would read otherwise it refuses."""
+    if "dryRun" not in route.parameters:
+        return False
     try:
-        return owner_of(parse_transaction_id(text)) == request.who.name
+        given = parse_query(request.query, route.parameters)
+    except PlainsongError:
+        return False
+    return given.get("dryRun") == "true"
+
+
+def _ends_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
+    """Whether somebody ends a transaction of its own, which is everyday work.
+
+    Whoever may not ``operate`` ends no other: its owner, which may be another instance, refuses that.
+    """
+    if not request.rights.on_service("operate"):
+        return True
+    try:
+        return owner_of(parse_transaction_id(request.path["transaction"])) == request.who.name
     except PlainsongError:
         return False
 

@@ -140,10 +140,9 @@ class PollingMany:
             raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
         options = apply_query(body, request.query) or DEFAULT_OPTIONS
         check_poll(body)
-        for one in wanted:
-            if not request.rights.on_topic("poll", *one.name):
-                one.error = forbidden(request.who, "poll", str(one.name))
+        _refuse_forbidden(wanted, request)
         await self._read_or_wait(access or self.topics, wanted, body, request)
+        _refuse_forbidden(wanted, request)  # its rights are others, if its grants have changed while it waited
         if access is None:
             _refuse_strangers(wanted)
         size = sum(one.page.payload_bytes for one in wanted)
@@ -279,6 +278,13 @@ def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
         check_poll(one)
         found.append(_Wanted(topic_name(namespace, topic), one.since, one.limit))
     return found
+
+
+def _refuse_forbidden(wanted: list[_Wanted], request: Request) -> None:
+    """Gives topics that the name may not poll their error, and nothing else."""
+    for one in wanted:
+        if not request.rights.on_topic("poll", *one.name):
+            one.error, one.page = forbidden(request.who, "poll", str(one.name)), Page()
 
 
 def _refuse_strangers(wanted: list[_Wanted]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -37,7 +38,8 @@ def looked_at_again(endpoint: Endpoint, guard: Guard) -> Endpoint:
 
     async def looked_at(request: Request) -> Answer:
         with trio.CancelScope() as scope:
-            hold = Hold(guard, request.who, route, request.path, lambda problem: scope.cancel())
+            allow = partial(setattr, request, "rights")
+            hold = Hold(guard, request.who, route, request.path, lambda problem: scope.cancel(), allow)
             with guard.holding(hold):
                 answer = await handler(request)
         if scope.cancelled_caught and hold.problem is not None:
@@ -82,7 +84,8 @@ class _Events:
         self._guard = guard
         self._waiting: trio.CancelScope | None = None
         self._told = False
-        self._hold = Hold(guard, request.who, endpoint.route, request.path, self._end)
+        allow = partial(setattr, request, "rights")
+        self._hold = Hold(guard, request.who, endpoint.route, request.path, self._end, allow)
         guard.hold(self._hold)
 
     def _end(self, problem: PlainsongError) -> None:

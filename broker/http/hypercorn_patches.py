@@ -160,7 +160,10 @@ class Gate:
         self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Passes one request to ``app``, or refuses it; anything but a request passes untouched."""
+        """Passes one request to ``app``, or refuses it; only the application's life passes untouched."""
+        if scope["type"] == "websocket":
+            await _refuse_websocket(send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -350,6 +353,17 @@ class Gate:
                 message = await receive()
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     passage.body_ended.set()
+
+
+async def _refuse_websocket(send: Any) -> None:
+    """Refuses what is no conversation of ours: over HTTP/2, where hypercorn takes WebSockets, nothing would check it."""
+    answer = answer_for(BadRequest("there are no WebSockets over HTTP/2 here", hint="open it over HTTP/1.1"))
+    headers = [
+        *_encoded([("content-type", str(answer.content_type)), *answer.headers]),
+        (b"x-request-id", new_request_id().encode("ascii")),
+    ]
+    await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
 
 
 def _is_open(path: str) -> bool:

@@ -425,11 +425,14 @@ class Hold:
     route: GuardedRoute
     path: Mapping[str, str]
     end: Callable[[PlainsongError], None]
+    allow: Callable[[Rights], None] = field(default=lambda rights: None)
+    """Called with what the name may now; what it waits for may be about many topics."""
     problem: PlainsongError | None = field(default=None)
 
     def look_again(self) -> None:
         """Ends what waits, once, if it would be refused now."""
         if self.problem is None:
+            self.allow(self.guard.rights_of(self.who))
             self.problem = self.guard.problem_of(self.who, self.route, self.path)
             if self.problem is not None:
                 self.end(self.problem)

@@ -76,6 +76,27 @@ async def test_ending_ones_own_transaction_is_everyday_work_and_anothers_is_reco
     assert (record["action"], record["target"], record["name"]) == ("transaction.abort", str(second), "operator")
 
 
+async def test_whoever_may_not_operate_is_recorded_when_it_tries_to_end_anothers_transaction(daemon):
+    theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
+    assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/abort")).status_code == 403
+    assert (await daemon.ask("owner", "POST", "/v1/transactions/17/abort")).status_code == 404
+    (record,) = await records(daemon)
+    assert (record["action"], record["name"], record["outcome"]) == ("transaction.abort", "owner", "refused")
+
+
+@pytest.mark.parametrize("query", ["?dryRun=true", "?dryRun=tru%65"])
+async def test_a_dry_run_changes_nothing_and_is_not_recorded(daemon, query):
+    assert (await daemon.ask("operator", "PUT", f"{T}/a{query}", json={})).status_code == 200
+    assert await records(daemon) == []
+
+
+@pytest.mark.parametrize("query", ["?dryRun=false", "?dryRun=true&dryRun=false", "?dryRun=true&x=1"])
+async def test_nothing_else_passes_for_a_dry_run(daemon, query):
+    done = (await daemon.ask("operator", "PUT", f"{T}/a{query}", json={})).status_code == 200
+    (record,) = await records(daemon)
+    assert record["outcome"] == ("applied" if done else "refused")
+
+
 async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon):
     for _ in range(50):
         await daemon.ask("stranger", "POST", f"{T}/a/publish")

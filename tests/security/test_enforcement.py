@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import h2.config
+import h2.connection
+import h2.events
 import pytest
 import trio
 
@@ -11,7 +14,7 @@ from broker.api.routes import ROUTES
 from broker.http.hypercorn_patches import _is_open
 from broker.http.websocket import _ROUTE
 from broker.security.identity import VERBS
-from tests.security.named import Files, named
+from tests.security.named import GRANTS, Files, named
 
 T = "/v1/namespaces/ns/topics"
 LISTENERS = ["lane", "hypercorn"]
@@ -331,6 +334,71 @@ async def test_a_stream_of_events_ends_with_an_error_when_its_token_is_revoked(d
     )
     assert (told["code"], told["status"]) == ("unauthenticated", 401)
     assert daemon.daemon.service.security.guard.holds == 0
+
+
+async def test_a_poll_of_many_that_waits_gives_nothing_of_a_topic_whose_grant_has_gone(daemon):
+    answers = []
+
+    async def poll():
+        body = {"topics": {"a": {}, "b": {}}, "waitMs": 30000}
+        answers.append(await daemon.ask("narrow", "POST", "/v1/namespaces/ns/poll", json=body))
+
+    both = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:a", "ns:b"')
+    daemon.files.grant(both)
+    await daemon.reload()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            guard = daemon.daemon.service.security.guard
+            await until(lambda: guard.holds == 1)
+            daemon.files.grant(both.replace('"ns:a", "ns:b"', '"ns:b"'))
+            await daemon.reload()
+            await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["secret"]})
+            await daemon.ask("writer", "POST", f"{T}/b/publish", json={"messages": ["m"]})
+    topics = answers[0].json()["topics"]
+    assert topics["a"]["error"]["code"] == "forbidden"
+    assert "error" not in topics["b"]
+    assert "secret" not in answers[0].text
+
+
+async def test_events_of_all_topics_show_none_whose_grant_has_gone(daemon):
+    headers, seen = daemon.files.header("narrow"), []
+    with trio.fail_after(20):
+        path = "/v1/events?kinds=topics&topics=ns:a,ns:b"
+        async with daemon.daemon.http.stream("GET", path, headers=headers) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: ["):
+                    continue
+                seen.append([each["name"] for each in json.loads(line.removeprefix("data: "))])
+                if seen[-1]:
+                    daemon.files.grant(GRANTS.replace('"ns:a", "shop:x-*"', '"shop:x-*"'))
+                else:
+                    daemon.files.change("narrow", revoked_ms=1)  # which ends the stream
+                await daemon.reload()
+    assert seen == [["a"], []]
+
+
+async def test_a_websocket_over_http_2_is_refused_before_anything_else_sees_it(daemon, caplog):
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.initiate_connection()
+    url, head, told = daemon.daemon.http.base_url, {}, b""
+    with trio.fail_after(10):
+        async with await trio.open_tcp_stream(url.host, url.port) as stream:
+            await stream.send_all(client.data_to_send())
+            while ":status" not in head or b"}" not in told:
+                for event in client.receive_data(await stream.receive_some()):
+                    if isinstance(event, h2.events.RemoteSettingsChanged):
+                        opening = {":method": "CONNECT", ":protocol": "websocket", ":scheme": "http"}
+                        there = {":path": f"{T}/a/stream", ":authority": "evil.example", "sec-websocket-version": "13"}
+                        client.send_headers(1, [*opening.items(), *there.items()])
+                    elif isinstance(event, h2.events.ResponseReceived):
+                        head = {name.decode(): value.decode() for name, value in event.headers}
+                    elif isinstance(event, h2.events.DataReceived):
+                        told += event.data
+                await stream.send_all(client.data_to_send())
+    assert (head[":status"], head["content-type"]) == ("400", "application/problem+json")
+    assert json.loads(told)["detail"] == "there are no WebSockets over HTTP/2 here"
+    assert not [each for each in caplog.records if each.name != "plainsong.audit"]
 
 
 async def test_whoami_tells_the_groups_of_the_file_that_is_in_force(daemon):
