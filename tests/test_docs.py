@@ -42,7 +42,7 @@ OPERATIONS = DOCUMENTS["docs/operations.md"]
 #: Names that begin like a metric and are none.
 NO_METRICS = {"plainsong_broker", "plainsong_client", "plainsong_", "plainsong_positions", "plainsong_outbox"}
 #: Names that look like a module and are none.
-NO_MODULES = {"plainsong.lock"}
+NO_MODULES = {"plainsong.lock", "plainsong.message"}
 
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 

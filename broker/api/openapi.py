@@ -16,9 +16,11 @@ from broker.api.schemas import (
     TRANSACTION_SCHEMAS,
     WAIT_MS,
     Schema,
+    array,
     by_status,
     ref,
 )
+from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +41,8 @@ _NAMES: dict[str, Schema] = {
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "SHA-256 of its bytes"},
 }
 _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
+#: Bodies of events have the same schema at every route.
+_EVENTS: dict[str, Schema] = {EVENT_TYPE: ref("CloudEvent"), BATCH_TYPE: array(ref("CloudEvent"))}
 _QUERY: dict[str, tuple[str, Schema]] = {
     "ifNotExists": ("accept a topic with equal properties", {"type": "boolean", "default": False}),
     "put_definitions.dryRun": ("say what would happen, and do nothing", {"type": "boolean", "default": False}),
@@ -185,9 +189,14 @@ def _request_header(name: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "description": _REQUEST_HEADERS[name], "schema": STRING}
 
 
+def _event_content(kind: str) -> dict[str, Any]:
+    """What a body of events is; nothing of other types."""
+    return {"schema": _EVENTS[kind]} if kind in _EVENTS else {}
+
+
 def _content(body: Body, kind: str) -> dict[str, Any]:
     if kind != "application/json":
-        return {}  # Avro has schemas of its own, in the guide
+        return _event_content(kind)  # Avro has schemas of its own, in the guide
     content: dict[str, Any] = {"schema": body.schema}
     return {**content, "example": body.example} if body.example is not None else content
 
@@ -199,7 +208,7 @@ def _responses(route: Route[Any]) -> dict[str, Any]:
     }
     if route.answer is not None:
         answered["content"] = {
-            kind: {"schema": route.answer} if kind in ("application/json", "text/plain") else {}
+            kind: {"schema": route.answer} if kind in ("application/json", "text/plain") else _event_content(kind)
             for kind in route.answer_types
         }
     responses = {"200": answered}

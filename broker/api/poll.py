@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import trio
 
@@ -14,7 +15,19 @@ from broker.api.readers import READER_HEADER
 from broker.api.route import off_loop
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, one_of, parse_query, whole_number
-from plainsong.protocol.codec import AVRO_END, JSON, PageOptions, accept_frames, avro_block, codec_for, encode_frames
+from plainsong.protocol.codec import (
+    AVRO_END,
+    BATCH_TYPE,
+    JSON,
+    PageOptions,
+    accept_frames,
+    accepts_events,
+    avro_block,
+    codec_for,
+    encode_events,
+    encode_frames,
+)
+from plainsong.protocol.codec.cloud_events import BYTES_EACH
 from plainsong.protocol.errors import (
     InvalidParameter,
     PlainsongError,
@@ -159,10 +172,14 @@ class Polling:
             self.rates.delivered(name, page.count, trio.current_time())
             content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
             return Answer(200, content, frames.content_type, position_headers(page))
+        if accepts_events(request.headers.get("accept")):
+            content = await self._written(name, found, reading, JSON, _events_of(name, options), BYTES_EACH)
+            self.rates.delivered(name, found.page.count, trio.current_time())
+            return Answer(200, content, BATCH_TYPE, position_headers(found.page))
         if not codec.bounded and page.end == "more" and page.count != body.limit:
             self.rates.delivered(name, page.count, trio.current_time())
             return Answer(200, self._stream(name, found, body.limit, request.room), codec.content_type)
-        content = await self._written(name, found, reading, codec, options)
+        content = await self._written(name, found, reading, codec, partial(_encoded, codec, options))
         self.rates.delivered(name, found.page.count, trio.current_time())
         return Answer(200, content, codec.content_type, position_headers(found.page))
 
@@ -173,13 +190,24 @@ class Polling:
             self.delivered_after(max(0, self.clock.now_ms() - published_ms) / 1000)
 
     async def _written(
-        self, name: TopicName, found: Found, reading: Reading, codec: Codec, options: PageOptions | None
+        self,
+        name: TopicName,
+        found: Found,
+        reading: Reading,
+        codec: Codec,
+        encode: Callable[[Page], bytes],
+        bytes_each: int = 0,
     ) -> bytes:
-        """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text."""
+        """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text.
+
+        Args:
+          bytes_each: what to encode a message takes besides its payload, as bytes of payload.
+        """
         room = reading.room
         while True:
             page = found.page
-            content = await off_loop(page.payload_bytes, codec, partial(_encoded, codec, page, options))
+            size = page.payload_bytes + bytes_each * page.count
+            content = await off_loop(size, codec, partial(encode, page))
             if room is None or page.count <= 1 or len(content) <= room.reserved_bytes or room.has(len(content)):
                 return content
             del content  # while a shorter one is made it must not be held
@@ -329,7 +357,13 @@ def poll_wait_ms(request: Request) -> int:
     return body.wait_ms or 0
 
 
-def _encoded(codec: Codec, page: Page, options: PageOptions | None) -> bytes:
+def _events_of(name: TopicName, options: PageOptions | None) -> Callable[[Page], bytes]:
+    """Writes pages as events; those that are none come from the topic itself."""
+    source = f"/v1/namespaces/{quote(name.namespace, safe='')}/topics/{quote(name.topic, safe='')}"
+    return partial(encode_events, source=source, payload_base64=options is not None and options.payload_base64)
+
+
+def _encoded(codec: Codec, options: PageOptions | None, page: Page) -> bytes:
     return codec.encode_page(page) if options is None else codec.encode_page(page, options)
 
 

@@ -13,7 +13,16 @@ from broker.http.messages import Answer, one_of, parse_query, whole_number
 from broker.http.wire import answer_to
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS
-from plainsong.protocol.codec import DEFAULT_OPTIONS, PageOptions, codec_for, rolls_back_all
+from plainsong.protocol.codec import (
+    DEFAULT_OPTIONS,
+    JSON,
+    PageOptions,
+    codec_for,
+    decode_events,
+    event_mode,
+    rolls_back_all,
+)
+from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS, TIMES_JSON
 from plainsong.protocol.errors import (
     InvalidParameter,
     OutcomeUnknown,
@@ -24,6 +33,7 @@ from plainsong.protocol.errors import (
     SequenceConsumed,
     TooManyProducers,
     TransactionNotInProgress,
+    UnsupportedMediaType,
 )
 from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_position
 from plainsong.protocol.requests import PublishResponse, check_publish, check_rollback, check_store
@@ -96,9 +106,12 @@ class Publishing:
 
     def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
         """As ``publish``, without a task: of requests that wait for nothing but their topic. See ``route.Start``."""
-        if len(request.body) > LOOP_BYTES:
+        if len(request.body) > LOOP_BYTES or not BINARY_MODE_HEADERS.isdisjoint(request.headers):
             return None
-        given = _read_publish(request)
+        try:
+            given = _read_publish(request)
+        except UnsupportedMediaType:  # it may be events, which are rarer than to be looked for here
+            return None
         name, body = given.name, given.body
         if body.write_pointer is not None and self.enlistments is not None:
             return None
@@ -256,6 +269,10 @@ def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
 async def read_publish(request: Request) -> Given:
     """What a request wants to publish. Raises PlainsongError for one that makes no sense: nothing happened."""
     name = request.name
+    mode = event_mode(request.headers)
+    if mode is not None:
+        decode = partial(decode_events, mode, request.headers, request.body)
+        return _given(request, name, JSON, await off_loop(TIMES_JSON * len(request.body), JSON, decode))
     codec = codec_for(request.headers.get("content-type"))
     return _given(
         request, name, codec, await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
@@ -276,7 +293,7 @@ def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest
 
 
 def answer_publish(request: Request, given: Given, found: PublishResponse | Receipt) -> Answer:
-    """What is said of a publish, in the encoding it came in."""
+    """What is said of a publish, in the encoding it came in; of events, in JSON."""
     codec = given.codec
     if isinstance(found, PublishResponse):
         # Unread, it is what rollback takes.

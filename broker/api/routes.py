@@ -28,6 +28,7 @@ from broker.api.topic_stats import Counting, offsets_wait_ms
 from broker.api.topics import NamespaceRoutes, Topics
 from broker.api.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
 from broker.security.identity import VERBS, Verb
+from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 
 AVRO_TYPE = "avro/binary"
 FRAMES_TYPE = "application/vnd.plainsong.frames"
@@ -209,11 +210,12 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="messages",
         doc="Publish messages, under a write pointer also what was stored, or the segments that a producer staged; 200 "
         "means durable. Without a write pointer the answer is empty, or for a producer, and with "
-        "Prefer: return=representation, a receipt.",
+        "Prefer: return=representation, a receipt. A body of any type is the data of a CloudEvent where headers ce-id, "
+        "ce-source, ce-type and ce-specversion say so.",
         parameters=("ttl", "longs"),
         body=Body(
             ref("PublishRequest"),
-            types=(JSON_TYPE, AVRO_TYPE),
+            types=(JSON_TYPE, AVRO_TYPE, EVENT_TYPE, BATCH_TYPE),
             example={"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
         ),
         answered="done; the body is empty unless the request names a write pointer or a producer, or prefers "
@@ -280,7 +282,7 @@ ROUTES: tuple[Route[Any], ...] = (
             example={"startFrom": _ID, "inclusive": False, "limit": 1000, "waitMs": 30000},
         ),
         answer=array(ref("Message")),
-        answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE),
+        answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE, BATCH_TYPE),
         answer_headers=(*_POSITION_HEADERS, *_HELD_HEADERS),
         errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
     ),

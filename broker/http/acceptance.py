@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.http.messages import answer_for
-from plainsong.protocol.codec import codec_for
+from plainsong.protocol.codec import codec_for, event_mode
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _ASKS_FOR_TOPIC = "get_topic"
 #: The one route whose topic need not be there.
 _CREATES_TOPIC = "create_topic"
+#: The one route whose body may be of any type, where headers say that it is an event's data.
+_TAKES_EVENTS = "publish"
 
 
 class Acceptance:
@@ -46,7 +48,11 @@ class Acceptance:
             _ = request.name  # raises for one that is not allowed
         elif "namespace" in request.path:
             _ = request.namespace
-        if route.body is not None and len(route.body.types) > 1:
+        if (
+            route.body is not None
+            and len(route.body.types) > 1
+            and (route.name != _TAKES_EVENTS or event_mode(request.headers) is None)
+        ):
             codec_for(request.headers.get("content-type"))
         if self._show is None or route.owner != "topic" or route.name == _CREATES_TOPIC:
             return None

@@ -12,6 +12,7 @@ from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from broker.security.identity import ANONYMOUS, Identity
+from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS
 from plainsong.protocol.errors import MalformedBody
 from plainsong.protocol.page import Page
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import BodyStream
 
-#: The headers that handlers read. Bodies travel decompressed; answers are compressed where the client is connected.
+#: The headers that handlers read, beside those of events in binary mode. Bodies travel decompressed; answers are compressed where the client is connected.
 _HEADERS = ("content-type", "accept", "prefer", "if-match", "last-event-id", "plainsong-reader")
+_EVENT_PREFIX = "ce-"
 
 
 def encode_request(route: str, request: Request) -> list[Any]:
@@ -119,7 +121,10 @@ async def decode_page(reply: Reply) -> Page:
 
 
 def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: headers[name] for name in _HEADERS if name in headers}
+    kept = {name: headers[name] for name in _HEADERS if name in headers}
+    if not BINARY_MODE_HEADERS.isdisjoint(headers):
+        kept |= {name: value for name, value in headers.items() if name.startswith(_EVENT_PREFIX)}
+    return kept
 
 
 # --- budgets of answers ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol.codec.avro import AVRO_END, Avro2Codec, AvroCodec, avro_block
 from plainsong.protocol.codec.base import DEFAULT_OPTIONS, Codec, Message, PageOptions, rollback_of_all, rolls_back_all
+from plainsong.protocol.codec.cloud_events import BATCH_TYPE, accepts_events, decode_events, encode_events, event_mode
 from plainsong.protocol.codec.json import JsonCodec
 from plainsong.protocol.codec.media import FramesOptions, accept_frames, encode_frames, parse_media_type
 from plainsong.protocol.errors import UnsupportedMediaType
@@ -18,6 +19,7 @@ __all__ = [
     "AVRO",
     "AVRO_2",
     "AVRO_END",
+    "BATCH_TYPE",
     "DEFAULT_OPTIONS",
     "JSON",
     "Codec",
@@ -25,9 +27,13 @@ __all__ = [
     "Message",
     "PageOptions",
     "accept_frames",
+    "accepts_events",
     "avro_block",
     "codec_for",
+    "decode_events",
+    "encode_events",
     "encode_frames",
+    "event_mode",
     "rollback_of_all",
     "rolls_back_all",
 ]
