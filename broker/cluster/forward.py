@@ -14,8 +14,9 @@ import trio
 from broker.api.route import Endpoint, owned_name
 from broker.cluster.owners import PATIENCE_S
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import decode_answer, decode_page, encode_request
-from plainsong.protocol.errors import NoOwner, PlainsongError
+from broker.link.http_codec import decode_answer, decode_page, encode_identity, encode_request
+from broker.security.identity import ANONYMOUS
+from plainsong.protocol.errors import Forbidden, NoOwner, PlainsongError, Unauthenticated
 from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Answer, Handler, Request
     from broker.link.client import Link
     from broker.link.flow import Reply
+    from broker.security.identity import Identity
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Page
     from plainsong.protocol.topic.asks import Span
@@ -121,7 +123,7 @@ class ScatterGather:
             except (NoOwner, LinkBroken):
                 waited_ms = round((trio.current_time() - begun_s) * 1000)
                 request.waited_ms += waited_ms
-        return await self._polling.poll(request, self._topics)
+        return await self._polling.poll(request, self._topics.asked_by(request.who))
 
     async def _forward(self, route: str, names: Sequence[TopicName], owner: Instance, request: Request) -> Answer:
         async def call(link: Link) -> Answer:
@@ -143,11 +145,22 @@ def topics_in(request: Request) -> list[TopicName]:
 
 
 class _RoutedTopics:
-    """Topics of all instances, those of one owner in one call; a ``TopicsAccess``."""
+    """Topics of all instances, those of one owner in one call; a ``TopicsAccess``.
 
-    def __init__(self, local: LocalTopics, owners: Owners) -> None:
+    Args:
+      who: whose request they are read for; each owner looks up by itself what that name may.
+    """
+
+    def __init__(self, local: LocalTopics, owners: Owners, who: Identity = ANONYMOUS) -> None:
         self._local = local
         self._owners = owners
+        # Nothing is sent of nobody: version 0.1 knows of no names.
+        identity = encode_identity(who)
+        self._identity = [] if identity is None else [identity]
+
+    def asked_by(self, who: Identity) -> _RoutedTopics:
+        """The same, for somebody's request."""
+        return _RoutedTopics(self._local, self._owners, who)
 
     async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
         """See ``TopicsAccess.look``. A missing owner is looked for as long as for a request about one topic."""
@@ -203,7 +216,7 @@ class _RoutedTopics:
         left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
 
         def call(link: Link) -> Awaitable[Reply]:
-            return link.call("look_many", [given, left_s])
+            return link.call("look_many", [given, left_s, *self._identity])
 
         try:
             reply = await self._owners.call_owner([one.name for one in some], owner, call, repeatable=True)
@@ -220,10 +233,12 @@ class _RoutedTopics:
         if owner is not None:
 
             def call(link: Link) -> Awaitable[Reply]:
-                return link.call("page", [name, span, limit, max_bytes, view])
+                return link.call("page", [name, span, limit, max_bytes, view, *self._identity])
 
             try:
                 return await decode_page(await self._owners.call_owner((name,), owner, call, repeatable=True))
+            except (Forbidden, Unauthenticated):
+                raise  # its owner says so, and what is stored must not be read round it
             except (LinkBroken, PlainsongError) as error:
                 log.debug("a page is read here, since its owner did not give it", exc_info=error)
         return await self._local.page(name, span, limit, max_bytes, view)

@@ -24,13 +24,13 @@ from broker.link.http_codec import decode_identity, decode_request, encode_admit
 from broker.link.proof import link_secret
 from broker.link.server import CallHandler, peer_handler
 from broker.link.wire import LinkBounds
-from broker.security.guard import OPEN
+from broker.security.guard import OPEN, forbidden
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
 from plainsong.protocol.names import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from actors.directory import Directory
     from actors.ownership import Ownership
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
     from broker.security.identity import Identity
     from broker.tls import Certificates
+    from plainsong.protocol.errors import PlainsongError
 
 #: Calls of a link that are not clients' requests.
 OWN_CALLS = 1024
@@ -215,18 +216,29 @@ class Dispatcher:
         return Reply(await self._local.directory.ask(name, ask))
 
     async def _look_many(self, call: Call) -> Reply:
-        given, left_s = call.value
+        given, left_s, *identity = call.value
         wanted = [Since(TopicName(namespace, topic), *rest) for namespace, topic, *rest in given]
-        here = self._local.topics
-        found: Any
-        if left_s is None:
-            found = await here.look(wanted)
+        found: list[Any] = [self._forbidden(one.name, identity) for one in wanted]
+        allowed = [at for at, error in enumerate(found) if error is None]
+        here, asked = self._local.topics, [wanted[at] for at in allowed]
+        if left_s is None or len(asked) < len(wanted):  # a refusal is something new
+            answers: Sequence[Any] = await here.look(asked)
         else:
-            found = await here.wait(wanted, trio.current_time() + left_s)
+            answers = await here.wait(asked, trio.current_time() + left_s)
+        for at, answer in zip(allowed, answers, strict=True):
+            found[at] = answer
         return Reply(found)
 
+    def _forbidden(self, name: TopicName, identity: Sequence[Any]) -> PlainsongError | None:
+        """Why the name that another instance has let in may not poll a topic of this one. Raises Unauthenticated."""
+        guard = self._local.guard
+        admission = guard.admission_of(decode_identity(identity[0]) if identity else ANONYMOUS)
+        return None if admission.rights.on_topic("poll", *name) else forbidden(admission.who, "poll", str(name))
+
     async def _page(self, call: Call) -> Reply:
-        name, span, limit, max_bytes, view = call.value
+        name, span, limit, max_bytes, view, *identity = call.value
+        if (refusal := self._forbidden(name, identity)) is not None:
+            raise refusal
         here, room = self._local.topics, self._local.answers.room()
         try:
             return encode_page(

@@ -1,0 +1,71 @@
+"""The instance that was asked lets a name in; the owner of a topic says by its own grants what the name may."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from broker.api.poll_many import Since
+from broker.cluster.forward import _RoutedTopics
+from broker.security.grants import parse_grants
+from broker.security.identity import Identity
+from plainsong.protocol.errors import Forbidden, Unauthenticated
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.names import TopicName
+from tests.broker.cluster.in_process import TOPICS, cluster
+from tests.security.named import GRANTS, Files
+
+HERE, THERE = TopicName("ns", "here"), TopicName("ns", "there")
+ONLY_HERE = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:here"')
+BOTH = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:here", "ns:there"')
+
+
+@asynccontextmanager
+async def instances(folder):
+    """Instance ``a``, asked by everybody; ``b`` owns one of two topics with a message each, and grants less."""
+    files = Files(folder)
+    files.grant(BOTH)
+    async with cluster("a", "b", **files.settings) as nodes:
+        nodes.move(HERE, "a")
+        nodes.move(THERE, "b")
+        for name in (HERE, THERE):
+            operator = files.header("operator")
+            await nodes["a"].call("PUT", f"{TOPICS}/{name.topic}", json={}, headers=operator)
+            body = {"messages": [f"of {name.topic}"]}
+            await nodes["a"].call("POST", f"{TOPICS}/{name.topic}/publish", json=body, headers=operator)
+        yield nodes, files
+
+
+async def polled(nodes, files, name, **body):
+    body = {"topics": {"here": {}, "there": {}}, **body}
+    answer = await nodes["a"].call("POST", "/v1/namespaces/ns/poll", json=body, headers=files.header(name))
+    return {
+        topic: each.get("error", {}).get("code") or each["messages"] for topic, each in answer.json()["topics"].items()
+    }
+
+
+async def test_of_many_topics_each_owner_refuses_its_own(tmp_path):
+    async with instances(tmp_path) as (nodes, files):
+        each = await polled(nodes, files, "narrow")
+        assert [each[topic][0]["payload"] for topic in ("here", "there")] == ["of here", "of there"]
+        nodes["b"].service.security.guard.replace(grants=parse_grants(ONLY_HERE.encode()))
+        for body in ({}, {"waitMs": 1000}):
+            each = await polled(nodes, files, "narrow", **body)
+            assert (each["here"][0]["payload"], each["there"]) == ("of here", "forbidden")
+        each = await polled(nodes, files, "reader")
+        assert each["there"][0]["payload"] == "of there"
+
+
+async def test_an_owner_gives_no_page_and_no_span_to_a_name_that_it_does_not_know(tmp_path):
+    async with instances(tmp_path) as (nodes, _):
+        owners, local = nodes["a"].cluster.owners, None
+        there = Since(THERE, FIRST_BOUND)
+        (span,) = await _RoutedTopics(local, owners, Identity("reader", "token")).look([there])
+        for who, refusal in ((Identity("stranger", "token"), Forbidden), (Identity("anonymous"), Unauthenticated)):
+            access = _RoutedTopics(local, owners, who)
+            for found in (await access.look([there]), await access.wait([there], trio.current_time() + 5)):
+                assert type(found[0]) is refusal
+            with pytest.raises(refusal):
+                await access.page(THERE, span, 10, 1 << 20, None)
