@@ -203,6 +203,14 @@ async def assemble(
         assert cluster is not None  # it is there before anything asks a peer
         return cluster.owners
 
+    async def transaction_owner(pointer: int) -> str | None:
+        if authority.embedded is None and authority.routed is not None and cluster is not None:
+            return await LinkedPeer(owners).owner_of(pointer)
+        return owner_known_here(pointer)
+
+    def owner_known_here(pointer: int) -> str | None:
+        return "" if authority.embedded is None else authority.embedded.owner_of(pointer)
+
     namespaces = Namespaces(store, default=config.deduplication.default, notify=announce)
     await namespaces.load()
     authority = build_authority(
@@ -260,7 +268,7 @@ async def assemble(
         rates,
         metrics.producer_refused,
         config.deduplication.answer_timeout_s,
-        lambda pointer: "" if authority.embedded is None else authority.embedded.owner_of(pointer),
+        transaction_owner,
     )
     streams = Streams(publishing, accounting)
     named_readers = NamedReaders()
@@ -394,7 +402,7 @@ async def assemble(
     if guard.required:
         guard.on_refused = audit.refused
         security.files.on_reload = audit.reloaded
-        endpoints = tuple(audit.audited(each, publishing.owner_of) for each in endpoints)
+        endpoints = tuple(audit.audited(each, owner_known_here) for each in endpoints)
     return Daemon(
         config=config,
         version=release,

@@ -78,6 +78,12 @@ class Given(NamedTuple):
     options: PageOptions
 
 
+async def nobodys(pointer: int) -> str | None:
+    """Whose a pointer's transaction is, where there is nobody to ask."""
+    del pointer
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Publishing:
     """The routes publish, store and rollback; streams and front ends publish through it, too."""
@@ -91,7 +97,7 @@ class Publishing:
     """Counts a producer's refusal, by its code."""
     answer_timeout_s: float
     """The longest wait of a producer."""
-    owner_of: Callable[[int], str | None] = lambda pointer: ""
+    owner_of: Callable[[int], Awaitable[str | None]] = nobodys
     """The name that began the transaction of a pointer; empty where nobody here remembers it."""
 
     async def publish(self, request: Request) -> Answer:
@@ -170,19 +176,19 @@ class Publishing:
         parse_query(request.query, ())
         check_rollback(response)
         assert response.write_pointer is not None  # checked above
-        self._refuse_others(request, name, response.write_pointer)
+        await self._refuse_others(request, name, response.write_pointer)
         await self._roll_back(name, RollBackPointer(response.write_pointer, _within(response)))
         return Answer(200)
 
-    def _refuse_others(self, request: Request, name: TopicName, pointer: int) -> None:
+    async def _refuse_others(self, request: Request, name: TopicName, pointer: int) -> None:
         """Raises Forbidden for a rollback of another's transaction by a name that may not operate on the topic.
 
-        Raises TransactionsUnavailable: nobody can say whose it is.
+        Raises TransactionsUnavailable, NoOwner: nobody can say whose it is just now.
         """
         rights = request.rights
         if request.who == ANONYMOUS or rights.on_topic("operate", *name):
             return
-        owner = self.owner_of(pointer)
+        owner = await self.owner_of(pointer)
         if owner not in ("", request.who.name):
             raise forbidden(request.who, "operate", str(name))
 

@@ -2,6 +2,7 @@
 
 tx.sync      [term, changes, wait_ms]         the state, as ``ReplicaUpdate.packed``, in the body
 tx.enlist    [pointer, namespace, topic]      whether the service has issued the pointer
+tx.owner     pointer                          whose transaction it is; "" if that is not known
 tx.thrift    a message of Tephra's clients    the message that answers it, both in the body
 ns.changed   namespace                        once the row of its properties has been read again
 """
@@ -59,6 +60,11 @@ class LinkedPeer:
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         return bool((await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
 
+    async def owner_of(self, pointer: int) -> str | None:
+        """See ``TransactionService.owner_of``."""
+        owner: str | None = (await self._call("tx.owner", pointer, ANSWER_S)).value
+        return owner
+
     async def _call(self, kind: str, value: Any, within_s: float) -> Reply:
         owners = self._owners()
         owner = owners.remote_owner(SERVICE_NAME)
@@ -112,6 +118,7 @@ class TransactionCalls:
         return {
             "tx.sync": self._sync,
             "tx.enlist": self._enlist,
+            "tx.owner": self._owner,
             "tx.thrift": self._thrift,
             "ns.changed": self._namespace_changed,
         }
@@ -130,6 +137,9 @@ class TransactionCalls:
     async def _enlist(self, call: Call) -> Reply:
         pointer, namespace, topic = call.value
         return Reply(await self._home().enlist(int(pointer), topic_name(namespace, topic)))
+
+    async def _owner(self, call: Call) -> Reply:
+        return Reply(self._home().owner_of(int(call.value)))
 
     async def _thrift(self, call: Call) -> Reply:
         return Reply(None, await TephraMethods(self._home()).answer(call.body))

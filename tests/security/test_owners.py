@@ -8,13 +8,14 @@ import pytest
 import trio
 
 from broker.api.poll_many import Since
+from broker.api.route import TRANSACTIONS
 from broker.cluster.forward import _RoutedTopics
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
 from plainsong.protocol.errors import Forbidden, Unauthenticated
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
-from tests.broker.cluster.in_process import TOPICS, cluster
+from tests.broker.cluster.in_process import TOPICS, cluster, until
 from tests.security.named import GRANTS, Files
 
 HERE, THERE = TopicName("ns", "here"), TopicName("ns", "there")
@@ -69,3 +70,23 @@ async def test_an_owner_gives_no_page_and_no_span_to_a_name_that_it_does_not_kno
                 assert type(found[0]) is refusal
             with pytest.raises(refusal):
                 await access.page(THERE, span, 10, 1 << 20, None)
+
+
+async def test_nobody_takes_back_what_anothers_transaction_wrote_at_an_owner_that_does_not_have_the_service(tmp_path):
+    files = Files(tmp_path)
+    async with cluster("a", "b", **files.settings, transactions__service="embedded") as nodes:
+        nodes.move(TRANSACTIONS, "a")
+        nodes.move(THERE, "b")
+        await until(lambda: nodes["a"].is_deciding and nodes["b"].is_deciding)
+
+        async def ask(name, path, body=None, status=200, at="a", method="POST"):
+            return await nodes[at].call(method, path, json=body, status=status, headers=files.header(name))
+
+        await ask("operator", f"{TOPICS}/there", {}, method="PUT")
+        pointer = (await ask("owner", "/v1/transactions")).json()["writePointer"]
+        body = {"transactionWritePointer": pointer}
+        await ask("owner", f"{TOPICS}/there/publish", {**body, "messages": ["m"]})
+        for at in ("a", "b"):
+            await ask("writer", f"{TOPICS}/there/rollback", body, 403, at)
+            await ask("other", f"{TOPICS}/there/rollback", body, 403, at)
+        await ask("owner", f"/v1/transactions/{pointer}/commit")
