@@ -477,12 +477,13 @@ class AnswerBudget:
         waiting = _Waiting(least, most)
         queue = self._small if least <= SMALL_BYTES else self._large
         queue.append(waiting)
+        begun_s, patience_s = trio.current_time(), self.patience_s
         try:
-            with trio.move_on_after(self.patience_s / 2):
+            with trio.move_on_at(begun_s + patience_s / 2):
                 await waiting.granted.wait()
             if not waiting.taken:
                 self._cut_blocked(least)  # those who took nothing since
-                with trio.move_on_after(self.patience_s / 2):
+                with trio.move_on_at(begun_s + patience_s):
                     await waiting.granted.wait()
         except BaseException:
             if waiting.taken:

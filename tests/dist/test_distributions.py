@@ -162,7 +162,8 @@ def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
     main = "plainsong.cli.main:main"
     assert found["client"] == {"console_scripts": {"plainsong": main}}
     assert found["server"]["console_scripts"] == {"plainsong-server": main}
-    assert set(found["server"]["plainsong.commands"]) == {"serve", "config", "store", "copy", "backup", "maintain"}
+    verbs = {"serve", "config", "store", "copy", "backup", "maintain", "token", "grants"}
+    assert set(found["server"]["plainsong.commands"]) == verbs
     assert found["spark"] == {"plainsong.commands": {"pipeline": "pyspark_plainsong.pipeline.command:pipeline"}}
 
 
