@@ -63,7 +63,7 @@ from broker.security.guard import RefusedRequest
 from broker.security.identity import NOBODY
 from broker.security.setup import Security, build_security
 from broker.stores import message_bound, place_of
-from broker.thrift import TephraMethods, serve_thrift
+from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 from plainsong.protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin, Handler
     from broker.http.peer import Peer
     from broker.metrics import Metrics
+    from broker.thrift import Methods
     from broker.tls import Certificates
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.errors import PlainsongError
@@ -576,10 +577,14 @@ async def start_thrift(
     if not config.transactions.thrift or (authority.own is None and authority.routed is None):
         return []
     owners = None if daemon.cluster is None else daemon.cluster.owners
+    methods: Methods = RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own)
+    guard = daemon.security.guard
+    if guard.required:
+        methods = GrantedMethods(methods, partial(guard.rights_of, THRIFT), daemon.publishing.owner_of)
     serving = partial(
         serve_thrift,
         config.transactions.thrift,
-        RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own),
+        methods,
         budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from broker.http.sockets import address_of, listen_on
+from broker.security.identity import Identity
 from plainsong.protocol.errors import (
     InvalidParameter,
     Overloaded,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     from actors.transactions import TransactionService
     from broker.http.budgets import BodyBudget, Reservation
+    from broker.security.identity import Verb
+    from broker.security.rights import Rights
     from plainsong.protocol.tephra.rpc import Call
     from plainsong.protocol.transactions.transaction import Transaction
 
@@ -210,6 +213,64 @@ def _tephra_error(error: PlainsongError) -> TephraError | None:
 def failure(call: Call, why: str) -> bytes:
     """The answer to a call that failed."""
     return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {why}")
+
+
+# --- grants ----------------------------------------------------------------------------------------
+
+
+#: Whose calls these are, where names are asked for: Thrift knows none.
+THRIFT = Identity("thrift", "thrift")
+#: What is the operators'; everything else is done by whoever transacts.
+_OPERATES = frozenset(("resetState", "truncateInvalidTx", "truncateInvalidTxBefore", "pruneNow"))
+#: What is done to a transaction, which is the first argument, or in it.
+_OF_ONE = frozenset(
+    ("canCommitTx", "canCommitOrThrow", "commitTx", "commitOrThrow", "abortTx", "invalidateTx", "checkpoint")
+)
+
+
+class GrantedMethods:
+    """Answers what ``thrift`` may: with ``transact``, transactions that no name began; with ``operate``, everything.
+
+    Args:
+      rights: what ``thrift`` may now.
+      owner_of: as ``TransactionService.owner_of``.
+    """
+
+    def __init__(
+        self, methods: Methods, rights: Callable[[], Rights], owner_of: Callable[[int], Awaitable[str | None]]
+    ) -> None:
+        self._methods = methods
+        self._rights = rights
+        self._owner_of = owner_of
+
+    async def answer(self, message: bytes) -> bytes:
+        """The message that answers a message. Raises MalformedThrift: it is no call, and cannot be answered."""
+        try:
+            call = decode_call(message)
+        except RefusedCall as refused:
+            return encode_failure(refused.call, refused.number, refused.message)
+        try:
+            needed = await self._lacks(call)
+        except PlainsongError as error:
+            return failure(call, error.detail)
+        if needed is not None:
+            return failure(call, f"thrift has no {needed} on service")
+        return await self._methods.answer(message)
+
+    async def _lacks(self, call: Call) -> Verb | None:
+        """The verb that a call would need; None: it may be answered. Raises PlainsongError."""
+        rights = self._rights()
+        if rights.on_service("operate"):
+            return None
+        if call.method in _OPERATES:
+            return "operate"
+        if not rights.on_service("transact"):
+            return "transact"
+        if call.method not in _OF_ONE:
+            return None
+        about = call.args[0]
+        owner = await self._owner_of(about if isinstance(about, int) else about.transaction_id)
+        return None if owner in ("", None, THRIFT.name) else "operate"
 
 
 # --- connections -----------------------------------------------------------------------------------

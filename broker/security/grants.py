@@ -138,10 +138,14 @@ class GrantTable:
                 return True
         return False
 
-    def granted(self, name: str, claimed: Iterable[str]) -> tuple[Grant, ...]:
-        """The grants of a name."""
+    def granted(self, name: str, claimed: Iterable[str], *, proven: bool = True) -> tuple[Grant, ...]:
+        """The grants of a name; one that is not ``proven`` has none of those to every name."""
         claimed = frozenset(claimed)
-        return tuple(grant for grant in self.grants if self.applies(grant.to, name, claimed))
+        return tuple(
+            grant
+            for grant in self.grants
+            if self.applies(grant.to if proven else [to for to in grant.to if to != EVERYBODY], name, claimed)
+        )
 
     def groups_of(self, name: str) -> tuple[str, ...]:
         """The groups of this file that a name is in."""

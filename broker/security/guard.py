@@ -155,7 +155,7 @@ class Guard:
         self._peer_names: PeerNames = peer_names or (lambda peer: None)
         self._counters: Counters = counters or NoCounters()
         self._now_ms = now_ms
-        self._rights: dict[tuple[str, tuple[str, ...]], Rights] = {}
+        self._rights: dict[tuple[str, tuple[str, ...], bool], Rights] = {}
         self._decisions: Decisions = {}
         #: When the next credential ends of those that were let in since the epoch moved, or of what waits.
         self._next_end_ms: int | None = None
@@ -297,13 +297,15 @@ class Guard:
             return EVERYTHING
         if not who.name:
             return NOTHING
-        key = who.name, who.groups
+        is_proven = who.via != "thrift"
+        key = who.name, who.groups, is_proven
         found = self._rights.get(key)
         if found is None:
             if len(self._rights) >= MAX_NAMES:
                 self._rights.clear()
                 self._decisions.clear()
-            found = self._rights[key] = Rights(self.grants.granted(who.name, who.groups), self._decisions)
+            granted = self.grants.granted(who.name, who.groups, proven=is_proven)
+            found = self._rights[key] = Rights(granted, self._decisions)
         return found
 
     def groups_of(self, name: str) -> tuple[str, ...]:
