@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.planted import MISTAKES, named, with_mistake
 
-#: Some that are found soon; ``docs/reliability.md`` has how soon each is. More than twice as many histories as they need.
+#: Some that are found soon, and more than twice as many histories as that takes.
 SOON = {
     "a failed commit is acknowledged": 20,
     "what failed is said not to have happened": 60,
