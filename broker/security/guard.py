@@ -76,8 +76,12 @@ NO_ADMISSION = Admission(NOBODY, NOTHING, -1)
 class Provider(Protocol):
     """Verifies the tokens of an OpenID provider."""
 
-    def known(self, token: str) -> Identity | None:
-        """Whom a token names that was verified before and still holds; None: it has to be verified."""
+    def known(self, token: str, peer: Peer) -> Identity | None:
+        """Whom a token names that was verified before and still holds; None: it has to be verified.
+
+        Raises:
+          Unauthenticated: it is not good on this connection.
+        """
         ...
 
     async def verify(self, token: str, peer: Peer) -> Identity:
@@ -233,7 +237,7 @@ class Guard:
             return self._admitted(self._of_token(token))
         if self.provider is None:
             raise self._refused("oidc", "the token is not one of this daemon")
-        known = self.provider.known(token)
+        known = self.provider.known(token, peer)
         return None if known is None else self._admitted(known)
 
     async def admit(self, headers: Mapping[str, str], peer: Peer) -> Admission:

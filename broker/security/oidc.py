@@ -150,7 +150,8 @@ class OidcProvider:
         self._asked_again_s = float("-inf")
         self._fetching = trio.Lock()
         self._limit = trio.CapacityLimiter(VERIFYING)
-        self._known: OrderedDict[bytes, tuple[Identity, str]] = OrderedDict()
+        #: By the hash of a token: whom it names, its key, and the confirmation that it asks of each connection.
+        self._known: OrderedDict[bytes, tuple[Identity, str, Any]] = OrderedDict()
         self.failed = ""
 
     # --- keys -------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ class OidcProvider:
         gone = {key.id for key in self._keys} - {key.id for key in keys}
         self._keys = keys
         if gone:
-            for hashed in [hashed for hashed, (_, kid) in self._known.items() if kid in gone]:
+            for hashed in [hashed for hashed, (_, kid, _) in self._known.items() if kid in gone]:
                 del self._known[hashed]
             self._on_change()
 
@@ -212,16 +213,22 @@ class OidcProvider:
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def known(self, token: str) -> Identity | None:
-        """Whom a token names that was verified before and still holds."""
+    def known(self, token: str, peer: Peer) -> Identity | None:
+        """Whom a token names that was verified before and still holds.
+
+        Raises:
+          Unauthenticated: it is bound to a certificate that this connection does not have.
+        """
         hashed = sha256(token.encode()).digest()
         found = self._known.get(hashed)
         if found is None or self.age_s > self._config.max_stale_s + self._config.refresh_s:
             return None
-        who, _ = found
+        who, _, confirmation = found
         if who.expires_ms is not None and who.expires_ms <= self._now_s() * 1000:
             del self._known[hashed]
             return None
+        if confirmation is not None:
+            _confirm(confirmation, peer)
         self._known.move_to_end(hashed)
         return who
 
@@ -244,10 +251,11 @@ class OidcProvider:
             is_good = await trio.to_thread.run_sync(_is_signed, alg, key, signed, signature)
         if not is_good:
             raise invalid_token("the signature of the token does not verify")
-        who = self._named(_object(claims, "claims"), key, peer)
+        claimed = _object(claims, "claims")
+        who = self._named(claimed, key, peer)
         while len(self._known) >= MAX_KNOWN:
             self._known.popitem(last=False)
-        self._known[sha256(token.encode()).digest()] = who, key.id
+        self._known[sha256(token.encode()).digest()] = who, key.id, claimed.get("cnf")
         return who
 
     async def _key_for(self, kid: Any, alg: str) -> PublicKey:

@@ -130,10 +130,10 @@ async def refused(provider, token, peer=NO_PEER):
 @pytest.mark.parametrize("alg", KEYS)
 async def test_a_token_of_the_provider_names_its_subject_and_groups(provider, alg):
     token = signed(alg)
-    assert provider.known(token) is None
+    assert provider.known(token, NO_PEER) is None
     who = await provider.verify(token, NO_PEER)
     assert (who.name, who.via, who.groups, who.expires_ms) == ("oidc:ann", "oidc", ("ops",), (NOW_S + 360) * 1000)
-    assert provider.known(token) is who
+    assert provider.known(token, NO_PEER) is who
     assert provider.still_holds(who)
 
 
@@ -213,7 +213,13 @@ async def test_a_bound_token_is_good_on_the_connection_of_its_certificate_alone(
     token = signed(cnf={"x5t#S256": encoded(sha256(b"certificate").digest())})
     assert "bound" in await refused(provider, token)
     assert "bound" in await refused(provider, token, Peer(certificate=b"another"))
-    assert (await provider.verify(token, Peer(certificate=b"certificate"))).name == "oidc:ann"
+    holder = Peer(certificate=b"certificate")
+    who = await provider.verify(token, holder)
+    assert who.name == "oidc:ann"
+    assert provider.known(token, holder) is who
+    for thief in (NO_PEER, Peer(certificate=b"another")):
+        with pytest.raises(Unauthenticated, match="bound"):
+            provider.known(token, thief)
 
 
 async def test_access_tokens_alone_where_that_is_wanted(told):
@@ -250,7 +256,7 @@ async def test_a_key_that_is_withdrawn_takes_its_tokens_with_it(told):
     who = await made.verify(token, NO_PEER)
     told.body = published(KEYS["RS256"])
     await made.refresh()
-    assert made.known(token) is None
+    assert made.known(token, NO_PEER) is None
     assert not made.still_holds(who)
     assert changes == [1]
     assert "does not publish" in await refused(made, token)
@@ -271,7 +277,7 @@ async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_the
     now.s += 400
     with pytest.raises(AuthenticationUnavailable):
         await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
-    assert made.known(signed(exp=NOW_S + 10_000)) is None
+    assert made.known(signed(exp=NOW_S + 10_000), NO_PEER) is None
     told.status = 200
     await made.refresh()
     await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
@@ -332,7 +338,7 @@ def test_no_text_of_a_token_does_more_than_be_refused(text, form):
 async def test_what_is_known_of_tokens_is_bounded(provider):
     who = await provider.verify(signed(), NO_PEER)
     for number in range(MAX_KNOWN):
-        provider._known[number.to_bytes(32, "big")] = who, "rsa"
+        provider._known[number.to_bytes(32, "big")] = who, "rsa", None
     await provider.verify(signed(sub="bob"), NO_PEER)
     assert len(provider._known) == MAX_KNOWN
 
