@@ -111,7 +111,9 @@ class Backups:
                 await view.aclose()
             raise
         when = datetime.fromtimestamp(cut_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
-        return _Held(f"{when}-{secrets.token_hex(3)}", view, cut, topics, cut_ms, trio.current_time())
+        # Ids are in the order of their cuts, those of one second too: "the last two" are the last two.
+        backup_id = f"{when}-{cut_ms % 1000:03x}{secrets.token_hex(2)[:3]}"
+        return _Held(backup_id, view, cut, topics, cut_ms, trio.current_time())
 
     async def objects(self, request: Request) -> Answer:
         """The names of objects of a topic, or of no topic, page by page. Raises NotFound, InvalidParameter, StoreError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from broker_in_process import in_process
+from broker_in_process import START_MS, in_process
 
 from broker.api.backups import Backups
 from storage.backup.objects import decode_rows
@@ -46,6 +46,15 @@ async def test_a_cut_has_what_was_published_before_and_nothing_later(daemon):
         assert len(rows[each["table"]]) == each["rows"]
     assert [value[-6:] for _, value in rows["messages"]] == [b"before"]
     assert len(rows["metadata"]) >= 1
+
+
+async def test_ids_are_in_the_order_of_their_cuts_also_within_a_second(daemon):
+    ids = []
+    for ms in (1, 9, 10, 200, 999):
+        daemon.clock.ms = START_MS + ms
+        ids.append((await daemon.call("POST", "/v1/backups")).json()["id"])
+        await daemon.call("DELETE", f"/v1/backups/{ids[-1]}")
+    assert ids == sorted(ids)
 
 
 async def test_a_second_backup_is_refused_until_the_first_has_ended(daemon):
