@@ -2,10 +2,10 @@
 
 PYTEST := .venv/bin/python -m pytest
 LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url \
-          --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock" pyproject.toml --group run
+          --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check quick-tests format bench bench-peers torture simulate dist docs lock etc clean
+.PHONY: help venv serve cluster test check audit quick-tests format bench bench-peers torture simulate dist docs man lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -23,7 +23,7 @@ test: venv tools  ## all of it: format, lint, types, floors, then every ring of 
 	@$(MAKE) --no-print-directory static
 	@exec .venv/bin/python -m tests.rings $(RINGS)
 
-check: venv  ## the quick half: format, lint, types, floors, and the tests that take milliseconds
+check: venv audit  ## the quick half: format, lint, types, floors, dependencies, and the tests that take milliseconds
 	@$(MAKE) --no-print-directory static
 	$(PYTEST) $(wildcard tests/test_house.py tests/protocol tests/actors)
 
@@ -33,11 +33,15 @@ sync:  ## write the client for threads (plainsong/_sync) from the one for event 
 .PHONY: static sync
 static:
 	.venv/bin/python scripts/unasync.py --check
+	.venv/bin/python scripts/manpages.py --check
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/mypy $(wildcard examples/*.py)
 	.venv/bin/lint-imports --no-cache
+
+audit: venv  ## look up the locked dependencies in the database of known vulnerabilities
+	.venv/bin/python scripts/audit.py
 
 format: venv  ## bring the code into shape
 	.venv/bin/ruff format .
@@ -51,8 +55,13 @@ bench-peers:  ## the daemon beside the original service, Kafka, NATS, Redis and 
 	@etc/venv bench
 	.venv/bin/python -m bench.peers $(ARGS)
 
-torture: venv tools  ## every test with many more rounds: hours, not minutes
-	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture
+torture: venv tools  ## every test with many more rounds, then an hour of soak, then every call to the disk failing: hours; report in build/torture
+	@etc/venv bench
+	@status=0; \
+	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture || status=1; \
+	.venv/bin/python -m tests.torture.soak || status=1; \
+	.venv/bin/python -m tests.torture $(ARGS) || status=1; \
+	exit $$status
 
 simulate: venv  ## simulated daemons under simulated faults, judged by a checker: ARGS="--seconds 600", ARGS="--seed 7"
 	.venv/bin/python -m tests.simulation $(ARGS)
@@ -64,6 +73,9 @@ docs: venv  ## write the API reference (docs/reference) from the code, and build
 	.venv/bin/python scripts/reference.py
 	.venv/bin/python scripts/site.py
 
+man: venv  ## write the manual pages and the shells' completions (etc/dist/*/share) from the verbs
+	.venv/bin/python scripts/manpages.py
+
 venv:
 	@etc/venv dev
 
@@ -74,9 +86,10 @@ tools:
 lock:  ## resolve the dependencies of pyproject.toml anew (the only target that chooses versions)
 	@etc/venv dev
 	.venv/bin/python -m pip install --quiet "uv>=0.8"
-	$(LOCK) --upgrade -o requirements.lock
-	$(LOCK) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
-	$(LOCK) --upgrade --group bench -c requirements-dev.lock -o requirements-bench.lock
+	$(LOCK) pyproject.toml --group run --upgrade -o requirements.lock
+	$(LOCK) pyproject.toml --group run --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) pyproject.toml --group run --upgrade --group bench -c requirements-dev.lock -o requirements-bench.lock
+	$(LOCK) --upgrade --group pyproject.toml:audit -c requirements-dev.lock -o requirements-audit.lock
 
 pictures: venv tools  ## take the console's pictures anew, into docs/pictures
 	.venv/bin/python -m tests.console.pictures

@@ -18,12 +18,16 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from actors.kept_pages import KeptPages
 from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, NO_PAYLOAD_PART, after
 from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from plainsong.protocol.page import Page
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.topic.reading import Paging
     from plainsong.protocol.transactions.view import View
 
 #: No item has attributes.
@@ -32,12 +36,18 @@ NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 SEAL_BYTES = 64 * 1024
 
 
+#: The part of the budget that pages of the store may take.
+PAGES_PART = 8
+
+
 class CacheBudget:
-    """The memory that the chunks of all topics may take together; drops the oldest chunks beyond it."""
+    """The memory that the chunks and pages of all topics may take together; drops the oldest chunks beyond it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
+        #: Pages of the store that are asked for again and again; what they take counts like chunks.
+        self.pages = KeptPages(max_bytes // PAGES_PART)
         self.hits = 0
         self.misses = 0
         self._chunks: OrderedDict[int, tuple[TopicCache, Chunk]] = OrderedDict()
@@ -69,6 +79,8 @@ class TopicCache:
         #: The cache has everything from this bound on; valid only while there are chunks.
         self.since = FIRST_BOUND
         self.chunks: list[Chunk] = []
+        #: The generations of which pages may be kept.
+        self._prefixes: set[bytes] = set()
 
     def __repr__(self) -> str:
         return f"<TopicCache {sum(map(len, self.chunks))} messages in {len(self.chunks)} chunks>"
@@ -146,6 +158,22 @@ class TopicCache:
         """The chunks with messages from ``bound`` on."""
         return self.chunks[max(0, bisect_right(self.chunks, bound, key=_first_of) - 1) :]
 
+    def kept_page(self, span: Span, limit: int, max_bytes: int) -> Page | None:
+        """A page that was read from the store again and again; counts whether there is one."""
+        page = self.budget.pages.find(span, limit, max_bytes)
+        if page is None:
+            self.budget.misses += 1
+        else:
+            self.budget.hits += 1
+        return page
+
+    def offer_page(self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int) -> None:
+        """Keep a page from the store if it is worth it; see ``KeptPages.offer``."""
+        grown = self.budget.pages.offer(paging, page, limit, max_bytes, turn)
+        if grown:
+            self._prefixes.add(paging.span.prefix)
+            self.budget.changed(grown)
+
     def drop_oldest(self) -> None:
         """Give the oldest chunk's memory back."""
         chunk = self.chunks.pop(0)
@@ -154,6 +182,12 @@ class TopicCache:
 
     def clear(self) -> None:
         """Forget everything: after a fall, a deletion, a re-creation."""
+        self.begin_anew()
+        self.budget.changed(self.budget.pages.forget(self._prefixes))
+        self._prefixes.clear()
+
+    def begin_anew(self) -> None:
+        """Forget the chunks: there are messages behind them that are not cached."""
         while self.chunks:
             self.drop_oldest()
 

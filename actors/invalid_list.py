@@ -178,7 +178,7 @@ class InvalidPass:
             return
         oldest = min(((pointer, name) for name, pointer in figures.oldest_by_topic.items()), default=None)
         log.log(
-            logging.INFO if report.invalid or report.pruned else logging.DEBUG,
+            logging.INFO if report.rolled_back or report.pruned else logging.DEBUG,
             "invalid pass complete",
             extra={
                 "invalid": report.invalid,

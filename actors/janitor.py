@@ -97,23 +97,27 @@ class Janitor:
     async def clean_all(self) -> int:
         """One round over all topics; the number of rows removed."""
         removed = 0
+        seen: set[TopicName] = set()
         start, stop = all_topics()
         while True:
             rows = await read_rows(self._store, Table.METADATA, start, stop, limit=LIST_ROWS)
             for row in rows:
-                removed += await self._clean_row(row)
+                removed += await self._clean_row(row, seen)
             if len(rows) < LIST_ROWS:
                 break
             start = rows[-1][0] + b"\x00"
+        for name in self._first_keys.keys() - seen:
+            del self._first_keys[name]  # of topics that are gone, or another instance's by now
         await self._store.tidy()
         self.rounds += 1
         return removed
 
-    async def _clean_row(self, row: Row) -> int:
+    async def _clean_row(self, row: Row, seen: set[TopicName]) -> int:
         try:
             name, _ = topic_of(row[0])
             if not self._directory.environment.ownership.is_mine(name):
                 return 0  # its owner cleans it
+            seen.add(name)
             metadata = Metadata.decode(row[1])
             if not await self._is_due(name, metadata):
                 return 0

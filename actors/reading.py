@@ -17,15 +17,18 @@ from plainsong.protocol.topic.producer_sessions import old_producer_view
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.reading import Paging
 from plainsong.protocol.transactions.view import Verdict
+from storage.base import Unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.cache import Chunk, TopicCache
     from actors.directory import Directory
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ProducerView, Span
-    from plainsong.protocol.topic.reading import Walk
+    from plainsong.protocol.topic.reading import Rows, Walk
     from plainsong.protocol.transactions.view import View
-    from storage.base import Store
+    from storage.base import Row, Store
 
 
 async def read_page(
@@ -38,7 +41,7 @@ async def read_page(
     view: View | None = None,
     with_pointers: bool = False,
 ) -> Page:
-    """The next messages of ``span``; from the cache if it has all of them.
+    """The next messages of ``span``; from the cache if it has all of them, or the very page.
 
     Args:
       limit: messages at most, at least 1.
@@ -46,14 +49,57 @@ async def read_page(
       view: what the reader may see; None: everything, undecided and rolled back too.
       with_pointers: whether ``Page.pointers`` is filled.
     Raises:
-      StoreError: the store could not be read; nothing else is affected.
+      StoreError: the store could not be read; nothing else is affected. What can be read before a damaged block is a
+        page; the next one begins at the block, and raises Unreadable.
     """
     if span.start >= span.until:
         return Page(last_id=span.resume)
     paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
-    if not feed_cached(cache, span, paging):
+    if feed_cached(cache, span, paging):
+        return paging.page()
+    kept = None if cache is None else cache.kept_page(span, limit, max_bytes)
+    if kept is not None:
+        return kept
+    turn = 0 if cache is None else cache.budget.pages.turn
+    try:
         await walk_rows(store, paging)
-    return paging.page()
+    except Unreadable:
+        paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
+        await _walk_to_damage(store, paging)
+        return paging.page()
+    page = paging.page()
+    if cache is not None:
+        cache.offer_page(paging, page, limit, max_bytes, turn)
+    return page
+
+
+async def _walk_to_damage(store: Store, paging: Paging) -> None:
+    """Feed a page with all rows that can be read before a damaged block. Raises StoreError: it would have none."""
+    for table, start, stop, feed, _ in paging.scans():
+        try:
+            await _feed_to_damage(store, table, start, stop, feed)
+        except Unreadable:
+            if not paging.cut_by_damage():
+                raise
+            return
+
+
+async def _feed_to_damage(store: Store, table: Table, start: bytes, stop: bytes, feed: Callable[[Rows], bool]) -> None:
+    """Of a list of rows that failed none came: begin again behind those that did, with a list of one."""
+
+    def fed(rows: list[Row]) -> bool:
+        nonlocal start
+        start = rows[-1][0] + b"\x00"
+        return feed(rows)
+
+    while True:
+        before = start
+        try:
+            await store.scan(table, start, stop, fed, first_chunk=1)
+            return
+        except Unreadable:
+            if start == before:
+                raise
 
 
 async def walk_rows(store: Store, walk: Walk) -> None:
@@ -67,7 +113,6 @@ def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:
     if cache is None:
         return False
     if not cache.covers(span.prefix, span.start):
-        cache.budget.misses += 1
         return False
     cache.budget.hits += 1
     for chunk in cache.chunks_from(span.start):

@@ -19,7 +19,7 @@ import trio
 
 from actors.loading import load_topic
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_position
+from plainsong.protocol.ids import POSITION_BYTES, SEQUENCES_PER_MS, pack_position
 from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 EPOCHS = 1_000_000
 #: Topics whose rows of metadata are kept once they are made: a copy asks for them kind by kind.
 _KEPT_TOPICS = 64
-_POSITION_BYTES = 10
 _LAST_SEQUENCE_ID = SEQUENCES_PER_MS - 1
 #: Rows of a list that a scan feeds.
 _CHUNK_ROWS = 1000
@@ -215,7 +214,7 @@ class RestoredStore:
             if entry["toMs"] <= line_ms:
                 continue
             for key, value in self._folder.rows(entry["sha256"]):
-                if key[-_POSITION_BYTES:] > topic.line and value and value[0] & (HAS_POINTER | NO_PAYLOAD):
+                if key[-POSITION_BYTES:] > topic.line and value and value[0] & (HAS_POINTER | NO_PAYLOAD):
                     self._leave_out(topic, value)
 
     def _leave_out(self, topic: _Topic, value: bytes) -> None:
@@ -230,7 +229,7 @@ class RestoredStore:
                 topic.discarded.add(stored.staged)
 
     def _has(self, topic: _Topic, key: bytes) -> bool:
-        at_ms = int.from_bytes(key[-_POSITION_BYTES:-2], "big")
+        at_ms = int.from_bytes(key[-POSITION_BYTES:-2], "big")
         for entry in topic.objects["messages"]:
             if entry["fromMs"] <= at_ms <= entry["toMs"] and any(
                 row[0] == key for row in self._folder.rows(entry["sha256"])
@@ -411,10 +410,10 @@ class RestoredStore:
                 if not start <= new < stop:
                     continue
                 if table is Table.PAYLOAD:
-                    pointer = int.from_bytes(key[-_POSITION_BYTES - 8 : -_POSITION_BYTES], "big", signed=True)
+                    pointer = int.from_bytes(key[-POSITION_BYTES - 8 : -POSITION_BYTES], "big", signed=True)
                     if not self._is_undone(pointer) and pointer not in topic.discarded:
                         yield new, value
-                elif topic.line is None or key[-_POSITION_BYTES:] <= topic.line:
+                elif topic.line is None or key[-POSITION_BYTES:] <= topic.line:
                     yield new, self._decided(value)
 
     def _decided(self, value: bytes) -> bytes:

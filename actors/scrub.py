@@ -6,13 +6,14 @@ removed. A round finds it before. Nothing is moved or mended: the store has one 
 
 from __future__ import annotations
 
+import json
 import logging
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
+from actors.damage import approach, behind, key_before
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.keys import (
@@ -26,12 +27,16 @@ from plainsong.protocol.keys import (
     topic_range,
 )
 from plainsong.protocol.names import TopicName
-from storage.base import StoreError, read_rows
+from storage.base import NamesFiles, StoreError, read_rows
 from storage.cleaning import is_message, is_payload
+from storage.directory import write_whole
 from storage.inspect.describe import describe
 from storage.pace import Pace, paced_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from actors.directory import Directory
     from actors.observe import Clock
     from storage.base import Row, Store
@@ -43,9 +48,8 @@ FIRST_AFTER_S = 3600.0
 MAX_FINDINGS = 1_000
 #: Who scrubs rows of no topic, among instances that share a store.
 _NO_TOPIC = TopicName("", "transactions")
-_FIRST, _LAST = b"", b"\xff" * 8
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
-_FILE = re.compile(r"\b\d+\.(?:ldb|sst|log)\b")
+_FIRST, _LAST = b"", b"\xff" * 8
 
 
 @dataclass(slots=True)
@@ -61,10 +65,39 @@ class ScrubFinding:
     generation: int | None = None
     rows: int | None = None
     """None: nobody knows."""
+    file: str | None = None
+    """Where the store keeps them, relative to its directory; None: the store does not say."""
+
+    def kept(self) -> dict[str, object]:
+        """As the file of the report has it."""
+        return {
+            "table": self.table.name,
+            "first": self.first.hex(),
+            "last": self.last.hex(),
+            "why": self.why,
+            "name": None if self.name is None else list(self.name),
+            "generation": self.generation,
+            "rows": self.rows,
+            "file": self.file,
+        }
+
+    @classmethod
+    def of_kept(cls, kept: dict[str, Any]) -> ScrubFinding:
+        """The reverse. Raises ValueError, KeyError, TypeError."""
+        name = kept["name"]
+        return cls(
+            Table[kept["table"]],
+            bytes.fromhex(kept["first"]),
+            bytes.fromhex(kept["last"]),
+            str(kept["why"]),
+            None if name is None else TopicName(*name),
+            kept["generation"],
+            kept["rows"],
+            kept["file"],
+        )
 
     def shown(self) -> dict[str, object]:
         """Ready for JSON; messages by their ids, other rows by their keys in hex."""
-        file = _FILE.search(self.why)
         return {
             "namespace": None if self.name is None else self.name.namespace,
             "topic": None if self.name is None else self.name.topic,
@@ -74,7 +107,7 @@ class ScrubFinding:
             "to": _shown_place(self.table, self.last),
             "rows": self.rows,
             "why": self.why,
-            "file": None if file is None else file.group(),
+            "file": self.file,
         }
 
 
@@ -89,7 +122,7 @@ class ScrubReport:
     rows: int = 0
     bytes: int = 0
     findings: list[ScrubFinding] = field(default_factory=list)
-    """Of the round under way; until it has found something, those of the round before."""
+    """Of the round under way, and those of the round before where this one has not been yet."""
     more: int = 0
     """Findings beyond those that are kept."""
 
@@ -111,9 +144,18 @@ class Scrub:
 
     Args:
       interval_s: between the beginnings of two rounds; 0: only when asked.
+      file: keeps the last report over restarts; None: nothing does.
     """
 
-    def __init__(self, store: Store, directory: Directory, clock: Clock, interval_s: int, bytes_per_s: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: Directory,
+        clock: Clock,
+        interval_s: int,
+        bytes_per_s: int,
+        file: Path | None = None,
+    ) -> None:
         self._store = store
         self._directory = directory
         self._clock = clock
@@ -121,7 +163,13 @@ class Scrub:
         self._pace = Pace(bytes_per_s)
         self._asked = trio.Event()
         self._found: list[ScrubFinding] = []
+        self._before: list[ScrubFinding] = []
+        """Of the round before."""
+        self._has_news = False
+        """Whether something was found that is not in the file yet."""
+        self._file = file
         self.report = ScrubReport("waiting" if interval_s else "off")
+        self._read_kept()
 
     def start_now(self) -> bool:
         """Begin a round now; False: one is under way."""
@@ -151,7 +199,7 @@ class Scrub:
         report.state, report.started_ms, report.rows, report.bytes = "running", self._clock.now_ms(), 0, 0
         self._found, more = [], report.more
         report.more = 0
-        before = report.findings
+        before = self._before = report.findings
         if self._is_mine(_NO_TOPIC):
             await self._range(Table.METADATA, _FIRST, _LAST, None)
         names = await self._names()
@@ -160,11 +208,58 @@ class Scrub:
                 prefix = metadata_key(name)
                 for table in (Table.MESSAGE, Table.PAYLOAD):
                     await self._range(table, prefix, stop_after(prefix), name)
-        report.findings = self._found
+        for each in self._found:
+            if isinstance(self._store, NamesFiles):
+                # Where a whole place cannot be read, its first key may be before that of any row.
+                each.file = await self._store.file_of(each.table, each.first) or await self._store.file_of(
+                    each.table, each.last
+                )
+        report.findings, self._before = self._found, []
         report.state, report.last_complete_ms = "waiting" if self._interval_s else "off", self._clock.now_ms()
+        await self._keep()
         if len(before) + more != len(self._found) + report.more or self._found:
             log.warning("scrub found damaged rows", extra={"findings": len(self._found) + report.more})
         log.info("scrub complete", extra={"rows": report.rows, "bytes": report.bytes})
+
+    # --- over restarts ------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Write the report; what is wrong with that is only logged: the next round says the same."""
+        self._has_news = False
+        if self._file is None:
+            return
+        report = self.report
+        kept = {
+            "format": 1,
+            "startedMs": report.started_ms,
+            "lastCompleteMs": report.last_complete_ms,
+            "rows": report.rows,
+            "bytes": report.bytes,
+            "moreFindings": report.more,
+            "findings": [each.kept() for each in report.findings],
+        }
+        try:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(write_whole, self._file, json.dumps(kept).encode())
+        except OSError as error:
+            log.warning("the scrub's report is not kept", extra={"why": str(error)})
+
+    def _read_kept(self) -> None:
+        """The report of before the restart, if there is one that can be read."""
+        if self._file is None:
+            return
+        report = self.report
+        try:
+            kept = json.loads(self._file.read_bytes())
+            findings = [ScrubFinding.of_kept(each) for each in kept["findings"]]
+            complete_ms = kept["lastCompleteMs"]
+            report.started_ms, report.last_complete_ms = kept["startedMs"], complete_ms and int(complete_ms)
+            report.rows, report.bytes, report.more = int(kept["rows"]), int(kept["bytes"]), int(kept["moreFindings"])
+            report.findings = findings[:MAX_FINDINGS]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("the scrub's last report cannot be read", extra={"why": str(error)})
 
     def _is_mine(self, name: TopicName) -> bool:
         return self._directory.environment.ownership.is_mine(name)
@@ -188,63 +283,47 @@ class Scrub:
             try:
                 async for size in paced_rows(self._store, table, start, stop, self._pace, steps.look):
                     self.report.bytes += size
+                    if self._has_news:
+                        await self._keep()  # a round may take days, and be cut off by the end of the daemon
                 return
             except StoreError as error:
-                await self._approach(steps, table, stop)
-                good = await self._behind(table, steps.next, stop)
-                last = stop if good is None else good
+                if not isinstance(self._store, NamesFiles):
+                    raise  # the store is away, which says nothing of its rows: they are read later
+                await approach(self._store, table, steps.next, stop, steps.look)
+                good = await behind(self._store, table, steps.next, stop)
+                last = _end_of(table, start, stop) if good is None else key_before(good)
                 generation = _generation(table, steps.next) or _generation(table, last)
                 self._note(ScrubFinding(table, steps.next, last, error.detail, name, generation))
+                await self._keep()
                 if good is None:
                     return
                 start = good
 
-    async def _approach(self, steps: _Steps, table: Table, stop: bytes) -> None:
-        """Read row by row up to the first that cannot be: of a list that failed none came."""
-        while True:
-            try:
-                rows = await read_rows(self._store, table, steps.next, stop, limit=1)
-            except StoreError:
-                return
-            if not rows:
-                return
-            steps.look(rows)
+    async def forget(self, name: TopicName, ranges: Sequence[tuple[Table, bytes, bytes]]) -> None:
+        """The rows of these ranges of a topic are gone, and with them what was found there."""
 
-    async def _behind(self, table: Table, bad: bytes, stop: bytes) -> bytes | None:
-        """The first key behind a damaged block from which on rows can be read; None: there is none before ``stop``.
+        def is_gone(each: ScrubFinding) -> bool:
+            return each.name == name and any(
+                each.table is table and start <= _first_of(each, start) < stop for table, start, stop in ranges
+            )
 
-        It is looked for in steps that double, then by halves: one block, or many, cost a few dozen reads.
-        """
-        width = len(stop) + _TAIL_BYTES.get(table, 16)
-        low, end = _number(bad, width), _number(stop, width)
-        step = 1
-        while low + step < end and not await self._can_read(table, _key(low + step, width), stop):
-            step *= 2
-        if low + step >= end:
-            return None
-        bad_at, good_at = low + step // 2, low + step
-        while good_at - bad_at > 1:
-            middle = (bad_at + good_at) // 2
-            if await self._can_read(table, _key(middle, width), stop):
-                good_at = middle
-            else:
-                bad_at = middle
-        return _key(good_at, width)
-
-    async def _can_read(self, table: Table, start: bytes, stop: bytes) -> bool:
-        try:
-            await read_rows(self._store, table, start, stop, limit=1)
-        except StoreError:
-            return False
-        return True
+        self._found = [each for each in self._found if not is_gone(each)]
+        self._before = [each for each in self._before if not is_gone(each)]
+        self.report.findings = [each for each in self.report.findings if not is_gone(each)]
+        await self._keep()
 
     def _note(self, finding: ScrubFinding) -> None:
         if len(self._found) >= MAX_FINDINGS:
             self.report.more += 1
             return
         self._found.append(finding)
-        # What is found is told at once: a round may take days.
-        self.report.findings = self._found
+        # What is found is told at once; what the round before has found is told until this one has been everywhere.
+        places = {(each.table, each.first) for each in self._found}
+        self.report.findings = [
+            *self._found,
+            *(each for each in self._before if (each.table, each.first) not in places),
+        ][:MAX_FINDINGS]
+        self._has_news = True
 
 
 class _Steps:
@@ -281,6 +360,18 @@ def _fault(table: Table, row: Row) -> str:
     return describe(table, *row).problem or ("" if table is Table.METADATA else "it names no rows of payloads")
 
 
+def _end_of(table: Table, start: bytes, stop: bytes) -> bytes:
+    """The last key that a row of a topic can have; of other rows, where the range ends."""
+    size = len(topic_prefix(start))
+    return start[:size] + b"\xff" * _TAIL_BYTES[table] if size and table in _TAIL_BYTES else stop
+
+
+def _first_of(finding: ScrubFinding, beside: bytes) -> bytes:
+    """Where a finding begins; one from the beginning of a topic's rows, in the generation of the key ``beside`` it."""
+    size = len(topic_prefix(beside)) + 4
+    return finding.first if len(finding.first) >= size else beside[:size].ljust(len(beside), b"\x00")
+
+
 def _generation(table: Table, key: bytes) -> int | None:
     """That of a key, or of a place between two keys; None where there is none."""
     at = len(topic_prefix(key))
@@ -297,11 +388,3 @@ def _shown_place(table: Table, key: bytes) -> str:
     position = key[at + 4 : at + MESSAGE_TAIL_BYTES].ljust(MESSAGE_TAIL_BYTES - 4, b"\x00")
     behind = len(key) > at + MESSAGE_TAIL_BYTES
     return position.hex() + "0" * 19 + ("1" if behind else "0")
-
-
-def _number(key: bytes, width: int) -> int:
-    return int.from_bytes(key[:width].ljust(width, b"\x00"), "big")
-
-
-def _key(number: int, width: int) -> bytes:
-    return number.to_bytes(width, "big")

@@ -236,7 +236,7 @@ class TopicActor(Actor[TopicCore, Step]):
         since = step.since
         for batch_prefix, batch in step.row_batches:
             if batch.restart is not None:
-                self._cache.clear()
+                self._cache.begin_anew()
                 since = batch.restart
             if batch.has_items:
                 wire = batch.plain_wire() if len(batch) >= MANY_ITEMS else None

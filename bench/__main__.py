@@ -3,6 +3,7 @@
     python -m bench [SECTION ...] [--quick] [--json] [--report DIR] [--scratch DIR]
     python -m bench evenness --beside alone,cleaning --seconds 30
     python -m bench growth --messages 1m,10m --topics 100,1000
+    python -m bench backup --messages 10m
 
 All sections take about half an hour and ten gigabytes of disk, most of it for evenness and growth; ``--quick`` takes two
 minutes, for seeing that it works. It exits 0 whether or not the targets are reached: what they say is in the report.
@@ -19,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from bench.backup import measure_backup
 from bench.cleaning import measure_cleaning
 from bench.cluster import measure_cluster
 from bench.delivery import measure_delivery
@@ -33,6 +35,7 @@ from bench.producers import measure_producers
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
 from bench.report import conclude, machine
+from bench.secured import measure_secured
 from bench.sparking import measure_spark
 from bench.streaming import measure_streaming
 from bench.transactions import measure_transactions
@@ -61,6 +64,8 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "cluster": measure_cluster,
     "front": measure_front,
     "hostile": measure_hostile,
+    "backup": measure_backup,
+    "secured": measure_secured,
 }
 
 
@@ -101,7 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where stores are made and removed")
     parser.add_argument("--beside", type=_conditions, help="evenness: beside what, of " + ",".join(CONDITIONS))
     parser.add_argument("--seconds", type=float, help="evenness: how long each open loop lasts")
-    parser.add_argument("--messages", type=_sizes, help="growth: how many messages; 1m,10m,50m without --quick")
+    parser.add_argument("--messages", type=_sizes, help="growth, backup (the last): how many messages; 1m,10m,50m")
     parser.add_argument("--topics", type=_sizes, help="growth: how many topics; 100,1000,10k without --quick")
     return parser.parse_args()
 
@@ -112,6 +117,7 @@ def _chosen(profile: Profile, args: argparse.Namespace) -> Profile:
         "beside": args.beside,
         "even_s": args.seconds,
         "grown_messages": args.messages,
+        "backed_up_messages": args.messages and args.messages[-1],
         "grown_topics": args.topics,
     }
     return replace(profile, **{name: value for name, value in said.items() if value is not None})

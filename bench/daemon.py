@@ -6,19 +6,20 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPSConnection
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from bench.bodies import path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 START_TIMEOUT_S = 60.0
@@ -61,12 +62,23 @@ class Daemon:
             if line["event"] == "ended":
                 raise RuntimeError("the daemon ended; what it said is on standard error")
 
-    def ask(self, method: str, target: str, body: object = None) -> bytes:
-        """The body of an answer that has to be 200."""
+    def ask(
+        self,
+        method: str,
+        target: str,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        authority: Path | None = None,
+    ) -> bytes:
+        """The body of an answer that has to be 200; ``authority``: ask by TLS."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if authority is not None:
+            trusting = ssl.create_default_context(cafile=authority)
+            connection = HTTPSConnection("127.0.0.1", self.port, timeout=60, context=trusting)
         try:
             payload = None if body is None else json.dumps(body)
-            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            connection.request(method, target, payload, {"Content-Type": "application/json", **(headers or {})})
             answer = connection.getresponse()
             content = answer.read()
         finally:
@@ -75,9 +87,10 @@ class Daemon:
             raise RuntimeError(f"{method} {target}: {answer.status} {content.decode(errors='replace')[:500]}")
         return content
 
-    def create(self, topic: str) -> None:
-        """Create a topic of the benchmark's namespace."""
-        self.ask("PUT", path(topic))
+    def create(self, topic: str, authorization: str | None = None, authority: Path | None = None) -> None:
+        """Create a topic of the benchmark's namespace; ``authority``: of the certificate of a daemon with TLS."""
+        headers = {} if authorization is None else {"Authorization": authorization}
+        self.ask("PUT", path(topic), headers=headers, authority=authority)
 
     def metric(self, name: str) -> float:
         """A metric without labels."""

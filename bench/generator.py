@@ -79,9 +79,11 @@ class Load:
 
 
 @contextmanager
-def started(requests: Sequence[bytes], ports: Sequence[int], *options: str, hello: bytes = b"") -> Iterator[Load]:
-    """A load generator with these requests and options; ``hello`` only where it is compiled."""
-    program = compiled()
+def started(
+    requests: Sequence[bytes], ports: Sequence[int], *options: str, hello: bytes = b"", pure: bool = False
+) -> Iterator[Load]:
+    """A load generator with these requests and options; ``hello`` only where it is compiled; ``pure``: in Python."""
+    program = None if pure else compiled()
     with TemporaryDirectory(prefix="requests-") as directory:
         command = [str(program)] if program else [sys.executable, str(LOAD)]
         for port in ports:
@@ -103,9 +105,26 @@ def started(requests: Sequence[bytes], ports: Sequence[int], *options: str, hell
 
 
 @contextmanager
-def load(port: int, connections: int, request: bytes, seconds: float = 0, warm_up: int = 0) -> Iterator[Load]:
-    """A load generator that sends ``request`` for so many seconds (0: until it is enough)."""
-    with loads([(port, request)], connections, seconds, warm_up) as running:
+def load(
+    port: int,
+    connections: int,
+    request: bytes,
+    seconds: float = 0,
+    warm_up: int = 0,
+    *,
+    pure: bool = False,
+    authority: Path | None = None,
+) -> Iterator[Load]:
+    """A load generator that sends ``request`` for so many seconds (0: until it is enough).
+
+    Args:
+      pure: the one in Python, as it is for TLS in any case.
+      authority: the file of the authority of the server's certificate; None: no TLS.
+    """
+    options = [*_options(connections, seconds), "--warm-up", str(warm_up)]
+    if authority is not None:
+        options += ["--authority", str(authority)]
+    with started([request], [port], *options, pure=pure or authority is not None) as running:
         yield running
 
 

@@ -28,6 +28,7 @@ import math
 import select
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections import Counter
@@ -98,6 +99,14 @@ class Answers:
         return end + 4 + int(head[at + 17 : head.find(b"\r\n", at + 17)])
 
 
+def received(sock: socket.socket) -> bytes:
+    """What has come; of TLS all records, since the poll knows nothing of those that were decrypted."""
+    data = sock.recv(RECEIVE_BYTES)
+    while isinstance(sock, ssl.SSLSocket) and sock.pending():
+        data += sock.recv(RECEIVE_BYTES)
+    return data
+
+
 @dataclass(slots=True)
 class _Found:
     """What a run has measured."""
@@ -119,12 +128,13 @@ def run(
     seconds: float = 0,
     rate: float = 0,
     everywhere: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> dict[str, Any]:
     """Sends ``requests`` requests over ``connections`` connections, after ``warm_up`` unmeasured ones.
 
     ``targets``: port and request, dealt to the connections in turn, or (``everywhere``) all sent by each. ``seconds``:
     send no more after so long; 0: as long as it takes. ``rate``: requests due in a second, however long answers take;
-    0: each connection sends the next when it has its answer.
+    0: each connection sends the next when it has its answer. ``tls``: the context of the connections; None: plain.
     """
     poll = select.epoll()
     by_fd: dict[int, Answers] = {}
@@ -134,6 +144,8 @@ def run(
         mine = [each for _, each in (*targets[shift:], *targets[:shift])] if everywhere else [request]
         sock = socket.create_connection((host, port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=host)
         by_fd[sock.fileno()] = Answers(sock, mine)
         poll.register(sock, select.EPOLLIN)
     if warm_up:
@@ -194,7 +206,7 @@ def _drive(poll: select.epoll, by_fd: dict[int, Answers], requests: int, until_s
     while outstanding:
         for fd, _ in poll.poll():
             connection = by_fd[fd]
-            answer = connection.take(connection.sock.recv(RECEIVE_BYTES))
+            answer = connection.take(received(connection.sock))
             if answer is None:
                 continue
             now = clock()
@@ -240,7 +252,7 @@ def _drive_open(poll: select.epoll, by_fd: dict[int, Answers], rate: float, seco
         timeout = max(0.0, start + arrivals / rate - now) if idle and not over else _DRAIN_S
         for fd, _ in poll.poll(timeout):
             connection = by_fd[fd]
-            answer = connection.take(connection.sock.recv(RECEIVE_BYTES))
+            answer = connection.take(received(connection.sock))
             if answer is None:
                 continue
             now = clock()
@@ -275,6 +287,9 @@ def main() -> None:
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--body-file", type=Path)
     parser.add_argument("--body-size", type=int, default=0, help="a body of so many zero bytes")
+    parser.add_argument(
+        "--authority", type=Path, help="speak TLS: the file of the authority of the server's certificate"
+    )
     args = parser.parse_args()
     body = args.body_file.read_bytes() if args.body_file else bytes(args.body_size)
     requests = [file.read_bytes() for file in args.request_file] or [post(args.path, body, args.header)]
@@ -290,6 +305,7 @@ def main() -> None:
         seconds=args.seconds,
         rate=args.rate,
         everywhere=args.everywhere,
+        tls=ssl.create_default_context(cafile=args.authority) if args.authority else None,
     )
     json.dump(measured, sys.stdout)
     print()

@@ -69,6 +69,12 @@ class Profile:
     """Sizes, in messages, at which a growing store is looked at."""
     grown_topics: tuple[int, ...]
     """The same, in topics."""
+    backed_up_messages: int
+    """In the store of which backups are made while others publish."""
+    backup_pairs: int
+    """Pairs of stretches, with a backup and without."""
+    backup_s: float
+    """How long each of them lasts."""
     jvm: str
     """Options of HBase's and Spark's processes: none where they are measured."""
 
@@ -107,6 +113,9 @@ FULL = Profile(
     cleaned_beside=2_000_000,
     grown_messages=(1_000_000, 10_000_000, 50_000_000),
     grown_topics=(100, 1000, 10_000),
+    backed_up_messages=10_000_000,
+    backup_pairs=12,
+    backup_s=8.0,
     jvm="",
 )
 
@@ -144,6 +153,9 @@ QUICK = Profile(
     cleaned_beside=20_000,
     grown_messages=(20_000, 60_000),
     grown_topics=(20, 60),
+    backed_up_messages=50_000,
+    backup_pairs=2,
+    backup_s=0.5,
     # What starts once and works for seconds starts sooner so.
     jvm="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )

@@ -31,7 +31,7 @@ TOPIC = "t"
 
 def open_raw(directory: Path) -> Any:
     """A LevelDB with the options of a volume."""
-    shape = LevelDBOptions().volume_shape
+    shape = LevelDBOptions().volume_shape()
     return plyvel.DB(
         str(directory),
         create_if_missing=True,

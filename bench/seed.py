@@ -12,8 +12,8 @@ from plainsong.protocol.ids import pack_id
 from plainsong.protocol.keys import HIGH_WATER, generation_prefix, metadata_key, system_key
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
-from plainsong.protocol.topic.row_batch import RowBatch
 from plainsong.protocol.topic.state import PositionSequence
+from plainsong.protocol.topic.step import RowBatch
 from plainsong.protocol.topic.usage import ROW_BYTES, Usage
 from storage.leveldb import LevelDBOptions, LevelDBStore
 

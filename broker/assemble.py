@@ -19,10 +19,19 @@ from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
 from actors.scrub import Scrub
+from actors.set_aside import SetAsides
 from actors.topic import TopicEnvironment
+from broker.api.asyncapi import AsyncApi
 from broker.api.backups import Backups
-from broker.api.cluster import TOPICS_OPEN, ClusterRoutes, topics_open_handler
+from broker.api.cluster import (
+    SECURITY_DIGESTS,
+    TOPICS_OPEN,
+    ClusterRoutes,
+    security_digests_handler,
+    topics_open_handler,
+)
 from broker.api.console import Console
+from broker.api.contact import Contact
 from broker.api.definitions import Definitions
 from broker.api.events import EventStreams, MessageEvents
 from broker.api.health import Health
@@ -31,7 +40,6 @@ from broker.api.openapi import description
 from broker.api.overview import Overview
 from broker.api.poll import Pages, Polling
 from broker.api.poll_many import LocalTopics, PollingMany
-from broker.api.preview import TopicPreviews
 from broker.api.problems import Problems
 from broker.api.producers import Producers
 from broker.api.publish import Publishing
@@ -39,13 +47,16 @@ from broker.api.readers import NamedReaders, Readers
 from broker.api.route import Accounting, accounted, bind
 from broker.api.routes import ROUTES
 from broker.api.scrub import ScrubRoutes, damaged
+from broker.api.set_aside import SettingAside
 from broker.api.stream import Streams
+from broker.api.topic_changes import TopicChanges
+from broker.api.topic_metrics import TopicMetrics
 from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics
 from broker.api.transactions import TransactionRoutes
-from broker.api.waiting import looked_at_again, metered
-from broker.attention import FINDINGS, Attention
-from broker.audit import Audit
+from broker.api.waiting import looked_at_again, metered, refusals_noted
+from broker.attention import FINDINGS, Attention, stale_files
+from broker.audit import ACTIONS, Audit, large_audit
 from broker.authority import build_authority
 from broker.catalogue import FIGURES, Catalogue
 from broker.cluster.join import WHO, who_handler
@@ -64,6 +75,7 @@ from broker.security.identity import NOBODY
 from broker.security.setup import Security, build_security
 from broker.stores import message_bound, place_of
 from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
+from broker.tracing import traced
 from plainsong.protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
@@ -81,6 +93,7 @@ if TYPE_CHECKING:
     from broker.metrics import Metrics
     from broker.thrift import Methods
     from broker.tls import Certificates
+    from broker.tracing import Traces
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
@@ -170,6 +183,7 @@ async def assemble(
     clock: Clock | None = None,
     security: Security | None = None,
     certificates: Certificates | None = None,
+    traces: Traces | None = None,
 ) -> Daemon:
     """The daemon, not started; its actors live in ``actors``.
 
@@ -178,6 +192,7 @@ async def assemble(
       membership: the same where it comes from ZooKeeper, for the routes that show the cluster or change it.
       security: who is let in, its files read; None: they are read here.
       certificates: for links to other instances; None: they are plain.
+      traces: where requests are recorded; None: nowhere.
     Raises:
       StoreError: the store could not be read.
     """
@@ -288,7 +303,7 @@ async def assemble(
         named_readers,
     )
     event_streams = EventStreams()
-    previews = TopicPreviews(directory, store, pages, config.retention.delete_grace_s * 1000)
+    changes = TopicChanges(directory, store, pages, config.retention.delete_grace_s * 1000)
     handlers: dict[str, Handler] = {}
     attention = Attention(
         directory,
@@ -301,14 +316,44 @@ async def assemble(
         membership,
         links,
     )
-    scrub = Scrub(store, directory, clock, config.storage.scrub_interval_s, config.storage.scrub_bytes_per_s)
+    folder = config.storage.data_dir.absolute()
+    is_here = store.traits.kind == "leveldb"
+    scrub = Scrub(
+        store,
+        directory,
+        clock,
+        config.storage.scrub_interval_s,
+        config.storage.scrub_bytes_per_s,
+        folder / "scrub.json" if is_here else None,
+    )
+    set_asides = SetAsides(store, directory, clock, folder, config.retention.delete_grace_s * 1000, scrub)
     attention.sources.append(partial(damaged, scrub))
+    attention.sources.append(partial(stale_files, lambda: security.stale))
     backups = Backups(
-        store, clock, environment.ownership.me.name, release, config.backup.hold_s, config.backup.bytes_per_s
+        store,
+        clock,
+        environment.ownership.me.name,
+        release,
+        config.backup.hold_s,
+        config.backup.bytes_per_s,
+        folder / "last-backup.json" if is_here else None,
     )
     add_keeping_gauges(metrics, scrub, backups)
     catalogue = Catalogue(directory, store, clock, transactions, rates, ownership, links)
     add_event_gauges(metrics, event_streams)
+    counting = Counting(
+        directory=directory,
+        store=store,
+        pages=pages,
+        transactions=transactions,
+        pointers=pointers,
+        rates=rates,
+        named_readers=named_readers,
+        stopping=stopping,
+        max_wait_ms=config.poll.max_wait_ms,
+        delete_grace_ms=config.retention.delete_grace_s * 1000,
+        ownership=ownership,
+    )
     endpoints = bind(
         ROUTES,
         (
@@ -327,31 +372,22 @@ async def assemble(
                 event_streams,
                 stopping,
                 handlers,
+                config.retention.delete_grace_s * 1000,
                 sees=lambda request, name: request.rights.any_on_topic(*name),
                 sees_service=lambda request: request.rights.on_service("inspect"),
             ),
             Messages(directory, store, transactions, config.poll.max_bytes),
-            Counting(
-                directory=directory,
-                store=store,
-                pages=pages,
-                transactions=transactions,
-                pointers=pointers,
-                rates=rates,
-                named_readers=named_readers,
-                stopping=stopping,
-                max_wait_ms=config.poll.max_wait_ms,
-                delete_grace_ms=config.retention.delete_grace_s * 1000,
-                ownership=ownership,
-            ),
+            counting,
+            TopicMetrics(catalogue, counting),
             Topics(
                 directory,
                 store,
                 policies,
                 config.topic.default_ttl_s,
                 config.http.flat_topic_properties,
-                previews,
+                changes,
                 catalogue,
+                guard.quotas if guard.required else None,
             ),
             NamespaceRoutes(namespaces, policies),
             Readers(directory, config.readers.retention_s * 1000),
@@ -360,10 +396,13 @@ async def assemble(
                 authority, config.transactions, ask_owner, pointers, guard.quotas if guard.required else None
             ),
             ScrubRoutes(scrub),
+            SettingAside(set_asides),
             Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
             backups,
-            ClusterRoutes(directory, environment.ownership, membership, links),
+            ClusterRoutes(directory, environment.ownership, membership, links, security.digests),
             Console(config.console.enabled),
+            Contact(config.security.contact, clock.now_ms),
+            AsyncApi(catalogue, release, bool(config.tls.certificate)),
             Health(
                 version=release,
                 store_kind=store.traits.kind,
@@ -387,6 +426,7 @@ async def assemble(
         local = Local(directory, topics, polling_many, streams, answers, accounting.access, guard)
         endpoints, begin = cluster.forward(endpoints, local), partial(cluster.begin, streams)
         cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
+        cluster.dispatcher.kinds[SECURITY_DIGESTS] = security_digests_handler(security.digests)
         cluster.dispatcher.kinds[FINDINGS] = attention.handler
         cluster.dispatcher.kinds[FIGURES] = catalogue.figures_handler
         cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
@@ -399,11 +439,16 @@ async def assemble(
         instance=platform.node() if ownership is None else ownership.me.name,
         required=config.security.audit == "required",
         lost=metrics.audit_lost,
+        store=store,
     )
     if guard.required:
+        attention.sources += [audit.findings, partial(large_audit, directory)]
         guard.on_refused = audit.refused
         security.files.on_reload = audit.reloaded
-        endpoints = tuple(audit.audited(each, owner_known_here) for each in endpoints)
+        endpoints = tuple(
+            refusals_noted(audit.audited(each, owner_known_here), guard, recorded=each.route.name in ACTIONS)
+            for each in endpoints
+        )
     return Daemon(
         config=config,
         version=release,
@@ -421,8 +466,8 @@ async def assemble(
         answers=answers,
         publishing=publishing,
         endpoints=tuple(
-            accounted(each, accounting) if each.route.hot else each
-            for each in (metered(looked_at_again(each, guard), guard) for each in endpoints)
+            traced(accounted(each, accounting), traces) if each.route.hot else each
+            for each in (looked_at_again(metered(each, guard), guard) for each in endpoints)
         ),
         begin=begin,
         cluster=cluster,
@@ -580,7 +625,7 @@ async def start_thrift(
     methods: Methods = RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own)
     guard = daemon.security.guard
     if guard.required:
-        methods = GrantedMethods(methods, partial(guard.rights_of, THRIFT), daemon.publishing.owner_of)
+        methods = GrantedMethods(methods, partial(guard.rights_of, THRIFT), daemon.publishing.owner_of, daemon.audit)
     serving = partial(
         serve_thrift,
         config.transactions.thrift,

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from time import perf_counter, time
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
+from broker.finding import Finding
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.errors import PlainsongError, Recovering, StorageFailed, TransactionsUnavailable
 from plainsong.protocol.ids import after
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from actors.directory import Directory
     from actors.observe import Clock, SpaceGuard
     from actors.ownership import Ownership
     from broker.authority import Authority
     from broker.cluster.membership import Membership
+    from broker.finding import Severity
     from broker.link.client import Links
     from broker.link.server import Call
     from broker.metrics import Metrics
+    from broker.tls import Certificates
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.state import TopicState
 
-Kind: TypeAlias = Literal[
-    "held-reader",
-    "old-transaction",
-    "expired-unread",
-    "disk",
-    "slow-sync",
-    "certificate",
-    "reload",
-    "audit",
-    "damaged",
-    "low-space",
-    "instance",
-]
-Severity: TypeAlias = Literal["warning", "critical"]
 #: Findings of an answer.
 MAX_ITEMS = 100
 #: Messages that are undecided for longer hold readers up; for much longer, somebody has to act.
@@ -47,43 +36,14 @@ LONG_HELD_MS = 600_000
 OLD_TRANSACTION_MS = 600_000
 #: How long a slow commit is shown.
 SLOW_SYNC_SHOWN_S = 300.0
+#: A certificate that ends before then is to be renewed.
+CERTIFICATE_SOON_S = 14 * 86_400
 #: How long other instances are waited for.
 ASK_TIMEOUT_S = 1.0
 #: The call that asks another instance what is wrong there.
 FINDINGS = "attention"
 #: Topics that are looked at in one turn of the event loop.
 MANY = 500
-
-
-class Finding(NamedTuple):
-    """One thing to look at."""
-
-    kind: Kind
-    severity: Severity
-    subject: str
-    text: str
-    since_ms: int | None = None
-    link: str = ""
-    """Where the console shows it."""
-    topic: str = ""
-    """``namespace:topic`` if it is about one; else it is about the service."""
-
-    def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
-        return {
-            "kind": self.kind,
-            "severity": self.severity,
-            "subject": self.subject,
-            "text": self.text,
-            "sinceMs": self.since_ms,
-            "link": self.link,
-        }
-
-    @property
-    def rank(self) -> tuple[object, ...]:
-        """Worst first, and of equal ones the longest; in the end in an order that stays."""
-        lasts = self.since_ms if self.since_ms is not None else 1 << 62
-        return self.severity != "critical", lasts, self.kind, self.subject
 
 
 #: Says what is wrong with some part of this instance, at once.
@@ -214,7 +174,7 @@ class Attention:
                 str(each.transaction_id),
                 f"The transaction{f' of {each.client_id}' if each.client_id else ''} is still open",
                 each.started_ms,
-                "/console/transactions",
+                f"/console/transactions?open={each.transaction_id}",
             )
             for each in figures
             if each.started_ms < old_ms
@@ -255,6 +215,31 @@ class Attention:
             )
         lost = {} if self._links is None else self._links.unreachable
         return found + [_unreachable(each.name) for each in membership.instances if each.address in lost]
+
+
+def stale_files(stale: Callable[[], Mapping[str, str] | None]) -> list[Finding]:
+    """The files of tokens and grants that could not be read again. ``stale`` is what ``readyz`` shows of them."""
+    found = stale()
+    if found is None:
+        return []
+    text = f"What held before still holds, since files could not be read again: {found['why']}"
+    return [Finding("reload", "warning", "security", text, link="/console/cluster")]
+
+
+def certificate_findings(certificates: Certificates, clock: Callable[[], float] = time) -> list[Finding]:
+    """The certificate that is served, if it ends soon or has ended, or is not the one of its files."""
+    found = []
+    if certificates.stale is not None:
+        text = (
+            f"The certificate of before is still served, since its files could not be read again: {certificates.stale}"
+        )
+        found.append(Finding("reload", "warning", "tls.certificate", text, link="/console/cluster"))
+    left_s = certificates.now.not_after_s - clock()
+    if left_s < CERTIFICATE_SOON_S:
+        text = "The certificate has expired" if left_s <= 0 else f"The certificate expires in {left_s / 86400:.1f} days"
+        severity: Severity = "critical" if left_s <= 0 else "warning"
+        found.append(Finding("certificate", severity, "tls.certificate", text, link="/console/cluster"))
+    return found
 
 
 def _unreachable(name: str) -> Finding:

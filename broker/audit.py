@@ -9,46 +9,64 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
 from broker.api.route import Endpoint
 from broker.api.transactions import parse_transaction_id
+from broker.finding import Finding
 from broker.http.messages import parse_query, status_of
+from broker.http.peer import Peer
 from broker.security.grants import SYSTEM
-from broker.security.guard import AUDIT_TOPIC, target_of
+from broker.security.guard import AUDIT_TOPIC, RefusedRequest, target_of
 from broker.security.identity import NOBODY
-from broker.security.masking import masked
 from broker.security.tokens import time_text
+from broker.thrift import THRIFT
+from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import AuditUnavailable, Conflict, Forbidden, LowSpace, PlainsongError
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.masking import masked
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.topic.asks import Create, Describe, Publish
+from plainsong.protocol.topic.asks import Create, Describe, ListReaders, Publish
+from storage.base import StoreError
+from storage.copy_parts import BACKUP_ORIGIN, COPY_KEY, DONE, copy_row
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from actors.directory import Directory
     from actors.observe import Clock
     from broker.api.route import Route
-    from broker.http.messages import Answer, Request
-    from broker.http.peer import Peer
-    from broker.security.guard import RefusedRequest
+    from broker.http.messages import Answer, Handler, Request
     from broker.security.identity import Identity
     from plainsong.protocol.effects import Ask
+    from storage.base import Store
 
 log = logging.getLogger("plainsong.audit")
 AUDIT = TopicName(SYSTEM, AUDIT_TOPIC)
+#: The name to claim before writing the row about a restore; no topic has an empty namespace.
+_CLAIM_NAME = TopicName("", "restored")
 TTL_S = 400 * 86_400
 #: Above this ``attention`` warns.
 LARGE_BYTES = 1 << 30
 #: Refusals of one kind within this time are one record.
 GATHER_S = 10.0
+#: How long lost records need attention.
+LOSS_SHOWN_MS = 3_600_000
 MAX_KINDS = 10_000
 RECORDS_PER_S = 20
+#: Of those as many are at most of one name, or of one network without names: it hides nobody else's refusals. What it is
+#: refused beyond them, whatever that is about, is one record.
+RECORDS_EACH_PER_S = 15
+EVERYTHING_ELSE = "*"
+#: Kinds of changes of one name that are gathered; beyond, each change is a record.
+MAX_CHANGES_EACH = 1_000
 #: How long a record of a change may take; the change has been made, and its client waits.
 WRITE_TIMEOUT_S = 5.0
 #: What is recorded of the routes that change something.
@@ -61,6 +79,7 @@ ACTIONS = {
     "set_namespace": "namespace.properties",
     "delete_producer": "producer.delete",
     "delete_reader": "reader.delete",
+    "put_reader": "reader.reset",
     "abort": "transaction.abort",
     "invalidate": "transaction.invalidate",
     "truncate": "transaction.truncate",
@@ -72,6 +91,8 @@ ACTIONS = {
     "put_definitions": "definitions.import",
     "start_scrub": "scrub.start",
 }
+#: All that is recorded.
+RECORDED = frozenset(ACTIONS.values()) | {"backup.restore", "security.reload", "security.refused"}
 #: What an outcome of HTTP is in a record.
 _OUTCOMES = {"not-applied": "refused", "applied": "applied"}
 #: Routes whose target had properties before, which the record shows.
@@ -100,6 +121,7 @@ class Audit:
       ask: asks a topic's owner.
       required: ``security.audit``: a change that cannot be recorded is not made.
       lost: counts records that could not be written.
+      store: says whether it was restored from a backup.
     """
 
     def __init__(
@@ -110,16 +132,36 @@ class Audit:
         instance: str,
         required: bool,
         lost: Callable[[], None] = lambda: None,
+        store: Store | None = None,
     ) -> None:
         self._ask = ask
         self._clock = clock
         self._instance = instance
         self._required = required
-        self._lost = lost
+        self._count_lost = lost
+        #: Records that could not be written since the start, and when the last one was.
+        self.lost_records = 0
+        self.lost_ms = 0
+        self._store = store
         self._refusals: dict[_Kind, _Gathered] = {}
+        #: How many of these each name or network has; and of the records that may be written now.
+        self._kinds: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
         self._waiting: list[dict[str, Any]] = []
         self._wake = trio.Event()
         self._room = float(RECORDS_PER_S)
+
+    def findings(self) -> list[Finding]:
+        """Whether records were lost within the last hour, for ``broker.attention``."""
+        if not self.lost_records or self._clock.now_ms() > self.lost_ms + LOSS_SHOWN_MS:
+            return []
+        text = f"Records of the audit could not be written: {self.lost_records} since the start. The log says why."
+        return [Finding("audit", "warning", str(AUDIT), text, since_ms=self.lost_ms, link="/console/audit")]
+
+    def _lost(self) -> None:
+        self.lost_records += 1
+        self.lost_ms = self._clock.now_ms()
+        self._count_lost()
 
     async def create(self) -> None:
         """Makes the topic, if it is not there. Raises PlainsongError."""
@@ -135,6 +177,7 @@ class Audit:
             except PlainsongError as error:
                 log.warning("the audit's topic cannot be made", extra={"why": error.detail})
                 await trio.sleep(1.0)
+        await self._record_restore()
         while True:
             with trio.move_on_after(1.0):
                 await self._wake.wait()
@@ -144,6 +187,7 @@ class Audit:
             for record in waiting:
                 await self._write(record)
             self._room = min(float(RECORDS_PER_S), self._room + RECORDS_PER_S)
+            self._taken.clear()
             await trio.sleep(1.0 if waiting else 0.0)
 
     # --- changes ----------------------------------------------------------------------------------
@@ -155,12 +199,20 @@ class Audit:
         if action is None:
             return endpoint
 
+        async def reset(request: Request) -> Answer:
+            if _is_dry_run(route, request) or "expected" in _fields(request):
+                return await handler(request)  # a reader that goes on from where it knows it stands
+            return await self._reset(handler, request, action)
+
+        if route.name == "put_reader":
+            return Endpoint(route, reset)
+
         async def recorded(request: Request) -> Answer:
             if _is_dry_run(route, request):
                 return await handler(request)
             is_everyday = route.name == "abort" and _ends_own(request, owner_of)
-            if self._required and not is_everyday:
-                await self._refuse_unless_writable()
+            if not is_everyday:
+                await self.refuse_unless_writable()
             before = await self._properties(request) if route.name in _WITH_BEFORE else None
             try:
                 answer = await handler(request)
@@ -176,13 +228,66 @@ class Audit:
             code, outcome = _said(answer)
             record = self._change(request, action, answer.status, code, outcome)
             if outcome == "applied":
-                record["before"], record["after"] = before, _after(route.name, request)
+                record["before"], record["after"] = before, _after(route.name, request, answer)
             await self._write(record)
             return answer
 
         return Endpoint(route, recorded)
 
-    async def _refuse_unless_writable(self) -> None:
+    async def _reset(self, handler: Handler, request: Request, action: str) -> Answer:
+        """Answers a request that puts a reader elsewhere, wherever it stands.
+
+        A program that keeps its positions so does it all the time: those of ten seconds are one record.
+        """
+        await self.refuse_unless_writable()
+        before = await self._reader(request)
+        try:
+            answer = await handler(request)
+        except PlainsongError as error:
+            outcome = _OUTCOMES.get(error.outcome, "unknown")
+            await self._gathered_change(self._change(request, action, status_of(error), error.code, outcome))
+            raise
+        code, outcome = _said(answer)
+        record = self._change(request, action, answer.status, code, outcome)
+        if outcome == "applied":
+            record["before"], record["after"] = before, _shown_position(answer)
+            if before is None or before == record["after"]:
+                return answer  # a new one, or one that did not move: nothing is read again, and nothing is passed over
+        await self._gathered_change(record)
+        return answer
+
+    async def _gathered_change(self, record: dict[str, Any]) -> None:
+        kind = _Kind(
+            record["name"] or record["remote"] or "", record["action"], f"{record['target']} {record['outcome']}"
+        )
+        known = self._refusals.get(kind)
+        if known is not None:
+            known.repeated += 1
+            known.record["after"] = record["after"]
+            return
+        await self._write(record)
+        if len(self._refusals) < MAX_KINDS and self._kinds[kind.who] < MAX_CHANGES_EACH:
+            self._gather(kind, record)
+
+    def _gather(self, kind: _Kind, record: dict[str, Any]) -> None:
+        """Has those that are like this record counted from now on."""
+        self._refusals[kind] = _Gathered(trio.current_time(), record)
+        self._kinds[kind.who] += 1
+
+    async def _reader(self, request: Request) -> dict[str, Any] | None:
+        """Where a reader stands; None: there is none, or nobody can say."""
+        try:
+            found = await self._ask(request.name, ListReaders())
+        except PlainsongError:
+            return None
+        return next(
+            ({"position": each.reader.position.hex()} for each in found if each.name == request.path["reader"]), None
+        )
+
+    async def refuse_unless_writable(self) -> None:
+        """Before a change, where it needs its record. Raises AuditUnavailable, LowSpace: it is not made."""
+        if not self._required:
+            return
         try:
             await self._ask(AUDIT, Describe())
         except LowSpace:
@@ -210,12 +315,26 @@ class Audit:
             request.who, request.peer, request.request_id, action, target, outcome=outcome, status=status, code=code
         )
 
+    # --- calls of Tephra's clients ------------------------------------------------------------------
+
+    def call_refused(self, remote: str, target: str) -> None:
+        """A call was refused, since ``thrift`` has no verb for it."""
+        self.refused(RefusedRequest(Forbidden(), THRIFT, Peer(remote), target))
+
+    async def call_made(self, remote: str, action: str, target: str, method: str, outcome: str) -> None:
+        """A call that changes something for others was answered."""
+        record = self._record(THRIFT, Peer(remote), "", action, target, outcome=outcome, status=None, code=None)
+        record["after"] = {"method": method}
+        await self._write(record)
+
     # --- refusals, and what happens by itself -------------------------------------------------------
 
     def refused(self, refusal: RefusedRequest) -> None:
         """A request was refused for who sent it, or where it came from."""
         error, who, peer = refusal.error, refusal.who, refusal.peer
         kind = _Kind(who.name or _network(peer), "security.refused", refusal.target)
+        if kind not in self._refusals and self._taken[kind.who] >= RECORDS_EACH_PER_S:
+            kind = kind._replace(target=EVERYTHING_ELSE)
         known = self._refusals.get(kind)
         if known is not None:
             known.repeated += 1
@@ -228,12 +347,13 @@ class Audit:
             peer,
             refusal.request_id,
             kind.action,
-            refusal.target,
+            kind.target,
             outcome="refused",
             status=status_of(error),
             code=error.code,
         )
-        self._refusals[kind] = _Gathered(trio.current_time(), record)
+        self._gather(kind, record)
+        self._taken[kind.who] += 1
         self._put(record)
 
     def reloaded(self, what: str, before: str, after: str) -> None:
@@ -241,6 +361,24 @@ class Audit:
         record = self._record(NOBODY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
         record["before"], record["after"] = {"sha256": before}, {"sha256": after}
         self._put(record)
+
+    async def _record_restore(self) -> None:
+        """Records once that the store was made of a backup, which happened while no daemon was there."""
+        try:
+            row = None if self._store is None else await copy_row(self._store)
+            if row is None or row.audited or row.state != DONE or not row.origin.startswith(BACKUP_ORIGIN):
+                return
+            target, _, chosen = row.origin.removeprefix(BACKUP_ORIGIN).partition(" ")
+            record = self._record(NOBODY, None, "", "backup.restore", target, outcome="applied", status=None, code=None)
+            ended = time_text(row.ended_ms)
+            record["after"] = {"endedAt": ended, "chosen": chosen or None, "topics": _some(row.topics)}
+            assert self._store is not None
+            if await self._write(record):
+                claim = await self._store.claim(_CLAIM_NAME)
+                kept = put_one(Table.METADATA, COPY_KEY, replace(row, audited=True).encode())
+                await self._store.write([kept], claim=claim)
+        except (StoreError, DamagedRow) as error:
+            log.warning("it is not known whether this store was restored", extra={"why": str(error)[:300]})
 
     def _put(self, record: dict[str, Any]) -> None:
         if self._room < 1:
@@ -253,8 +391,13 @@ class Audit:
     def _close_gathered(self) -> None:
         now_s = trio.current_time()
         for kind, gathered in list(self._refusals.items()):
+            if gathered.repeated and self._room <= RECORDS_PER_S - RECORDS_EACH_PER_S:
+                continue  # it goes on being counted until there is room
             if now_s - gathered.since_s >= GATHER_S:
                 del self._refusals[kind]
+                self._kinds[kind.who] -= 1
+                if not self._kinds[kind.who]:
+                    del self._kinds[kind.who]
                 if gathered.repeated:
                     self._put({**gathered.record, "at": self._at(), "repeated": gathered.repeated})
 
@@ -295,15 +438,27 @@ class Audit:
             "repeated": 1,
         }
 
-    async def _write(self, record: dict[str, Any]) -> None:
+    async def _write(self, record: dict[str, Any]) -> bool:
+        """Whether it was written, as far as is known."""
         payload = masked(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode("utf-8", "replace")
         try:
             # What was changed is recorded also for a client that has left.
             with trio.CancelScope(shield=True), trio.fail_after(WRITE_TIMEOUT_S):
                 await self._ask(AUDIT, Publish(PublishRequest([payload]), len(payload)))
+                return True
         except (PlainsongError, trio.TooSlowError) as error:
             self._lost()
             log.error("an audit record was lost", extra={"action": record["action"], "why": str(error)[:300]})
+        return False
+
+
+def large_audit(directory: Directory) -> list[Finding]:
+    """Whether this instance has the audit's topic open, and it is large; for ``broker.attention``."""
+    state = directory.peek(AUDIT)
+    if state is None or state.usage.bytes <= LARGE_BYTES:
+        return []
+    text = f"The audit has {state.usage.bytes >> 20} MiB; plainsong audit shows what is recorded so often."
+    return [Finding("audit", "warning", str(AUDIT), text, link="/console/audit")]
 
 
 def _is_dry_run(route: Route[Any], request: Request) -> bool:
@@ -342,8 +497,35 @@ def _said(answer: Answer) -> tuple[str | None, str]:
     return problem.get("code"), _OUTCOMES.get(outcome, "unknown")
 
 
-def _after(route: str, request: Request) -> Any:
-    """What was asked for, of routes whose body says what is to be."""
+#: Of a long list so much is recorded.
+MAX_LISTED = 1_000
+
+
+def _some(names: Sequence[str] | None) -> list[str] | None:
+    """A list as a record has it."""
+    if names is None or len(names) <= MAX_LISTED:
+        return None if names is None else list(names)
+    return [*names[:MAX_LISTED], f"and {len(names) - MAX_LISTED} more"]
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    """The fields of a JSON body; none where it is no object."""
+    with suppress(PlainsongError):
+        given = request.json()
+        return given if isinstance(given, dict) else {}
+    return {}
+
+
+def _shown_position(answer: Answer) -> dict[str, Any] | None:
+    shown = json.loads(answer.body) if isinstance(answer.body, bytes) else {}
+    return {"position": shown.get("position")}
+
+
+def _after(route: str, request: Request, answer: Answer) -> Any:
+    """What was asked for, of routes whose body says what is to be; of an import, what it changed."""
+    if route == "put_definitions" and isinstance(answer.body, bytes):
+        lists = json.loads(answer.body)
+        return {verdict: _some(lists[verdict]) for verdict in ("created", "changed", "deleted")}
     if route in ("create_topic", "set_properties", "set_namespace", "truncate", "pin_topic") and request.body.strip():
         with suppress(PlainsongError):
             return request.json()

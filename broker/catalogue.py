@@ -8,6 +8,7 @@ Other instances are asked for the figures of the topics that are open there.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
@@ -141,13 +142,25 @@ class Catalogue:
         self._elsewhere: dict[TopicName, Figures] = {}
         self._refresh = SingleFlight(self._read)
 
-    async def figures(self) -> dict[TopicName, Figures]:
-        """Of every living topic. Raises StoreError."""
+    async def has(self, name: TopicName) -> bool:
+        """Whether the topic lived when the rows were last read, within the last second. Raises StoreError."""
+        await self._be_fresh()
+        return name in self._stored
+
+    async def _be_fresh(self) -> None:
         if trio.current_time() - self._read_s >= FRESH_S:
             await self._refresh()
+
+    async def figures(self) -> dict[TopicName, Figures]:
+        """Of every living topic. Raises StoreError."""
+        await self._be_fresh()
         here = await self._open_here()
         found: dict[TopicName, Figures | None] = {**self._stored, **here, **self._elsewhere}
         return {name: figures for name, figures in found.items() if figures is not None}
+
+    def now_ms(self) -> int:
+        """The time by which ages are told."""
+        return self._clock.now_ms()
 
     def owner(self, name: TopicName) -> str | None:
         """The address of the topic's owner; None: this instance is alone, or there is none just now."""
@@ -266,12 +279,13 @@ class Catalogue:
 
     # --- deleted topics ---------------------------------------------------------------------------
 
-    async def deleted(self, namespace: str, grace_ms: int) -> list[dict[str, Any]]:
-        """A namespace's deleted topics, by name, with what they held; cleaned ones for as long as they could come back.
+    async def deleted(self, namespace: str | None, grace_ms: int) -> list[tuple[TopicName, Metadata]]:
+        """The deleted topics of a namespace, or of all, by name; cleaned ones for as long as they could come back.
 
         Raises StoreError.
         """
         found: dict[TopicName, Metadata] = {}
+        now_ms = self._clock.now_ms()
 
         def take(rows: list[Row]) -> bool:
             for key, value in rows:
@@ -279,32 +293,46 @@ class Catalogue:
                     metadata = Metadata.decode(value)
                 except DamagedRow:
                     continue
-                if metadata.deleted_ms is not None:
+                gone_ms = metadata.deleted_ms
+                if gone_ms is not None and not (metadata.partly_cleaned and now_ms > gone_ms + 2 * grace_ms):
                     found[topic_of(key)[0]] = metadata
             return True
 
-        await self._store.scan(Table.METADATA, *namespace_range(namespace), take, first_chunk=1000)
-        now_ms, listed = self._clock.now_ms(), []
-        for name, metadata in sorted(found.items()):
-            deleted_ms = metadata.deleted_ms or 0
-            until_ms = deleted_ms + grace_ms
-            if metadata.partly_cleaned and now_ms > until_ms + grace_ms:
-                continue
-            row = await self._store.get(Table.METADATA, system_key(HIGH_WATER, name, metadata.generation))
-            mark = _NO_MARK if row is None else _Mark.decode(row)
-            held = _counted(mark.usage, metadata, max(now_ms, mark.time_ms))
-            listed.append(
-                {
-                    "name": name.topic,
-                    "generation": metadata.generation,
-                    "deletedMs": deleted_ms,
-                    "undeleteUntilMs": until_ms,
-                    "state": "partly-cleaned" if metadata.partly_cleaned else "kept",
-                    "messages": held.messages,
-                    "bytes": held.bytes,
-                }
-            )
-        return listed
+        span = topic_range() if namespace is None else namespace_range(namespace)
+        await self._store.scan(Table.METADATA, *span, take, first_chunk=1000)
+        return sorted(found.items())
+
+    async def shown_deleted(self, name: TopicName, metadata: Metadata, grace_ms: int) -> dict[str, Any]:
+        """A deleted topic, with what it held. Raises StoreError."""
+        row = await self._store.get(Table.METADATA, system_key(HIGH_WATER, name, metadata.generation))
+        mark = _NO_MARK if row is None else _Mark.decode(row)
+        held = _counted(mark.usage, metadata, max(self._clock.now_ms(), mark.time_ms))
+        deleted_ms = metadata.deleted_ms or 0
+        return {
+            "name": name.topic,
+            "generation": metadata.generation,
+            "deletedMs": deleted_ms,
+            "undeleteUntilMs": deleted_ms + grace_ms,
+            "state": "partly-cleaned" if metadata.partly_cleaned else "kept",
+            "messages": held.messages,
+            "bytes": held.bytes,
+        }
+
+    async def count_created_by(self, name: str) -> int:
+        """How many living topics a name has created or brought back, in the whole store. Raises StoreError."""
+        found, marker = 0, name.encode()
+
+        def take(rows: list[Row]) -> bool:
+            nonlocal found
+            for _, value in rows:
+                if marker in value:  # most rows need no decoding
+                    with suppress(DamagedRow):
+                        metadata = Metadata.decode(value)
+                        found += metadata.creator == name and metadata.deleted_ms is None
+            return True
+
+        await self._store.scan(Table.METADATA, *topic_range(), take, first_chunk=1000)
+        return found
 
     # --- topics of other instances ----------------------------------------------------------------
 

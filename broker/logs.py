@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TextIO
 
 from broker.http.messages import OWNER_HEADER
-from broker.security.masking import masked
+from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

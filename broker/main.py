@@ -28,6 +28,7 @@ import trio
 
 from actors.authority import keep_authority
 from broker.assemble import assemble, serve, start_thrift
+from broker.attention import certificate_findings
 from broker.authority import describe_authority
 from broker.cluster.join import (
     describe_membership,
@@ -48,6 +49,7 @@ from broker.security.setup import build_security
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
 from broker.tls import certificates_of
+from broker.tracing import open_traces
 from plainsong.protocol.version import VERSION
 from storage.copy_parts import refuse_unfinished
 
@@ -73,9 +75,11 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
       SecurityFileUnusable: the tokens or grants file cannot be used; nothing was opened.
+      TracesUnavailable: they are asked for, and what makes them is not installed.
       NameTaken: another instance of the cluster has our name.
     """
     notifier = Notifier(os.environ)
+    traces = open_traces(config)
     stop = trio.Event()
     certificates, reloads = certificates_of(config), Reloads()
     link_secret(config, "")  # what is wrong with it is told before anything is opened
@@ -97,6 +101,8 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             clock=clock,
             security=security,
             certificates=certificates,
+            # Front ends record what they take.
+            traces=traces if config.http.processes == 1 else None,
         )
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
@@ -119,6 +125,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
                 reloads.add(certificates.look_again)
                 servers.start_soon(certificates.watch, config.security.reload_s)
                 add_tls_gauges(metrics, certificates)
+                daemon.attention.sources.append(partial(certificate_findings, certificates))
             addresses = await servers.start(partial(serve, daemon, budget, stop, certificates, reloads))
             thrift = await start_thrift(daemon, stop, servers, certificates)
             if membership is not None:
@@ -140,12 +147,14 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
         with trio.move_on_after(config.shutdown.drain_s):
             await daemon.drained()
         actors.cancel_scope.cancel()
+    if traces is not None:
+        await traces.aclose()
     log.info("stopped")
 
 
 async def _verify_address(daemon: Daemon, name: str, address: str) -> None:
     assert daemon.cluster is not None  # it has a membership
-    await verify_advertised_address(name, address, daemon.cluster.dial, secret=daemon.cluster.secret)
+    await verify_advertised_address(name, address, daemon.cluster.links.dial, secret=daemon.cluster.secret)
 
 
 def _running(

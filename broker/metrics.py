@@ -326,10 +326,15 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The text of a scrape, and its content type: OpenMetrics if ``accept`` asks for it, else Prometheus' own."""
-        if "openmetrics" not in accept:
-            return generate_latest(self.registry), CONTENT_TYPE_LATEST
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return rendered(self.registry, accept)
+
+
+def rendered(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """The text of a registry's metrics, and its content type."""
+    if "openmetrics" not in accept:
+        return generate_latest(registry), CONTENT_TYPE_LATEST
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 class Readings(Collector):
@@ -437,6 +442,81 @@ class _HotCounters(Collector):
         yield CounterMetricFamily("plainsong_published_messages_total", "Messages made durable.", self._published())
 
 
+# --- topics ----------------------------------------------------------------------------------------
+
+
+class TopicSample(NamedTuple):
+    """What a scrape of topics shows of one."""
+
+    name: TopicName
+    messages: int
+    bytes: int
+    oldest_age_s: float | None
+    """None: there is no message."""
+    hidden_messages: int
+    published: int
+    polled: int
+
+
+class ReaderSample(NamedTuple):
+    """What it shows of one reader."""
+
+    name: TopicName
+    reader: str
+    visible: int
+    hidden: int
+    expired_unread: int
+
+
+def render_topics(topics: Sequence[TopicSample], readers: Sequence[ReaderSample], accept: str) -> tuple[bytes, str]:
+    """The text of a scrape of topics, and its content type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(TopicSamples(topics, readers))
+    return rendered(registry, accept)
+
+
+#: Metric → its text, and the field it shows.
+_OF_TOPICS = {
+    "messages": ("Messages that have not expired.", "messages"),
+    "bytes": ("What they take, as stats counts it.", "bytes"),
+    "oldest_age_seconds": ("Age of the oldest of them.", "oldest_age_s"),
+    "hidden_messages": ("Messages that undecided transactions keep from committed readers.", "hidden_messages"),
+    "published_total": ("Messages published here since the start.", "published"),
+    "polled_total": ("Messages read here since the start.", "polled"),
+}
+_OF_READERS = {
+    "visible_messages": ("Messages that a committed reader has before it.", "visible"),
+    "hidden_messages": ("Messages before it that undecided transactions keep from it.", "hidden"),
+    "expired_unread_messages": (
+        "Messages that expired before it read them, as far as they are there.",
+        "expired_unread",
+    ),
+}
+
+
+class TopicSamples(Collector):
+    """Metrics of topics and readers. Clients choose those labels: the caller bounds them."""
+
+    def __init__(self, topics: Sequence[TopicSample], readers: Sequence[ReaderSample]) -> None:
+        self._topics = topics
+        self._readers = readers
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        for what, (text, field_name) in _OF_TOPICS.items():
+            kind = CounterMetricFamily if what.endswith("_total") else GaugeMetricFamily
+            family = kind(f"plainsong_topic_{what}", text, labels=["namespace", "topic"])
+            for topic in self._topics:
+                if (value := getattr(topic, field_name)) is not None:
+                    family.add_metric([*topic.name], value)
+            yield family
+        for what, (text, field_name) in _OF_READERS.items():
+            family = GaugeMetricFamily(f"plainsong_reader_{what}", text, labels=["namespace", "topic", "reader"])
+            for reader in self._readers:
+                family.add_metric([*reader.name, reader.reader], getattr(reader, field_name))
+            yield family
+
+
 # --- transactions ----------------------------------------------------------------------------------
 
 
@@ -492,8 +572,11 @@ class _Window:
     size: int = 0
     past: array[int] = field(default_factory=partial(array, "Q"))
     """Messages and bytes of the minutes before, by turns, the oldest first; those before the first had nothing."""
+    counted: int = 0
+    """Messages of all minutes before."""
 
     def move_to(self, number: int) -> None:
+        self.counted += self.count
         past = self.past
         if self.count or past:
             past.extend((self.count, self.size))
@@ -535,6 +618,11 @@ class Rate:
         passed = now_s % WINDOW_S / WINDOW_S
         before = window.past[-2] if window.past else 0
         return (window.count + before * (1 - passed)) / WINDOW_S
+
+    def total(self, name: TopicName) -> int:
+        """All that was counted since the start, or since the topic was forgotten."""
+        window = self._windows.get(name)
+        return 0 if window is None else window.counted + window.count
 
     def history(self, name: TopicName, now_s: float) -> list[Minute]:
         """The last ``MINUTES`` minutes, the oldest first; the last is the current one, which is not over."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.config import every_setting
 from broker.config.values import parse_addresses
+from broker.tls import FileUnusable, gateway_context
 from storage.base import StoreUnusable
 from storage.directory import opening_failed, read_format
 from storage.hbase.settings import HBaseOptions
@@ -17,7 +19,8 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import ssl
+    from collections.abc import AsyncIterator, Callable
 
     from broker.config import Config
     from broker.config.sections import HBaseConfig
@@ -52,6 +55,7 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
             write_buffer_bytes=config.storage.write_buffer_bytes,
             volume_bytes=config.storage.volume_bytes,
             block_cache_bytes=config.storage.block_cache_bytes,
+            compression=config.storage.compression,
         )
         store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind)
     try:
@@ -82,14 +86,35 @@ def place_of(config: Config) -> str:
 
 
 def hbase_options(config: HBaseConfig) -> HBaseOptions:
-    """The store's part of the settings."""
+    """The store's part of the settings. Raises FileUnusable."""
     return HBaseOptions(
         table_prefix=config.table_prefix,
         timeout_s=config.timeout_s,
         max_connections=config.max_connections,
         max_cell_bytes=config.max_cell_bytes,
         create_tables=config.create_tables,
+        tls=gateway_tls(config.tls_ca, config.tls_certificate, config.tls_key) if config.tls else None,
     )
+
+
+def gateway_tls(
+    ca: str, certificate: str, key: str, *, named: str = "storage.hbase.tls_{}"
+) -> Callable[[], ssl.SSLContext]:
+    """Gives the context of each new connection, from the files as they are then; see ``gateway_context``.
+
+    Raises:
+      FileUnusable: now. Later a file that cannot be used is an OSError of the connection.
+    """
+    load = partial(gateway_context, ca, certificate, key, named=named)
+    load()
+
+    def context() -> ssl.SSLContext:
+        try:
+            return load()
+        except FileUnusable as error:
+            raise OSError(str(error)) from error
+
+    return context
 
 
 def message_bound(config: Config, traits: StoreTraits) -> str:

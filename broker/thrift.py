@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from broker.http.peer import peer_of
 from broker.http.sockets import address_of, listen_on
 from broker.security.identity import Identity
 from plainsong.protocol.errors import (
@@ -25,6 +26,7 @@ from plainsong.protocol.tephra.rpc import (
     ILLEGAL_ARGUMENT,
     INTERNAL_ERROR,
     TOO_LARGE,
+    ApplicationError,
     RefusedCall,
     TephraConflict,
     TephraCouldNotTakeSnapshot,
@@ -33,6 +35,7 @@ from plainsong.protocol.tephra.rpc import (
     TephraInvalidTruncateTime,
     TephraNotInProgress,
     decode_call,
+    decode_reply,
     encode_error,
     encode_failure,
     encode_result,
@@ -88,12 +91,13 @@ class TephraMethods:
             "pruneNow": self._prune_now,
         }
 
-    async def answer(self, message: bytes) -> bytes:
+    async def answer(self, message: bytes, remote: str = "") -> bytes:
         """The message that answers a message.
 
         Raises:
           MalformedThrift: it is no call, and cannot be answered.
         """
+        del remote
         try:
             call = decode_call(message)
         except RefusedCall as refused:
@@ -228,6 +232,32 @@ _OF_ONE = frozenset(
 )
 
 
+#: What is recorded of calls that change more than a transaction of a client's own, as ``broker.audit`` names it.
+_ACTIONS = {
+    "abortTx": "transaction.abort",
+    "invalidateTx": "transaction.invalidate",
+    "truncateInvalidTx": "transaction.truncate",
+    "truncateInvalidTxBefore": "transaction.truncate",
+    "resetState": "transaction.truncate",
+}
+
+
+class CallAudit(Protocol):
+    """Records calls of ``thrift``."""
+
+    async def refuse_unless_writable(self) -> None:
+        """Raises AuditUnavailable, LowSpace: a change needs its record, and there can be none."""
+        ...
+
+    def call_refused(self, remote: str, target: str) -> None:
+        """A call was refused for want of a verb."""
+        ...
+
+    async def call_made(self, remote: str, action: str, target: str, method: str, outcome: str) -> None:
+        """A call that changes something was answered."""
+        ...
+
+
 class GrantedMethods:
     """Answers what ``thrift`` may: with ``transact``, transactions that no name began; with ``operate``, everything.
 
@@ -237,13 +267,18 @@ class GrantedMethods:
     """
 
     def __init__(
-        self, methods: Methods, rights: Callable[[], Rights], owner_of: Callable[[int], Awaitable[str | None]]
+        self,
+        methods: Methods,
+        rights: Callable[[], Rights],
+        owner_of: Callable[[int], Awaitable[str | None]],
+        audit: CallAudit,
     ) -> None:
         self._methods = methods
         self._rights = rights
         self._owner_of = owner_of
+        self._audit = audit
 
-    async def answer(self, message: bytes) -> bytes:
+    async def answer(self, message: bytes, remote: str = "") -> bytes:
         """The message that answers a message. Raises MalformedThrift: it is no call, and cannot be answered."""
         try:
             call = decode_call(message)
@@ -251,11 +286,34 @@ class GrantedMethods:
             return encode_failure(refused.call, refused.number, refused.message)
         try:
             needed = await self._lacks(call)
+            if needed is None and await self._is_recorded(call):
+                return await self._answer_recorded(call, message, remote)
         except PlainsongError as error:
             return failure(call, error.detail)
         if needed is not None:
+            self._audit.call_refused(remote, _target_of(call))
             return failure(call, f"thrift has no {needed} on service")
-        return await self._methods.answer(message)
+        return await self._methods.answer(message, remote)
+
+    async def _is_recorded(self, call: Call) -> bool:
+        """Whether it changes something for others. Raises PlainsongError."""
+        if call.method not in _ACTIONS:
+            return False
+        return call.method not in _OF_ONE or not _is_ours(await self._owner_of(_id_of(call)))
+
+    async def _answer_recorded(self, call: Call, message: bytes, remote: str) -> bytes:
+        """Answers a call once it is recorded what became of it. Raises PlainsongError: it was not made."""
+        await self._audit.refuse_unless_writable()
+        answer = await self._methods.answer(message, remote)
+        outcome = "applied"
+        try:
+            decode_reply(answer, call.method, call.sequence_id)
+        except TephraError:
+            outcome = "refused"
+        except (ApplicationError, MalformedThrift):
+            outcome = "unknown"
+        await self._audit.call_made(remote, _ACTIONS[call.method], _target_of(call), call.method, outcome)
+        return answer
 
     async def _lacks(self, call: Call) -> Verb | None:
         """The verb that a call would need; None: it may be answered. Raises PlainsongError."""
@@ -268,9 +326,23 @@ class GrantedMethods:
             return "transact"
         if call.method not in _OF_ONE:
             return None
-        about = call.args[0]
-        owner = await self._owner_of(about if isinstance(about, int) else about.transaction_id)
-        return None if owner in ("", None, THRIFT.name) else "operate"
+        return None if _is_ours(await self._owner_of(_id_of(call))) else "operate"
+
+
+def _id_of(call: Call) -> int:
+    """The transaction that a call is about."""
+    about = call.args[0]
+    found: int = about if isinstance(about, int) else about.transaction_id
+    return found
+
+
+def _is_ours(owner: str | None) -> bool:
+    """Whether no name began a transaction, or none that Thrift's clients could be told from."""
+    return owner in ("", None, THRIFT.name)
+
+
+def _target_of(call: Call) -> str:
+    return str(_id_of(call)) if call.method in _OF_ONE else "service"
 
 
 # --- connections -----------------------------------------------------------------------------------
@@ -285,16 +357,17 @@ SEND_TIMEOUT_S = 30.0
 class Methods(Protocol):
     """The methods of this instance's service, or of the service at its owner."""
 
-    async def answer(self, message: bytes) -> bytes:
-        """The message that answers a message. Raises MalformedThrift: it is no call."""
+    async def answer(self, message: bytes, remote: str = "") -> bytes:
+        """The message that answers a message of the client at ``remote``. Raises MalformedThrift: it is no call."""
         ...
 
 
 class ThriftConnection:
     """Serves one client, one call after the other, until it leaves or sends what is no call."""
 
-    def __init__(self, stream: trio.abc.Stream, methods: Methods, budget: BodyBudget) -> None:
+    def __init__(self, stream: trio.abc.Stream, methods: Methods, budget: BodyBudget, remote: str = "") -> None:
         self._stream = stream
+        self._remote = remote
         self._methods = methods
         self._budget = budget
         self._frames = ThriftFrames()
@@ -311,7 +384,7 @@ class ThriftConnection:
         try:
             with self._budget.reserve() as reservation:
                 while not self._stopping and (message := await self._next(reservation)) is not None:
-                    answer = framed(await self._methods.answer(message))
+                    answer = framed(await self._methods.answer(message, self._remote))
                     reservation.release()
                     with trio.fail_after(SEND_TIMEOUT_S):
                         await self._stream.send_all(answer)
@@ -426,7 +499,7 @@ class _ThriftServer:
         whole: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
         if self._tls is not None:
             whole = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
-        connection = ThriftConnection(whole, self._methods, self._budget)
+        connection = ThriftConnection(whole, self._methods, self._budget, peer_of(stream.socket).address)
         self._open.add(connection)
         try:
             if isinstance(whole, trio.SSLStream):

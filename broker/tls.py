@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
-from cryptography import x509
 
 from broker.security.files import read_guarded, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
+
+    from cryptography import x509
 
     from broker.config import Config
     from broker.config.sections import TlsConfig
@@ -75,6 +76,8 @@ class Certificates:
         self.now = load(settings, clock())
         #: Times that changed files could not be used.
         self.failures = 0
+        #: Why the files as they are now cannot be used; None: what is served is what they hold.
+        self.stale: str | None = None
         #: Called with the result of each handshake: ``ok``, ``failed``, ``timeout``, ``plain`` (no TLS at all).
         self.on_handshake: Callable[[str], None] = lambda result: None
         self._on_names: Callable[[frozenset[str]], None] = lambda names: None
@@ -110,13 +113,14 @@ class Certificates:
             if stamps == self._failed or again:
                 self._seen = stamps
                 self.failures += 1
+                self.stale = f"{error.setting}: {error.why}"
                 log.error(
                     "the certificate could not be loaded again; the one before stays",
                     extra={"setting": error.setting, "why": error.why},
                 )
             self._failed = stamps
             return
-        self._seen, self._failed = stamps, None
+        self._seen, self._failed, self.stale = stamps, None, None
         self._on_names(self.now.names)
         log.info("the certificate was loaded", extra={"not_after": _written(self.now.not_after_s)})
 
@@ -141,7 +145,7 @@ def load(settings: TlsConfig, now_s: float) -> Certificate:
     if not first.not_valid_before_utc.timestamp() <= now_s <= first.not_valid_after_utc.timestamp():
         valid = f"from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to {first.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         raise FileUnusable("tls.certificate", f"{settings.certificate} is valid {valid}, which is not now", "renew it")
-    _check_key(Path(settings.key))
+    _check_key(Path(settings.key), "tls.key")
     server = _context(ssl.PROTOCOL_TLS_SERVER, settings)
     server.set_alpn_protocols(ALPN)
     server.verify_mode = _DEMANDS[settings.client_certificates]
@@ -151,42 +155,70 @@ def load(settings: TlsConfig, now_s: float) -> Certificate:
     return Certificate(server, links, _dns_names(first), first.not_valid_after_utc.timestamp())
 
 
+def gateway_context(ca: str, certificate: str, key: str, *, named: str) -> ssl.SSLContext:
+    """Of connections to a server that ``ca`` vouches for and whose certificate is good for its name.
+
+    Args:
+      certificate, key: what to show to it; empty: nothing.
+      named: the name of the setting of each file, with ``{}`` for ca, certificate and key.
+    Raises:
+      FileUnusable: a file cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    _trust(context, named.format("ca"), ca)
+    if certificate:
+        _check_key(Path(key), named.format("key"))
+        _show(context, certificate, key, named.format("key"))
+    return context
+
+
 def _context(protocol: int, settings: TlsConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = _VERSIONS[settings.minimum]
     context.set_ciphers(CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
-    try:
-        context.load_cert_chain(settings.certificate, settings.key, password=_refuse_password)
-    except (OSError, ValueError) as error:
-        why = f"{settings.certificate} and {settings.key} are no pair: {_reason(error)}"
-        raise FileUnusable("tls.key", why, "PEM, the key without a password") from error
+    _show(context, settings.certificate, settings.key, "tls.key")
     if settings.client_ca:
-        try:
-            context.load_verify_locations(settings.client_ca)
-        except (OSError, ValueError) as error:
-            raise FileUnusable(
-                "tls.client_ca", f"{settings.client_ca}: {_reason(error)}", "certificates, PEM"
-            ) from error
+        _trust(context, "tls.client_ca", settings.client_ca)
     return context
+
+
+def _show(context: ssl.SSLContext, certificate: str, key: str, setting: str) -> None:
+    try:
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        why = f"{certificate} and {key} are no pair: {_reason(error)}"
+        raise FileUnusable(setting, why, "PEM, the key without a password") from error
+
+
+def _trust(context: ssl.SSLContext, setting: str, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        raise FileUnusable(setting, f"{path}: {_reason(error)}", "certificates, PEM") from error
 
 
 def _refuse_password() -> str:
     raise ValueError("it has a password")
 
 
-def _check_key(path: Path) -> None:
+def _check_key(path: Path, setting: str) -> None:
     try:
         read_guarded(path, MAX_FILE_BYTES)
         mode = path.stat().st_mode
     except OSError as error:
-        raise FileUnusable("tls.key", _reason(error), "chmod 600, owned by the daemon's user or root") from error
+        raise FileUnusable(setting, _reason(error), "chmod 600, owned by the daemon's user or root") from error
     if mode & stat.S_IROTH:
-        raise FileUnusable("tls.key", f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+        raise FileUnusable(setting, f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
 
 
 def _first_certificate(path: str) -> x509.Certificate:
     """The one that is the daemon's; those of the authorities follow it."""
+    from cryptography import x509  # a daemon without TLS starts without it: 25 ms of 350
+
     try:
         with Path(path).open("rb") as file:
             return x509.load_pem_x509_certificates(file.read(MAX_FILE_BYTES))[0]
@@ -195,6 +227,8 @@ def _first_certificate(path: str) -> x509.Certificate:
 
 
 def _dns_names(certificate: x509.Certificate) -> frozenset[str]:
+    from cryptography import x509
+
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Page,
         Receipt,
         Seen,
+        ServiceEvent,
     )
     from plainsong.participants import AsyncTransactionAware, TransactionAware
     from plainsong.positions import FilePosition, ServerPosition
@@ -69,6 +70,7 @@ _HOMES = {
     "Seen": "plainsong.messages",
     "Serializer": "plainsong.serializers",
     "ServerPosition": "plainsong.positions",
+    "ServiceEvent": "plainsong.messages",
     "Stream": "plainsong._sync.stream",
     "TEXT": "plainsong.serializers",
     "Transaction": "plainsong.transactions",
@@ -106,6 +108,7 @@ __all__ = [
     "Seen",
     "Serializer",
     "ServerPosition",
+    "ServiceEvent",
     "Stream",
     "Transaction",
     "TransactionAware",

@@ -19,7 +19,7 @@ from plainsong.protocol.names import namespace_name, reader_name, topic_name
 from plainsong.protocol.page import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest
 
@@ -169,11 +169,11 @@ def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, i
 
 def set_properties(
     namespace: str, topic: str, properties: Mapping[str, Any], if_match: str | None = None
-) -> Call[None]:
-    """``PUT /{t}/properties``."""
+) -> Call[dict[str, Any]]:
+    """``PUT /{t}/properties``: what that came to."""
     headers = _JSON if if_match is None else (*_JSON, ("If-Match", if_match))
     path = topic_path(namespace, topic, "/properties")
-    return Call(Request("PUT", path, headers, as_json(properties)), nothing, "harmless")
+    return Call(Request("PUT", path, headers, as_json(properties)), came_to, "harmless")
 
 
 def is_changed(current: Mapping[str, str], given: Mapping[str, Any]) -> bool:
@@ -233,6 +233,21 @@ def attention() -> Call[list[dict[str, Any]]]:
     return Call(Request("GET", "/v1/attention"), _dicts)
 
 
+def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> str:
+    """``GET /v1/events`` of these topics, each ``topic`` or ``namespace:topic``; no kinds: all, topics if there are some.
+
+    Raises:
+      InvalidName.
+    """
+    named = []
+    for each in topics:
+        where, colon, topic = each.partition(":")
+        named.append(str(topic_name(where, topic) if colon else topic_name(namespace, each)))
+    wanted = list(kinds) or [*(["topics"] if named else []), "transactions", "attention", "cluster"]
+    query = {"topics": ",".join(named), "kinds": ",".join(wanted)}
+    return "/v1/events?" + urlencode({name: value for name, value in query.items() if value}, safe=":,")
+
+
 def dry_run(call: Call[Any]) -> Call[dict[str, Any]]:
     """What the call would do; nothing is changed."""
     request = call.request
@@ -248,14 +263,26 @@ def _dicts(answer: Answer) -> list[dict[str, Any]]:
     return [dict(each) for each in json_of(answer)]
 
 
-def delete_topic(namespace: str, topic: str) -> Call[None]:
-    """``DELETE /{t}``."""
-    return Call(Request("DELETE", topic_path(namespace, topic)), nothing, "twice")
+def came_to(answer: Answer) -> dict[str, Any]:
+    """What a change came to; empty: the daemon is of a version that does not say."""
+    return _dict(answer) if answer.body else {}
 
 
-def undelete_topic(namespace: str, topic: str) -> Call[None]:
-    """``POST /{t}/undelete``."""
-    return Call(Request("POST", topic_path(namespace, topic, "/undelete")), nothing, "twice")
+def delete_topic(namespace: str, topic: str, if_match: str | None = None) -> Call[dict[str, Any]]:
+    """``DELETE /{t}``: what that came to."""
+    headers = () if if_match is None else (("If-Match", if_match),)
+    return Call(Request("DELETE", topic_path(namespace, topic), headers), came_to, "twice")
+
+
+def undelete_topic(namespace: str, topic: str) -> Call[dict[str, Any]]:
+    """``POST /{t}/undelete``: the topic, and what that came to."""
+    return Call(Request("POST", topic_path(namespace, topic, "/undelete")), came_to, "twice")
+
+
+def set_aside(namespace: str, topic: str, first: str, last: str) -> Call[dict[str, Any]]:
+    """``POST /{t}/set-aside``; doing it again finds nothing."""
+    body = as_json({"from": first, "to": last})
+    return Call(Request("POST", topic_path(namespace, topic, "/set-aside"), _JSON, body), came_to, "twice")
 
 
 def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[TopicStats]:
@@ -413,7 +440,8 @@ def _read_page(origin: Origin, answer: Answer) -> Page[Any]:
         raise MalformedBody(f"Plainsong-End is {end[:20]!r}")
     last_id = answer.headers.get("plainsong-last-id")
     held = _held(answer.headers) if end == "held" else None
-    return Page(messages, None if last_id is None else MessageId(last_id), end, held)  # type: ignore[arg-type] # checked
+    set_aside = int(answer.headers.get("plainsong-set-aside", 0))
+    return Page(messages, None if last_id is None else MessageId(last_id), end, held, set_aside)  # type: ignore[arg-type] # checked
 
 
 def _held(headers: Mapping[str, str]) -> Held | None:
@@ -476,7 +504,8 @@ def _page_of_many(origin: Origin, fields: Mapping[str, Any]) -> Page[Any] | Plai
     held = None
     if "heldBy" in fields:
         held = _held_by(fields["heldBy"], fields.get("heldSince"), fields.get("hiddenMessages"))
-    return Page(messages, None if fields["lastId"] is None else MessageId(fields["lastId"]), fields["end"], held)
+    last_id = None if fields["lastId"] is None else MessageId(fields["lastId"])
+    return Page(messages, last_id, fields["end"], held, int(fields.get("setAside", 0)))
 
 
 def _payload(value: Any) -> bytes:
@@ -515,7 +544,8 @@ def look_at_one(namespace: str, topic: str, message_id: str) -> Call[Seen]:
 
 
 def _seen(fields: Mapping[str, Any]) -> Seen:
-    message_id = MessageId(fields["id"])
+    is_set_aside = fields["state"] == "set-aside"
+    message_id = MessageId(fields["from" if is_set_aside else "id"])
     payload = _payload(fields["payload"]) if "payload" in fields else b""
     batch = fields.get("batch")
     return Seen(
@@ -530,8 +560,14 @@ def _seen(fields: Mapping[str, Any]) -> Seen:
         producer=fields.get("producer"),
         sequence_id=fields.get("sequenceId"),
         batch=None if batch is None else BatchPlace(batch["index"], batch["count"]),
-        detail=fields.get("detail", ""),
+        detail=f"{_rows(fields['rows'])} up to {fields['to']}" if is_set_aside else fields.get("detail", ""),
     )
+
+
+def _rows(count: int | None) -> str:
+    if count is None:
+        return "rows, some of which cannot be read,"
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 # --- producers and namespaces --------------------------------------------------------------------
@@ -692,10 +728,10 @@ def show_cluster(namespace: str = "", topic: str | None = None) -> Call[dict[str
     return Call(Request("GET", "/v1/cluster" + query), _record)
 
 
-def drain_instance(instance: str, *, drained: bool) -> Call[None]:
-    """``PUT`` and ``DELETE /v1/cluster/instances/{instance}/drain``. Raises InvalidName."""
+def drain_instance(instance: str, *, drained: bool) -> Call[dict[str, Any]]:
+    """``PUT`` and ``DELETE /v1/cluster/instances/{instance}/drain``: what that came to. Raises InvalidName."""
     path = f"/v1/cluster/instances/{instance_name(instance)}/drain"
-    return Call(Request("PUT" if drained else "DELETE", path), nothing, "harmless")
+    return Call(Request("PUT" if drained else "DELETE", path), came_to, "harmless")
 
 
 def pin_topic(namespace: str, topic: str, instance: str) -> Call[None]:

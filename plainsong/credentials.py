@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | os.PathLike[str]"
 #: What the URL of a daemon on a Unix socket begins with.
 UNIX = "unix:"
+#: How often is looked whether files of certificates have been replaced.
+_LOOK_S = 1.0
 
 
 class Credentials:
@@ -28,7 +33,8 @@ class Credentials:
       token: a bearer token.
       token_file: a file whose one line is the token; it is read again after a 401, since such files are replaced.
       ca_file: the authorities whose certificates are trusted, PEM; None: the system's.
-      certificate: the files of the client's own certificate and its key, PEM.
+      certificate: the files of the client's own certificate and its key, PEM. These and ``ca_file`` are read again once
+        they have been replaced; connections that are made from then on use what they have.
       insecure: whether the token may be sent unencrypted to another machine.
     Raises:
       InvalidParameter: two tokens, a file that cannot be read, or files that are no certificate.
@@ -50,6 +56,9 @@ class Credentials:
         self._certificate = certificate
         self._insecure = insecure
         self._context: ssl.SSLContext | None = None
+        self._files = [Path(file) for file in (ca_file, *(certificate or ())) if file is not None]
+        self._stamps: list[tuple[int, int, int]] = []
+        self._looked_s = -inf
         if ca_file is not None or certificate is not None:
             self.tls_context()  # so that wrong files are told here
 
@@ -89,25 +98,49 @@ class Credentials:
         return self._token != refused
 
     def tls_context(self) -> ssl.SSLContext:
-        """For https. Raises InvalidParameter."""
+        """For https: another object once the files of certificates have been replaced.
+
+        Files that cannot be used then are being replaced just now, or wrong: what was read before stays in use.
+
+        Raises:
+          InvalidParameter: they cannot be used, and never could.
+        """
+        now_s = time.monotonic()
+        if self._context is None:
+            self._stamps, self._context = self._stamps_now(), self._new_context()
+        elif self._files and now_s >= self._looked_s + _LOOK_S:
+            self._looked_s = now_s
+            stamps = self._stamps_now()
+            if stamps != self._stamps:
+                with suppress(InvalidParameter):
+                    # Not the old one with other certificates: threads may be connecting with it.
+                    self._stamps, self._context = stamps, self._new_context()
+        return self._context
+
+    def _new_context(self) -> ssl.SSLContext:
         import ssl  # here, since most programs connect without TLS
 
-        if self._context is None:
+        try:
+            context = ssl.create_default_context(cafile=self._ca_file)
+        except (OSError, ValueError) as error:
+            raise InvalidParameter(f"ca_file {self._ca_file}: {_reason(error)}", hint="certificates, PEM") from error
+        if self._certificate is not None:
+            certificate, key = self._certificate
             try:
-                context = ssl.create_default_context(cafile=self._ca_file)
+                context.load_cert_chain(certificate, key)
             except (OSError, ValueError) as error:
-                raise InvalidParameter(
-                    f"ca_file {self._ca_file}: {_reason(error)}", hint="certificates, PEM"
-                ) from error
-            if self._certificate is not None:
-                certificate, key = self._certificate
-                try:
-                    context.load_cert_chain(certificate, key)
-                except (OSError, ValueError) as error:
-                    why = f"certificate {certificate} and key {key}: {_reason(error)}"
-                    raise InvalidParameter(why, hint="a certificate and its key, PEM") from error
-            self._context = context
-        return self._context
+                why = f"certificate {certificate} and key {key}: {_reason(error)}"
+                raise InvalidParameter(why, hint="a certificate and its key, PEM") from error
+        return context
+
+    def _stamps_now(self) -> list[tuple[int, int, int]]:
+        """What tells each file from one that has replaced it; fewer where one is missing."""
+        found = []
+        for file in self._files:
+            with suppress(OSError):
+                stat = file.stat()
+                found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        return found
 
 
 @lru_cache(maxsize=256)

@@ -194,6 +194,8 @@ class ConnectFailed(Unavailable):
     title = "The daemon cannot be reached"
     is_first: bool = False
     """Whether no daemon has ever answered this client: it does not retry then (``wait_for_daemon_s``)."""
+    patience_left_s: float | None = None
+    """How much longer a first connection is tried; None: a daemon has answered this client before."""
 
 
 class ConnectionLost(PlainsongError):
@@ -243,7 +245,9 @@ class NotSent(PlainsongError):
             more = f", and {others} other error{'s' * (others > 1)}" if others else ""
             detail += f": {next(iter(details))}{more}"
         first = next(iter(details.values()), None)
-        hint = "their futures say which; give close a longer timeout_s"
+        hint = "their futures say which"
+        if first is None or unknown:
+            hint += "; give close a longer timeout_s"
         super().__init__(detail, hint=first.hint if first is not None and first.hint else hint)
         self.unsent = unsent
         self.unknown = unknown

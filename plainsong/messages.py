@@ -394,6 +394,8 @@ class Page(Sequence["Message[V]"], Generic[V]):
     """``end``: no more now; ``more``: a limit was reached; ``held``: the next message's transaction is undecided."""
     held: Held | None = None
     """The blocking transaction, if ``end`` is ``held``."""
+    set_aside: int = 0
+    """How many damaged rows this page passed, which the operator has set aside; messages were lost there."""
 
     @overload
     def __getitem__(self, index: int) -> Message[V]: ...
@@ -407,6 +409,19 @@ class Page(Sequence["Message[V]"], Generic[V]):
 
     def __repr__(self) -> str:
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
+
+
+#: What events of the service are about.
+EventKind: TypeAlias = Literal["topics", "transactions", "attention", "cluster"]
+
+
+class ServiceEvent(NamedTuple):
+    """What there is of a kind now, as ``client.events`` yields it."""
+
+    kind: str
+    """``topics``, ``transactions``, ``attention`` or ``cluster``."""
+    data: Any
+    """All there is of it: rows of topics; ``open`` and ``total`` of transactions; what needs attention; the cluster."""
 
 
 class TopicStats(TypedDict, total=False):
@@ -471,7 +486,8 @@ class Seen:
     """A message as ``client.messages`` lists it, without consuming it."""
 
     id: MessageId
-    state: Literal["plain", "committed", "open", "rolled-back", "invalid", "damaged"]
+    state: Literal["plain", "committed", "open", "rolled-back", "invalid", "damaged", "set-aside"]
+    """``set-aside``: rows from this id on, which ``detail`` counts, were taken out of the topic by an operator."""
     payload: bytes
     publish_time_ms: int
     expires_ms: int | None
@@ -483,4 +499,4 @@ class Seen:
     batch: BatchPlace | None = None
     """Also None if the first message of its batch is gone."""
     detail: str = ""
-    """Why it is damaged."""
+    """Why it is damaged, or how much was set aside."""

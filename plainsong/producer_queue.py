@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from plainsong import tracing
 from plainsong.errors import (
     BufferFull,
     Closed,
@@ -120,7 +121,7 @@ def prepared(
         sequence_id = value.sequence_id if sequence_id is None else sequence_id
         value = value.value
     payload = value if type(value) is bytes and serializer is BYTES else encoded(serializer, value)
-    return Prepared(payload, ttl_s, strings, sequence_id)
+    return Prepared(payload, ttl_s, tracing.stamped(strings), sequence_id)
 
 
 # --- sequence ids --------------------------------------------------------------------------------

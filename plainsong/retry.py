@@ -28,11 +28,21 @@ T = TypeVar("T")
 
 #: The pauses of every retry of the client: they double.
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
+#: What OpenSSL says, in its older and newer releases, of an answer without TLS.
+_NOT_TLS = ("wrong version number", "record layer failure")
+#: No pause is shorter, so that time goes on between attempts.
+MIN_PAUSE_S = 0.001
 
 
 def pause_after(error: PlainsongError, backoff: Backoff) -> float:
-    """The pause after a failed attempt, in seconds: at least the error's ``retry_after_s``."""
-    return max(backoff.failed(), error.retry_after_s or 0)
+    """The pause after a failed attempt, in seconds: at least the error's ``retry_after_s``.
+
+    Before a first connection it is no longer than the patience with that, so that the error is raised when it is over.
+    """
+    pause_s = max(backoff.failed(), error.retry_after_s or 0)
+    if isinstance(error, ConnectFailed) and error.patience_left_s is not None:
+        return min(pause_s, max(error.patience_left_s, MIN_PAUSE_S))
+    return pause_s
 
 
 def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any, PlainsongError | None]:
@@ -143,7 +153,10 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     detail = f"{url}: {failure.detail}"
     error: PlainsongError
     if failure.kind == "connect":
-        error = ConnectFailed(f"no daemon answers at {detail}", hint="plainsong serve starts one; or give another url")
+        hint = "plainsong serve starts one; or give another url"
+        if any(sign in failure.detail.lower() for sign in _NOT_TLS):
+            hint = "that port does not speak TLS: use http://"
+        error = ConnectFailed(f"no daemon answers at {detail}", hint=hint)
         error.retry_after_s = 0  # no daemon answered, so none asked for a pause
     elif failure.kind == "timeout":
         error = DeadlineExceeded(detail, outcome="unknown", hint="request_timeout_s is its limit")
@@ -290,7 +303,9 @@ class Places:
         if not self._refused:
             self._first_refused_s = now_s
         self._refused += 1
-        error.is_first = self._refused >= len(self.urls) and now_s - self._first_refused_s >= patience_s
+        left_s = self._first_refused_s + patience_s - now_s
+        error.is_first = self._refused >= len(self.urls) and left_s <= 0
+        error.patience_left_s = left_s
 
     def remember_owner(self, part: str, url: str, headers: Mapping[str, str]) -> None:
         """Remembers the owner that an answer's headers name, if any."""

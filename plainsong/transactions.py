@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-from plainsong.calls import Call, Request, as_json, is_plain, json_of, nothing, topic_path
+from plainsong.calls import Call, Request, as_json, came_to, is_plain, json_of, nothing, topic_path
 from plainsong.errors import (
     CommittedWithErrors,
     DeadlineExceeded,
@@ -114,6 +114,8 @@ class TransactionStatus:
     """The topics with undecided messages of it, as ``namespace:topic``."""
     hidden_messages: int | None = None
     """How many messages committed readers cannot see because of it."""
+    name: str | None = None
+    """Who began it; None: nobody was asked for a name, or it is not to be shown."""
     kept_until_ms: int | None = None
     """Until when the service keeps this outcome."""
     service: str = ""
@@ -298,6 +300,13 @@ def invalidate(transaction_id: int) -> Call[TransactionState]:
     return _decision(transaction_id, "/invalidate")
 
 
+def ended(call: Call[TransactionState]) -> Call[dict[str, Any]]:
+    """The same abort or invalidation, which says what it came to."""
+    request = call.request
+    headers = (*request.headers, ("Prefer", "return=representation"))
+    return Call(request._replace(headers=headers), came_to, call.repeat)
+
+
 def _decision(transaction_id: int, rest: str) -> Call[TransactionState]:
     def read(answer: Answer) -> TransactionState:
         return _state(json_of(answer)["state"])
@@ -383,6 +392,7 @@ def _status(fields: Mapping[str, Any]) -> TransactionStatus:
         decided_ms=_number(fields, "decidedMs"),
         topics=tuple(fields.get("topics") or ()),
         hidden_messages=_number(fields, "hiddenMessages"),
+        name=fields.get("name"),
         kept_until_ms=_number(fields, "keptUntilMs"),
         service=str(fields.get("service", "")),
     )

@@ -66,6 +66,7 @@ PAGES = (
                 "plainsong.transactions.Transaction",
                 "plainsong.transactions.TransactionStatus",
             ),
+            "Traces": ("plainsong.tracing.processing",),
             "Namespaces": ("plainsong._sync.client.Namespaces",),
             "Values": (
                 "plainsong.messages.Message",
@@ -78,6 +79,7 @@ PAGES = (
                 "plainsong.messages.Seen",
                 "plainsong.messages.Counts",
                 "plainsong.messages.DroppedMessage",
+                "plainsong.messages.ServiceEvent",
                 "plainsong.serializers.Serializer",
                 "plainsong.serializers.Undecodable",
                 "plainsong.serializers.dataclass_json",
@@ -226,6 +228,7 @@ MADE_BY_OTHERS = {
     "Receipt",
     "Recovery",
     "Seen",
+    "ServiceEvent",
     "Stream",
     "Topic",
     "TopicStatus",

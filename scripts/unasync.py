@@ -141,6 +141,10 @@ SENTENCES = (
     end of a ``with`` block does finish it. Not thread-safe: one thread at a time.
 """,
     ),
+    (
+        """    Iterate over it once, in one task, in an ``async with`` block, whose end closes the connection. When""",
+        """    Iterate over it once, in one thread, in a ``with`` block, whose end closes the connection. When""",
+    ),
     ("asynchronous iterator", "iterator"),
     (
         "Wraps a participant, asynchronous or not, and checks its results.",

@@ -35,6 +35,10 @@ class StoreError(StorageFailed):
     title = "The store failed"
 
 
+class Unreadable(StoreError):
+    """A part of the store cannot be read, for its bytes are not what was written; others may be."""
+
+
 class NothingWritten(StoreError):
     """The store had failed before: this commit was not begun. The store must still be opened again."""
 
@@ -140,6 +144,24 @@ class BeginsWrites(Protocol):
 
         Raises StoreError: nothing was begun.
         """
+
+
+@runtime_checkable
+class NamesFiles(Protocol):
+    """A store that can say where on the disk a row stands."""
+
+    async def file_of(self, table: Table, key: bytes) -> str | None:
+        """The file or folder, relative to the store's directory, where the row with this key would be; None: none."""
+        ...
+
+
+@runtime_checkable
+class BeginsFiles(Protocol):
+    """A store whose files are read together, so that damage in one keeps later rows from being read."""
+
+    async def begin_files(self) -> None:
+        """Write rows to files of their own from now on, beside those there are. Raises StoreError."""
+        ...
 
 
 class Reads(Protocol):

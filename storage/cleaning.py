@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import pack_position
+from plainsong.protocol.ids import POSITION_BYTES, pack_position
 from plainsong.protocol.keys import (
     MESSAGE_TAIL_BYTES,
     PAYLOAD_TAIL_BYTES,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-_POSITION_BYTES = 10
 
 
 def is_message(row: Row) -> bool:
@@ -66,7 +65,7 @@ def payloads_of(row: Row) -> tuple[bytes, bytes]:
     key, value = row
     message = decode_row(value)
     stored = Stored.of(message)
-    prefix = key[:-_POSITION_BYTES] + stored.pointer_of_payloads(message).to_bytes(8, "big", signed=True)
+    prefix = key[:-POSITION_BYTES] + stored.pointer_of_payloads(message).to_bytes(8, "big", signed=True)
     return prefix + stored.first, prefix + stored.last + b"\x00"
 
 
@@ -179,7 +178,7 @@ class Sweep:
 
     async def _drop_payloads(self, start: bytes, stop: bytes) -> int:
         """Drop the payload rows that messages of a range refer to. Reads the messages, if the topic has payload rows."""
-        generation = stop[:-_POSITION_BYTES]
+        generation = stop[:-POSITION_BYTES]
         removed = 0
         while self._store.may_have(Table.PAYLOAD, generation, stop_after(generation)):
             begun_s = trio.current_time()

@@ -247,6 +247,10 @@ COPY_KEY = SYSTEM + COPYING
 WRITING, COMPARED, DONE = "writing", "compared", "done"
 
 
+#: How the origin of a restored store begins; its backup's id follows.
+BACKUP_ORIGIN = "backup "
+
+
 @dataclass(frozen=True, slots=True)
 class CopyRow:
     """What the target keeps about the copy."""
@@ -260,6 +264,8 @@ class CopyRow:
     state: str = WRITING
     begun_ms: int = 0
     ended_ms: int = 0
+    audited: bool = False
+    """Whether a daemon's audit has a record of it."""
 
     def is_same(self, other: CopyRow) -> bool:
         """Whether it is the same copy, however far it has come."""
@@ -268,7 +274,7 @@ class CopyRow:
     def encode(self) -> bytes:
         """The row's value."""
         fields: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
-        fields |= {"b": self.begun_ms, "e": self.ended_ms}
+        fields |= {"b": self.begun_ms, "e": self.ended_ms, **({"a": True} if self.audited else {})}
         return pack_record(fields if self.topics is None else {**fields, "t": list(self.topics)})
 
     @classmethod
@@ -279,7 +285,9 @@ class CopyRow:
             topics = fields.get("t")
             chosen = None if topics is None else tuple(topics)
             times = int(fields["b"]), int(fields["e"])
-            return cls(str(fields["f"]), chosen, bool(fields["x"]), str(fields["s"]), *times)
+            return cls(
+                str(fields["f"]), chosen, bool(fields["x"]), str(fields["s"]), *times, audited=bool(fields.get("a"))
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a copy's row without what it needs: {error!r}") from error
 

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import (
     MESSAGE_TAIL_BYTES,
     NAMESPACE,
@@ -318,8 +319,6 @@ def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
 STEP_ROWS = 10_000
 STEP_BYTES = 4 << 20
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
-#: Both kinds of keys end with a time and a sequence id.
-_POSITION_BYTES = 10
 
 
 class PartWriter:
@@ -420,4 +419,4 @@ def puts(table: Table, rows: Sequence[Row]) -> Iterator[Put]:
 def _prefix(table: Table, key: bytes) -> bytes:
     topic = topic_prefix(key)
     placed = topic and len(key) - len(topic) == _TAIL_BYTES.get(table)
-    return key[:-_POSITION_BYTES] if placed else key
+    return key[:-POSITION_BYTES] if placed else key

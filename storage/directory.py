@@ -7,17 +7,21 @@ import fcntl
 import json
 import os
 import socket
+import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self
 
 from plainsong.protocol.version import VERSION
 from storage.base import StoreDamaged, StoreFull, StoreInUse, StoreReadOnly, StoreTooNew, StoreUnusable
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
+#: How a file is called until it is whole.
+NEW_PREFIX = ".new-"
 DAMAGED_HINT = (
     "keep the daemon stopped, copy the whole directory, look at it with `plainsong store explain`, "
     "and restore a copy; nothing was changed, and nothing is repaired by itself"
@@ -85,7 +89,7 @@ def read_format(directory: Path) -> int | None:
         number, by = content["format"], str(content.get("written_by", "unknown"))
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(number)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StoreDamaged(
             f"{path} cannot be read: it holds {raw[:60]!r}",
             hint=f'keep the daemon stopped, copy the directory; FORMAT should read {{"format": {FORMAT}, …}}',
@@ -100,14 +104,44 @@ def read_format(directory: Path) -> int | None:
 
 def write_format(directory: Path) -> None:
     """Write the file; after a crash it is whole or absent."""
-    temporary = directory / UNFINISHED_FORMAT_NAME
     text = json.dumps({"format": FORMAT, "written_by": VERSION}) + "\n"
-    with temporary.open("w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / FORMAT_NAME)
-    sync_directory(directory)
+    write_whole(directory / FORMAT_NAME, text.encode("ascii"))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file; after a crash it is the old one or the new one. Blocks. Raises OSError.
+
+    One at a time may do so: what a crash leaves has a fixed name, so that there is never more than one of it.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    with _placed(temporary, path), temporary.open("wb") as file:
+        _fill(file, content)
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """As ``write_whole``, with this mode; several may do so at once, and crashes leave files that begin with ``.new-``."""
+    descriptor, temporary = tempfile.mkstemp(prefix=NEW_PREFIX, dir=path.parent)
+    with _placed(Path(temporary), path), os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        _fill(file, data)
+
+
+def _fill(file: IO[bytes], content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def _placed(temporary: Path, path: Path) -> Iterator[None]:
+    """Puts the file that the block makes in the place of ``path``, durably, or removes it."""
+    try:
+        yield
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,7 +1,8 @@
 """Runs the rings of tests side by side, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
 
-A ring waits much of its time: for processes to start, for time-outs, for disks. So one more than there are cores run at
-once, the longest first. A ring is never divided: what its tests share for a session starts once.
+A ring waits much of its time: for processes to start, for time-outs, for disks. So two more than there are cores run at
+once, the longest first, and further ones while cores are idle all the same. A ring is never divided: what its tests share
+for a session starts once.
 
 What follows ``--`` goes to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
 """
@@ -17,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 from xml.etree import ElementTree
@@ -30,7 +32,10 @@ OUTPUT = ROOT / "build/tests"
 #: More at once want more memory than most machines have: a ring runs up to four JVMs.
 MOST_LANES = 6
 #: How much of the cores they fill: at the end the last ring is alone.
-FILLED = 0.85
+FILLED = 0.9
+#: A further ring starts when so many cores were idle, on average, for so long: each computes for its first seconds.
+IDLE_CORES = 0.4
+IDLE_FOR_S = 10.0
 #: How long an interrupted ring may take to end the processes that it has started.
 GRACE_S = 20.0
 #: How often it says what still runs.
@@ -51,31 +56,34 @@ class Ring:
 #: Inner rings first: what they find explains what the outer ones would show.
 RINGS = (
     Ring("test_house.py", 12, 6),
-    Ring("protocol", 75, 56),
+    Ring("protocol", 80, 50),
     Ring("actors", 65, 39),
     Ring("storage", 75, 40),
-    Ring("kept", 8, 5),
-    Ring("simulation", 60, 45),
-    Ring("peering", 25, 8),
-    Ring("security", 20, 15),
-    Ring("broker", 330, 197),
-    Ring("client", 150, 90),
-    Ring("cli", 70, 48),
-    Ring("console", 60, 50),
-    Ring("sql", 115, 79),
-    Ring("daemon", 340, 150),
-    Ring("hbase", 340, 213),
-    Ring("cluster", 260, 146),
-    Ring("spark", 260, 110),
+    Ring("kept", 8, 4),
+    Ring("simulation", 110, 65),
+    Ring("peering", 25, 7),
+    Ring("security", 100, 70),
+    Ring("traces", 25, 20),
+    Ring("broker", 330, 155),
+    Ring("fuzz", 120, 80),
+    Ring("client", 190, 85),
+    Ring("cli", 90, 40),
+    Ring("console", 110, 70),
+    Ring("sql", 140, 80),
+    Ring("daemon", 480, 215),
+    Ring("torture", 75, 45),
+    Ring("hbase", 420, 205),
+    Ring("cluster", 330, 155),
+    Ring("spark", 300, 130),
     Ring("pipeline", 520, 300),
-    Ring("examples", 95, 55),
-    Ring("howto", 150, 100),
+    Ring("examples", 100, 48),
+    Ring("howto", 170, 95),
     Ring("bench", 110, 65),
     Ring("dist", 40, 25),
     Ring("test_docs.py", 5, 3),
     Ring("test_site.py", 12, 10),
     Ring("test_venv.py", 3, 2),
-    Ring("test_rings.py", 8, 4),
+    Ring("test_rings.py", 15, 8),
 )
 
 
@@ -135,12 +143,36 @@ def counts_of(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
 
 
-class Runner:
-    """Starts rings as long as a lane is free, the longest first, and waits for them."""
+def cores_idle_s(cores: Set[int]) -> float:
+    """For how long these cores have been idle, added up; always 0 where the system does not say."""
+    ticks = 0
+    with suppress(OSError):
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            name, *columns = line.split()
+            if name in {f"cpu{core}" for core in cores}:
+                ticks += int(columns[3]) + int(columns[4])  # nothing to do, and nothing but to wait for a disk
+    return ticks / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, rings: Sequence[Ring], lanes: int, options: Sequence[str]) -> None:
+
+class Runner:
+    """Starts rings as long as a lane is free, the longest first, and waits for them.
+
+    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` grows as if cores had nothing to do.
+    """
+
+    def __init__(
+        self,
+        rings: Sequence[Ring],
+        lanes: int,
+        options: Sequence[str],
+        *,
+        most: int = 0,
+        idle_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._waiting = sorted(rings, key=lambda ring: -ring.seconds)
-        self._lanes, self._options = lanes, options
+        self._lanes, self._most, self._options = lanes, most, options
+        self._idle_s = idle_s
+        self._idle_since = time.monotonic(), idle_s()
         self._running: dict[int, Run] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="plainsong-"))
         self._said_s = time.monotonic()
@@ -150,8 +182,9 @@ class Runner:
         """Until all have ended. Whatever interrupts it ends those that run."""
         try:
             while self._waiting or self._running:
-                while self._waiting and len(self._running) < self._lanes:
+                while self._waiting and (len(self._running) < self._lanes or self._cores_are_idle()):
                     self._start(self._waiting.pop(0))
+                    self._idle_since = time.monotonic(), self._idle_s()
                 if not self._reap():
                     self._say_what_runs()
                     time.sleep(0.1)
@@ -161,6 +194,14 @@ class Runner:
             raise
         with suppress(OSError):  # a ring that failed has left its files there
             self._scratch.rmdir()
+
+    def _cores_are_idle(self) -> bool:
+        """Whether another ring has room, by what the cores did since the last one started or this was last found out."""
+        now_s, (then_s, idle_then_s) = time.monotonic(), self._idle_since
+        if len(self._running) >= self._most or now_s - then_s < IDLE_FOR_S:
+            return False
+        self._idle_since = now_s, self._idle_s()
+        return self._idle_since[1] - idle_then_s >= IDLE_CORES * (now_s - then_s)
 
     def _start(self, ring: Ring) -> None:
         output = OUTPUT / f"{ring.name}.txt"
@@ -255,22 +296,25 @@ def _interrupt(number: int, _: object) -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     known = {ring.name: ring for ring in all_rings()}
-    cores = len(os.sched_getaffinity(0))
-    lanes = min(cores + 1, MOST_LANES)
+    cores = os.sched_getaffinity(0)
+    lanes = min(len(cores) + 2, MOST_LANES)
     parser = argparse.ArgumentParser(prog="python -m tests.rings", description=__doc__)
     parser.add_argument("ring", nargs="*", help=", ".join(known))
-    parser.add_argument("--lanes", type=int, default=lanes, help=f"how many rings run at once (default: {lanes})")
+    several = f"{lanes} to {MOST_LANES}"
+    parser.add_argument("--lanes", type=int, help=f"how many rings run at once (default: {several}, as cores are idle)")
     given = parser.parse_args(arguments[:at])
     if unknown := set(given.ring) - known.keys():
         parser.error(f"no such ring: {', '.join(sorted(unknown))}")
     rings = [ring for name, ring in known.items() if not given.ring or name in given.ring]
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    say(f"{len(rings)} rings of tests, {given.lanes} at once: {', '.join(ring.name for ring in rings)}")
-    about = minutes(estimate_s(rings, given.lanes, cores))
+    lanes, most = (given.lanes, given.lanes) if given.lanes else (lanes, MOST_LANES)
+    say(f"{len(rings)} rings of tests, {given.lanes or several} at once: {', '.join(ring.name for ring in rings)}")
+    about = minutes(estimate_s(rings, most, len(cores)))
     say(
-        f"about {about} if this machine is quiet ({cores} cores); each ring's output: {OUTPUT.relative_to(ROOT)}/RING.txt\n"
+        f"about {about} if this machine is quiet ({len(cores)} cores); each ring's output: {OUTPUT.relative_to(ROOT)}/RING.txt\n"
     )
-    begun_s, runner = time.monotonic(), Runner(rings, given.lanes, arguments[at + 1 :])
+    idle_s = partial(cores_idle_s, cores)
+    begun_s, runner = time.monotonic(), Runner(rings, lanes, arguments[at + 1 :], most=most, idle_s=idle_s)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # SIGINT, too: a shell starts what runs in its background with it ignored, which rings would inherit.
         signal.signal(number, _interrupt)

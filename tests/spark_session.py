@@ -32,9 +32,10 @@ def _spark() -> Path | None:
 
 
 def _archive() -> Path:
-    """An archive is of one Java and one set of jars."""
+    """An archive is of one Java and one set of jars, under the path where it was made: no other class path fits."""
     java, spark = shutil.which("java"), _spark()
     parts = [os.path.realpath(java)] if java else []
+    parts.append(str(_CACHE))
     parts += [f"{path.name} {path.stat().st_mtime_ns}" for path in sorted((spark or _CACHE).glob("jars/*"))]
     return _CACHE / f"classes-{sha256(os.linesep.join(parts).encode()).hexdigest()[:16]}.jsa"
 

@@ -7,8 +7,6 @@ import json
 import pkgutil
 import re
 import shlex
-from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -16,19 +14,9 @@ import pytest
 
 import plainsong
 from broker.api.schemas import status_of_code
+from broker.audit import RECORDED
 from broker.config import every_setting
 from broker.config.config import sections
-from broker.gauges import (
-    add_cluster_gauges,
-    add_event_gauges,
-    add_gauges,
-    add_keeping_gauges,
-    add_link_gauges,
-    add_security_gauges,
-    add_tls_gauges,
-    add_transaction_gauges,
-)
-from broker.metrics import Metrics
 from plainsong.cli.job_metrics import METRICS, PREFIX
 from plainsong.cli.main import program
 from plainsong.errors import NARROWEST
@@ -36,6 +24,7 @@ from plainsong.protocol.codec import codec_for
 from plainsong.protocol.errors import BY_CODE
 from plainsong.protocol.names import topic_name
 from tests.documents import DOCUMENTS, ROOT, anchors, links, paths, prose, shell_block, shell_lines, spans
+from tests.metric_names import metrics_of_the_daemon, metrics_of_topics
 
 README = DOCUMENTS["README.md"]
 OPERATIONS = DOCUMENTS["docs/operations.md"]
@@ -92,14 +81,20 @@ def test_modules_named_in_documents_exist(name: str):
             pkgutil.resolve_name(span)
 
 
+def test_the_page_about_security_names_every_action_of_the_audit():
+    assert {f"`{action}`" for action in RECORDED} <= set(re.findall(r"`[^`]+`", DOCUMENTS["docs/security.md"]))
+
+
 @every_document
 def test_settings_named_in_documents_exist(name: str):
     text = DOCUMENTS[name]
     longest_first = "|".join(map(re.escape, sorted(sections(), key=len, reverse=True)))
     for section, key in re.findall(rf"`({longest_first})\.(\w+)", text):
         is_section = f"{section}.{key}" in sections()
-        is_module = (ROOT / section / f"{key}.py").exists() or (ROOT / section / key).is_dir()
-        assert is_section or is_module or f"{section}.{key}" in every_setting(), f"{section}.{key}"
+        folder = ROOT / section.replace(".", "/")
+        is_module = (folder / f"{key}.py").exists() or (folder / key).is_dir()
+        is_action = any(action.startswith(f"{section}.{key}") for action in RECORDED)
+        assert is_section or is_module or is_action or f"{section}.{key}" in every_setting(), f"{section}.{key}"
     for variable in re.findall(r"PLAINSONG_[A-Z]+__[A-Z_]+", text):
         assert variable in {setting.variable for setting in every_setting().values()}, variable
 
@@ -113,33 +108,16 @@ def test_error_codes_beside_a_status_exist(name: str):
 # --- metrics and log lines -------------------------------------------------------------------------
 
 
-def metrics_of_the_daemon() -> dict[str, str]:
-    """Every metric's name and kind, as a scrape would show them."""
-    metrics = Metrics("0")
-    nothing: Any = SimpleNamespace(budget=SimpleNamespace(), answers=SimpleNamespace())
-    add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
-    add_transaction_gauges(metrics, nothing, nothing, nothing, nothing)
-    add_cluster_gauges(metrics, nothing)
-    add_link_gauges(metrics, nothing)
-    add_event_gauges(metrics, nothing)
-    add_keeping_gauges(metrics, nothing, nothing)
-    add_security_gauges(metrics, nothing)
-    add_tls_gauges(metrics, nothing)
-    metrics.registry.unregister(metrics.readings)
-    found = {family.name: family.type for family in (*metrics.registry.collect(), *metrics.readings.describe())}
-    return {f"{name}_total" if kind == "counter" else name: kind for name, kind in found.items()}
-
-
 def test_every_metric_is_described_with_its_kind_and_no_other_is():
     described = dict(re.findall(r"^\| `((?:plainsong|process)_\w+)` \| (\w+) \|", OPERATIONS, re.MULTILINE))
-    assert described == metrics_of_the_daemon()
+    assert described == metrics_of_the_daemon() | metrics_of_topics()
 
 
 @every_document
 def test_metrics_named_in_documents_exist(name: str):
     named = set(re.findall(r"`(plainsong_\w*)`", DOCUMENTS[name]))
     of_jobs = {f"{PREFIX}{metric}" for metric in METRICS}
-    assert named <= metrics_of_the_daemon().keys() | of_jobs | NO_METRICS
+    assert named <= metrics_of_the_daemon().keys() | metrics_of_topics().keys() | of_jobs | NO_METRICS
 
 
 def test_log_events_that_are_described_are_written_somewhere():

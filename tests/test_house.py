@@ -16,6 +16,7 @@ import pytest
 from bench.structure import imports_of, rings, sources
 from broker.config import every_setting
 from broker.config.example import example_toml
+from scripts.audit import judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,12 +45,27 @@ def test_the_client_for_threads_is_what_the_script_makes_of_the_one_for_event_lo
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_manual_pages_and_completions_are_what_the_verbs_say():
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/manpages.py", "--check"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_api_reference_is_what_the_code_says():
     pytest.importorskip("griffe", reason="NOT TESTED: griffelib is not installed here")
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"run: make docs\n{done.stdout}{done.stderr}"
+
+
+def test_the_daemon_starts_without_the_libraries_that_only_some_daemons_need():
+    """They took 0.2 s of the processor and 8 MB and more: they are loaded for the first who asks."""
+    code = "import broker.main, sys; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "broker.http.lane" in loaded.split()
+    assert {"quart", "hypercorn", "cryptography", "joserfc", "aiohappybase", "kazoo"}.isdisjoint(loaded.split())
 
 
 def test_no_imports_run_in_a_ring_those_for_types_included():
@@ -119,7 +135,7 @@ def test_every_setting_explains_itself():
 
 def test_lock_files_name_hashes_and_no_host():
     locks = sorted(ROOT.glob("requirements*.lock"))
-    assert len(locks) == 3
+    assert len(locks) == 4
     for lock in locks:
         text = lock.read_text(encoding="utf-8")
         assert "--hash=sha256:" in text
@@ -133,6 +149,7 @@ def test_lock_files_hold_what_the_project_asks_for():
         "requirements.lock": project["project"]["dependencies"] + project["dependency-groups"]["run"],
         "requirements-dev.lock": project["project"]["dependencies"] + project["dependency-groups"]["dev"],
         "requirements-bench.lock": project["dependency-groups"]["bench"],
+        "requirements-audit.lock": project["dependency-groups"]["audit"],
     }
     for lock, requirements in wanted.items():
         locked = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE))
@@ -145,6 +162,24 @@ def test_all_lock_files_agree():
         for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE):
             versions.setdefault(name, set()).add(version)
     assert not {name: found for name, found in versions.items() if len(found) > 1}
+
+
+def test_the_audit_names_what_is_vulnerable_and_what_it_could_not_look_up():
+    well = {"name": "trio", "version": "0.35.0", "vulns": []}
+    known = {"id": "PYSEC-1", "fix_versions": ["2.1", "3.0"], "aliases": []}
+    ill = {"name": "lib", "version": "2.0", "vulns": [known, {"id": "PYSEC-2", "fix_versions": []}]}
+    unknown = {"name": "ours", "skip_reason": "not found"}
+    assert judged("a.lock", [well, well]) == (["a.lock: no known vulnerability in 2 dependencies"], False)
+    lines, is_vulnerable = judged("a.lock", [well, ill, unknown])
+    assert is_vulnerable
+    assert lines == [
+        "VULNERABLE: a.lock: lib 2.0: PYSEC-1, mended in 2.1, 3.0",
+        "VULNERABLE: a.lock: lib 2.0: PYSEC-2, mended in no version yet",
+        "NOT AUDITED: a.lock: ours",
+    ]
+    assert judged("a.lock", [unknown])[0] == [
+        "NOT AUDITED: a.lock: none of its 1 dependencies is known to the database that was asked"
+    ]
 
 
 def test_nothing_names_a_place_on_the_machine_it_was_written_on():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from tests import rings
-from tests.rings import Ring, Runner, all_rings, judge
+from tests.rings import Ring, Runner, all_rings, cores_idle_s, judge
 
 
 def test_every_test_file_belongs_to_one_ring():
@@ -49,3 +52,52 @@ def test_what_failed_is_named_with_the_command_that_runs_it_alone(tree, capsys):
 def test_all_is_well(tree, capsys):
     assert run("test_good.py") == (0, ["test_good.py"])
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 1 skipped"
+
+
+MEETING = """
+import time
+from pathlib import Path
+
+def note(what):
+    with Path("log").open("a") as log:
+        log.write(what)
+
+def test_it():
+    note("begun ")
+    deadline_s = time.monotonic() + {patience_s}
+    while Path("log").read_text().count("begun") < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    note("ended ")
+"""
+
+
+@pytest.mark.parametrize(("idle_cores", "patience_s", "order"), [(1, 60, "begun begun"), (0, 1, "begun ended")])
+def test_a_further_ring_runs_beside_one_that_waits_and_none_beside_one_that_computes(
+    tree, tmp_path, monkeypatch, idle_cores, patience_s, order
+):
+    monkeypatch.setattr(rings, "IDLE_FOR_S", 0.1)
+    some = [Ring(f"test_{name}.py", 1, 1) for name in ("first", "second")]
+    for ring in some:
+        (tmp_path / "tests" / ring.name).write_text(MEETING.format(patience_s=patience_s))
+    runner = Runner(some, 1, ["-q"], most=2, idle_s=lambda: idle_cores * time.monotonic())
+    runner.run()
+    assert judge(runner.ended, some) == 0
+    assert (tmp_path / "log").read_text().startswith(order)
+
+
+def test_never_do_more_rings_run_at_once_than_the_most(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(rings, "IDLE_FOR_S", 0.0)
+    some = [Ring(f"test_{name}.py", 1, 1) for name in ("first", "second")]
+    for ring in some:
+        (tmp_path / "tests" / ring.name).write_text(MEETING.format(patience_s=1))
+    runner = Runner(some, 1, ["-q"], most=1, idle_s=time.monotonic)
+    runner.run()
+    assert judge(runner.ended, some) == 0
+    assert (tmp_path / "log").read_text().startswith("begun ended")
+
+
+def test_the_idle_time_of_cores_is_what_the_system_says_of_each():
+    each_s = [cores_idle_s({core}) for core in range(os.cpu_count() or 1)]
+    assert all(idle_s > 0.0 for idle_s in each_s)
+    assert cores_idle_s(set(range(len(each_s)))) >= sum(each_s)
+    assert cores_idle_s(set()) == 0.0

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from tests.hbase_server import QUICK_JVM, ROOT, SMALL, free_ports
+from tests.patience import PATIENCE_S
 
 JARS = ROOT / ".cache/hbase/2.6.1/*"
-PATIENCE_S = 60.0
 #: Sessions may be as short as two ticks.
 TICK_MS = 250
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -18,18 +20,24 @@ from plainsong.protocol.names import topic_name
 from storage.backup.cut import Cut, NotListed
 from storage.backup.folder import FORMAT
 from storage.backup.objects import MAX_OBJECT_BYTES
+from storage.directory import write_whole
 from storage.pace import Pace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from actors.observe import Clock
     from broker.http.messages import Request
     from storage.backup.cut import CutTopic, Page
     from storage.base import Store, StoreView
 
+log = logging.getLogger(__name__)
 #: A new backup takes the place of one whose client has asked for nothing for so long: it is gone.
 SILENT_S = 20.0
 #: ``?topic=`` of what belongs to no topic.
 SERVICE, METADATA = "service", "metadata"
+#: What it takes the daemon to send an object, measured.
+SEND_S_PER_BYTE = 6e-9
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -40,6 +48,7 @@ class _Held:
     backup_id: str
     view: StoreView
     cut: Cut
+    pace: Pace
     topics: list[CutTopic]
     cut_ms: int
     asked_s: float
@@ -63,10 +72,34 @@ class Backups:
     version: str
     hold_s: float
     bytes_per_s: int
+    file: Path | None = None
+    """Keeps when a backup was last complete over restarts; None: nothing does."""
     last_success_ms: int | None = None
-    """When a client last said that its backup is complete, since the start."""
+    """When a client last said that its backup is complete."""
     _held: _Held | None = None
     _beginning: bool = False
+
+    def __post_init__(self) -> None:
+        """What was kept before the restart, if it can be read."""
+        if self.file is None:
+            return
+        try:
+            self.last_success_ms = int(json.loads(self.file.read_bytes())["lastSuccessMs"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("it is not known when a backup was last complete", extra={"why": str(error)})
+
+    async def _keep(self) -> None:
+        """A backup that is complete is complete, also where that cannot be written down."""
+        if self.file is None:
+            return
+        content = json.dumps({"format": 1, "lastSuccessMs": self.last_success_ms}).encode()
+        try:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(write_whole, self.file, content)
+        except OSError as error:
+            log.warning("when the last backup was complete is not kept", extra={"why": str(error)})
 
     async def begin(self, request: Request) -> Answer:
         """Hold a cut: every publish acknowledged before this request is in it. Raises BackupRunning, StoreError."""
@@ -103,7 +136,8 @@ class Backups:
         cut_ms = self.clock.now_ms()
         view = await self.store.pin(self.hold_s)
         try:
-            cut = Cut(view, Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s)))
+            pace = Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s))
+            cut = Cut(view, pace)
             await cut.look()
             topics = await cut.topics()
         except BaseException:
@@ -113,7 +147,7 @@ class Backups:
         when = datetime.fromtimestamp(cut_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         # Ids are in the order of their cuts, those of one second too: "the last two" are the last two.
         backup_id = f"{when}-{cut_ms % 1000:03x}{secrets.token_hex(2)[:3]}"
-        return _Held(backup_id, view, cut, topics, cut_ms, trio.current_time())
+        return _Held(backup_id, view, cut, pace, topics, cut_ms, trio.current_time())
 
     async def objects(self, request: Request) -> Answer:
         """The names of objects of a topic, or of no topic, page by page. Raises NotFound, InvalidParameter, StoreError."""
@@ -151,6 +185,8 @@ class Backups:
         try:
             async with held.turn:
                 data = await held.cut.object(name)
+                # What it takes to send it is rested for as for reading, before anything more is done for this backup.
+                await held.pace.rest(len(data) * SEND_S_PER_BYTE, 0)
         except NotListed:
             shown = name if _DIGEST.fullmatch(name) else name[:80]
             raise NotFound(
@@ -168,6 +204,7 @@ class Backups:
         await self._end()
         if complete:
             self.last_success_ms = self.clock.now_ms()
+            await self._keep()
         return json_answer({"id": request.path["backup"], "ended": True})
 
     # --- what is held ----------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from broker.api.dry_run import preview
+from broker.api.change import change_answer
 from broker.api.route import TRANSACTIONS, json_answer
 from broker.http.messages import flag
 from broker.link.flow import LinkBroken, Reply
@@ -18,7 +18,7 @@ from plainsong.protocol.errors import Conflict, InvalidParameter, NotFound, Plai
 from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from actors.directory import Directory
     from actors.ownership import Ownership
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 #: How long the others are waited for, of whom only a number is wanted.
 ASK_TIMEOUT_S = 1.0
-#: What other instances are asked for it.
+#: What other instances are asked for: how many topics are open there, and the digests of their security files.
 TOPICS_OPEN = "topics_open"
+SECURITY_DIGESTS = "security_digests"
+#: Of each table of ``security``, the first 12 hex digits of a SHA-256.
+Digests: TypeAlias = "dict[str, str | None]"
 _PIN: Mapping[str, tuple[str, Kind]] = {"instance": ("instance", values.text)}
 
 
@@ -45,6 +48,8 @@ class ClusterRoutes:
     membership: Membership | None
     """None: this instance is alone."""
     links: Links | None
+    security: Callable[[], Digests | None] = lambda: None
+    """The digests of this instance's security files; None: nobody is asked for a name."""
 
     async def show(self, request: Request) -> Answer:
         """Who is there and who is drained, what is pinned, and who owns ``?topic=``. Raises InvalidParameter, InvalidName."""
@@ -77,9 +82,11 @@ class ClusterRoutes:
         members = self._members()
         drained = self._placement().drained
         opened: dict[str, int] = {}
+        digests: dict[str, Digests] = {}
         async with trio.open_nursery() as nursery:
             for member in members:
                 nursery.start_soon(self._count_topics, member, opened)
+                nursery.start_soon(self._ask_digests, member, digests)
         return [
             {
                 "name": member.name,
@@ -89,6 +96,7 @@ class ClusterRoutes:
                 "drained": member.name in drained,
                 "slices": member.slices,
                 "topicsOpen": opened.get(member.name),
+                "security": digests.get(member.name),
             }
             for member in members
         ]
@@ -103,27 +111,38 @@ class ClusterRoutes:
         if member.name == self.ownership.me.name:
             opened[member.name] = topics_open(self.directory)
             return
+        count = await self._ask(member, TOPICS_OPEN)
+        if count is not None:
+            opened[member.name] = int(count)
+
+    async def _ask_digests(self, member: Member, digests: dict[str, Digests]) -> None:
+        """The digests of an instance's security files; one that has none, or cannot be asked, is left out."""
+        found = self.security() if member.name == self.ownership.me.name else await self._ask(member, SECURITY_DIGESTS)
+        if found is not None:
+            digests[member.name] = found
+
+    async def _ask(self, member: Member, what: str) -> Any:
+        """What another instance says; None: it cannot be asked, or knows of no such thing."""
         if self.links is None:
-            return
+            return None
         try:
             with trio.move_on_after(ASK_TIMEOUT_S):
                 link = await self.links.to(member.address)
-                opened[member.name] = int((await link.call(TOPICS_OPEN, None)).value)
+                return (await link.call(what, None)).value
         except (LinkBroken, PlainsongError):
             pass
+        return None
 
     async def drain(self, request: Request) -> Answer:
-        """An instance is to own nothing any more. Raises NotFound (it is not there), Conflict, ClusterUnavailable."""
+        """An instance is to own nothing any more; its topics move, in portions, after this is answered.
+
+        Raises:
+          NotFound (it is not there), Conflict, ClusterUnavailable: nothing happened.
+        """
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         membership, name = self._cluster(), instance_name(request.path["instance"])
         if name not in (known := self._names()):
             raise NotFound(f"there is no instance {name}", hint=nearest(name, known))
-        if dry_run:
-            return await self._preview_drain(name)
-        await membership.change_placement(partial(Placement.with_drained, instance=name, drained=True))
-        return json_answer({"instance": name, "drained": True})
-
-    async def _preview_drain(self, name: str) -> Answer:
         opened: dict[str, int] = {}
         member = next(each for each in self._members() if each.name == name)
         await self._count_topics(member, opened)
@@ -131,8 +150,18 @@ class ClusterRoutes:
         left = [each for each in self._members() if each.name != name and each.name not in placement.drained]
         warnings = [] if left else ["no other instance would be left: it would be as if none were drained"]
         before = {"drained": name in placement.drained}
-        effect = {"moves": {"topicsOpen": opened.get(name)}}
-        return preview("cluster.drain", name, before, {"drained": True}, effect=effect, warnings=warnings)
+        if not dry_run:
+            await membership.change_placement(partial(Placement.with_drained, instance=name, drained=True))
+        return change_answer(
+            "cluster.drain",
+            name,
+            before,
+            {"drained": True},
+            dry_run=dry_run,
+            effect={"moves": {"topicsOpen": opened.get(name)}},
+            warnings=warnings,
+            more=None if dry_run else {"instance": name, "drained": True},
+        )
 
     async def undrain(self, request: Request) -> Answer:
         """An instance is to own its share again, also one that is not there. Raises Conflict, ClusterUnavailable."""
@@ -189,6 +218,17 @@ def topics_open_handler(directory: Directory) -> CallHandler:
         del call
         await trio.lowlevel.checkpoint()
         return Reply(topics_open(directory))
+
+    return answer
+
+
+def security_digests_handler(security: Callable[[], Digests | None]) -> CallHandler:
+    """What answers another instance that shows whose security files differ."""
+
+    async def answer(call: Call) -> Reply:
+        del call
+        await trio.lowlevel.checkpoint()
+        return Reply(security())
 
     return answer
 

@@ -77,14 +77,19 @@ class Console:
         """The first page. Raises NotFound where the console is switched off."""
         return await self._answer("index.html", request)
 
+    async def lead_on(self, request: Request) -> Answer:
+        """To the first page: people type a slash behind it. Raises NotFound where the console is switched off."""
+        self._require()
+        query = f"?{request.query}" if request.query else ""
+        return Answer(308, headers=[*HEADERS, ("Location", f"/console{query}")])
+
     async def file(self, request: Request) -> Answer:
         """A page, or a file of one. The query is the page's own. Raises NotFound."""
         path = request.path["file"]
         return await self._answer("index.html" if _PAGE.fullmatch(path) else path, request)
 
     async def _answer(self, name: str, request: Request) -> Answer:
-        if not self.enabled:
-            raise NotFound("the console is switched off", hint="console.enabled = true switches it on")
+        self._require()
         found = (await trio.to_thread.run_sync(files)).get(name)
         if found is None:
             raise NotFound(f"the console has no {name[:80]!r}", hint="it begins at /console")
@@ -92,6 +97,10 @@ class Console:
         if _names(request.headers.get("if-none-match", ""), found.etag):
             return Answer(304, headers=headers)
         return Answer(200, found.content, found.content_type, headers)
+
+    def _require(self) -> None:
+        if not self.enabled:
+            raise NotFound("the console is switched off", hint="console.enabled = true switches it on")
 
 
 def _names(if_none_match: str, etag: str) -> bool:

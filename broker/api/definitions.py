@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import trio
 
+from broker.api.change import NOTHING, change
 from broker.api.route import json_answer
 from broker.http.messages import Answer, flag
 from plainsong.protocol.cluster import Placement, instance_name
@@ -39,6 +40,10 @@ MAX_BODY_BYTES = 16 << 20
 TOML_TYPE = "application/toml"
 _PARTS = ("namespaces", "topics", "pins")
 _NO_PROPERTIES = {"deduplication": "inherit"}
+#: What a change may do to messages that are there.
+_LOSSES = ("hides", "removes")
+#: Topics that are asked at once what a change would do to them.
+_TOPICS_AT_ONCE = 16
 Verdict = Literal["created", "changed", "deleted", "unchanged"]
 
 
@@ -68,6 +73,13 @@ class Step(NamedTuple):
     def path(self) -> str:
         """Where it stands in a document: ``topics/shop:orders``."""
         return f"{self.part}/{self.name}"
+
+    @property
+    def loses_messages(self) -> bool:
+        """Whether readers may have fewer messages afterwards."""
+        if self.part != "topics":
+            return False
+        return self.verdict == "deleted" or (self.verdict == "changed" and self.after["ttl"] < self.before["ttl"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +116,41 @@ class Definitions:
             for verdict in ("created", "changed", "deleted", "unchanged")
         }
         changes = [step for step in steps if step.verdict != "unchanged"]
-        if flag(given, "dryRun"):
-            return json_answer(
-                {
-                    "dryRun": True,
-                    "action": "definitions.import",
-                    "target": "service",
-                    "before": {step.path: step.before for step in changes if step.before is not None},
-                    "after": {step.path: step.after for step in changes if step.after is not None},
-                    "changed": [step.path for step in changes],
-                    "effect": lists,
-                    "warnings": _warnings(changes),
-                }
-            )
+        dry_run = flag(given, "dryRun")
+        effects = await self._preview(request, changes) if dry_run else await self._make(request, changes)
+        answer = change(
+            "definitions.import",
+            "service",
+            {step.path: _as_shown(step.before) for step in changes if step.before is not None},
+            {step.path: _as_shown(step.after) for step in changes if step.after is not None},
+            dry_run,
+            {**lists, **_summed(effects)},
+            _warnings(changes, effects, dry_run=dry_run),
+        )
+        answer["changed"] = [step.path for step in changes]  # in the order in which they are made
+        return json_answer(answer if dry_run else {**answer, **lists})
+
+    async def _preview(self, request: Request, changes: list[Step]) -> dict[str, Any]:
+        """What each topic that loses messages would lose, as its owner says."""
+        effects: dict[str, Any] = {}
+        limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
+
+        async def ask(step: Step) -> None:
+            async with limit:
+                effects[step.name] = await self._apply(request, step, dry_run=True)
+
+        async with trio.open_nursery() as nursery:
+            for step in changes:
+                if step.loses_messages:
+                    nursery.start_soon(ask, step)
+        return effects
+
+    async def _make(self, request: Request, changes: list[Step]) -> dict[str, Any]:
+        """Make the changes, one after the other; the answer is what each topic that lost messages has lost."""
+        effects: dict[str, Any] = {}
         for number, step in enumerate(changes):
             try:
-                await self._apply(request, step)
+                effect = await self._apply(request, step)
             except PlainsongError as error:
                 error.detail = f"{step.path}: {error.detail}"
                 if number:
@@ -127,7 +158,9 @@ class Definitions:
                     error.hint = error.hint or "import it again: what is done is left alone"
                     error.outcome = "unknown"
                 raise
-        return json_answer(lists)
+            if step.loses_messages:
+                effects[step.name] = effect
+        return effects
 
     # --- what is ---------------------------------------------------------------------------------
 
@@ -197,7 +230,8 @@ class Definitions:
             if namespace == SYSTEM_NAMESPACE or not may:
                 raise Forbidden(f"{step.path}: this name may not change it", hint="grant `admin` on what is imported")
 
-    async def _apply(self, request: Request, step: Step) -> None:
+    async def _apply(self, request: Request, step: Step, *, dry_run: bool = False) -> Any:
+        """Make one change, or ask what it would do; the answer is its effect, where its route says that."""
         namespace, _, topic = step.name.partition(":")
         deleted = step.verdict == "deleted"
         body: Any = step.after
@@ -212,8 +246,17 @@ class Definitions:
         path = {"namespace": namespace} | ({"topic": topic} if topic else {})
         sent = b"" if body is None else json.dumps(body).encode()
         headers = {name: value for name, value in request.headers.items() if name not in ("if-match", "content-type")}
-        asked = replace(request, path=path, query="", headers=headers, body=sent, decoded=None, room=None)
-        await self.handlers[route](asked)
+        query = "dryRun=true" if dry_run else ""
+        asked = replace(request, path=path, query=query, headers=headers, body=sent, decoded=None, room=None)
+        answer = await self.handlers[route](asked)
+        # An owner of a version before this one says nothing.
+        told = json.loads(answer.body) if isinstance(answer.body, bytes) and answer.body else {}
+        return told.get("effect") or {}
+
+
+def _as_shown(value: Any) -> Any:
+    """Properties as ``GET`` and the dry runs of a topic show them, every value a string; an instance as it is."""
+    return {name: str(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
@@ -235,15 +278,51 @@ def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
     return steps
 
 
-def _warnings(changes: list[Step]) -> list[str]:
-    gone = [step.name for step in changes if step.part == "topics" and step.verdict == "deleted"]
-    shorter = [
-        step.name
-        for step in changes
-        if step.part == "topics" and step.verdict == "changed" and step.after["ttl"] < step.before["ttl"]
+def _summed(effects: Mapping[str, Any]) -> dict[str, Any]:
+    """What all changes take from readers, and which topics that concerns."""
+    topics = [
+        {"topic": name, **{verb: effect[verb] for verb in _LOSSES if _messages(effect, verb)}}
+        for name, effect in sorted(effects.items())
     ]
-    warnings = [f"topic {each} is deleted with its messages" for each in gone]
-    return warnings + [f"topic {each} gets a shorter ttl, which hides older messages" for each in shorter]
+    totals = {verb: _total([effect[verb] for effect in effects.values() if verb in effect]) for verb in _LOSSES}
+    return {**totals, "returns": dict(NOTHING), "topics": [each for each in topics if len(each) > 1]}
+
+
+def _total(parts: list[Any]) -> dict[str, object]:
+    some = [each for each in parts if each["messages"]]
+    if not some:
+        return dict(NOTHING)
+    return {
+        "messages": sum(each["messages"] for each in some),
+        "bytes": sum(each["bytes"] for each in some),
+        "estimated": any(each["estimated"] for each in some),
+        "oldestMs": min((each["oldestMs"] for each in some if each["oldestMs"] is not None), default=None),
+        "newestMs": max((each["newestMs"] for each in some if each["newestMs"] is not None), default=None),
+    }
+
+
+def _messages(effect: Mapping[str, Any], verb: str) -> int:
+    return int(effect.get(verb, NOTHING)["messages"])
+
+
+def _warnings(changes: list[Step], effects: Mapping[str, Any], *, dry_run: bool) -> list[str]:
+    """A sentence for each topic that is deleted, and for each that a shorter ttl takes messages from."""
+    warnings = []
+    for step in changes:
+        effect = effects.get(step.name, {})
+        if not step.loses_messages:
+            continue
+        if step.verdict == "deleted":
+            word = "is" if dry_run else "was"
+            warnings.append(f"topic {step.name} {word} deleted with {_some(_messages(effect, 'removes'))}")
+        elif hidden := _messages(effect, "hides"):
+            word = "gets" if dry_run else "got"
+            warnings.append(f"topic {step.name} {word} a shorter ttl, which hides {_some(hidden)}")
+    return warnings
+
+
+def _some(messages: int) -> str:
+    return "1 message" if messages == 1 else f"{messages} messages"
 
 
 def _decoded(request: Request) -> Any:
@@ -251,8 +330,10 @@ def _decoded(request: Request) -> Any:
         return parse_json(request.body) if request.body.strip() else None
     try:
         return tomllib.loads(request.body.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also a date that is none, and text that is not UTF-8
         raise MalformedBody(f"the definitions are no TOML: {error}") from None
+    except RecursionError:
+        raise MalformedBody("the definitions are no TOML: values are nested too deeply") from None
 
 
 def _topic(text: str) -> TopicName:

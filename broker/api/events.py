@@ -2,6 +2,7 @@
 
     retry: 2000                          first, with the id from which a client that is cut off goes on
     event: message   id: <message id>    data: {"id","publishTimeMs","payload","attributes"}
+    event: set-aside id: <its last id>   data: {"from","to","rows"}
     event: held                          data: {"heldBy","heldSince","hiddenMessages"}
     event: error                         data: the problem that ended the stream
     event: end                           data: {"lastId"}; the daemon leaves, or the topic changes its owner
@@ -13,16 +14,19 @@ A stream is a poll that is asked again and again: while it waits, it counts as a
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.set_aside import shown_id
 from broker.api.messages import query_bound
 from broker.api.poll import CommittedReader, Reading, behind
 from broker.api.route import off_loop
-from broker.http.messages import Answer, one_of, problem_of, whole_number
+from broker.api.set_aside import entry
+from broker.http.messages import EVENT_STREAM, PING, PING_S, Answer, one_of, problem_of, whole_number
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.json import payload_writer
 from plainsong.protocol.errors import InvalidParameter, NoOwner, Overloaded, PlainsongError, ShuttingDown
@@ -32,23 +36,20 @@ from plainsong.protocol.requests import PollRequest
 from plainsong.protocol.topic.asks import Look
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-    from broker.api.poll import Polling
+    from broker.api.poll import Found, Polling
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import Request
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held, Page
+    from plainsong.protocol.records import SetAside
     from plainsong.protocol.requests import Isolation
 
-EVENT_STREAM = "text/event-stream"
 #: Proxies must not gather what is to be seen at once.
 EVENT_HEADERS = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
 #: Streams of one instance at a time.
 MAX_STREAMS = 1_000
-#: How long a stream says nothing.
-PING_S = 15.0
-PING = b": ping\n\n"
 RETRY_MS = 2_000
 #: Messages, and bytes of their payloads, that are read at a time.
 PAGE_MESSAGES = 1_000
@@ -163,9 +164,10 @@ class MessageEvents:
         try:
             while True:
                 deadline_s = trio.current_time() + PING_S
-                page = await self._next(following, deadline_s, announced)
-                if page.count:
-                    write = partial(_messages, page, payload_base64=following.payload_base64)
+                found = await self._next(following, deadline_s, announced)
+                page, passed = found.page, found.passed_set_aside()
+                if page.count or passed:
+                    write = partial(_written, page, passed, payload_base64=following.payload_base64)
                     chunk = await off_loop(page.payload_bytes, JSON, write)
                     polling.rates.delivered(following.name, page.count, trio.current_time())
                     if following.left is not None:
@@ -179,7 +181,7 @@ class MessageEvents:
                 if page.held is not None and page.held.write_pointer != announced:
                     announced = page.held.write_pointer
                     yield _held(page.held)
-                elif not page.count and trio.current_time() >= deadline_s:
+                elif not (page.count or passed) and trio.current_time() >= deadline_s:
                     yield PING
                 if polling.stopping.is_set() or following.left == 0:
                     break
@@ -192,7 +194,7 @@ class MessageEvents:
         resume = before(following.since)
         yield event("end", {"lastId": None if resume is None else resume.hex()})
 
-    async def _next(self, following: _Follow, deadline_s: float, announced: int | None) -> Page:
+    async def _next(self, following: _Follow, deadline_s: float, announced: int | None) -> Found:
         """The next messages, or what holds them; none at the deadline."""
         limit = PAGE_MESSAGES if following.left is None else min(PAGE_MESSAGES, following.left)
         reading = Reading(limit, PAGE_BYTES, with_pointers=False, room=following.room)
@@ -201,14 +203,17 @@ class MessageEvents:
             following.name, body, reading, deadline_s, unless_held_by=announced, returns_held=True
         )
         following.since = behind(found)
-        return found.page
+        return found
 
 
-def _messages(page: Page, *, payload_base64: bool) -> bytes:
-    """Each message of a page as an event."""
+def _written(page: Page, passed: Sequence[SetAside], *, payload_base64: bool) -> bytes:
+    """Each message of a page as an event, and, in their places among them, the stretches that were set aside."""
     written = payload_writer(payload_base64=payload_base64)
     out = []
+    stretches = deque(passed)
     for index, (message_id, payload) in enumerate(messages_of(page)):
+        while stretches and stretches[0].first < message_id[:10]:
+            out.append(_set_aside(stretches.popleft()))
         text_id = message_id.hex()
         published_ms = unpack_position(message_id[:10])[0]
         attributes = _attributes(page.attributes.get(index))
@@ -216,7 +221,15 @@ def _messages(page: Page, *, payload_base64: bool) -> bytes:
             f'id: {text_id}\nevent: message\ndata: {{"id":"{text_id}","publishTimeMs":{published_ms},'
             f'"payload":{written(payload)},"attributes":{attributes}}}\n\n'
         )
+    out += map(_set_aside, stretches)
     return "".join(out).encode()
+
+
+def _set_aside(stretch: SetAside) -> str:
+    """A stretch as an event. Its id is the stretch's last one: a client that is cut off goes on behind it."""
+    told = entry(stretch)
+    data = {name: told[name] for name in ("from", "to", "rows")}
+    return event("set-aside", data, shown_id(stretch.last)).decode()
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:

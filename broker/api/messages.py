@@ -10,15 +10,24 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
-from broker.api.poll import bytes_within, hold_gathered
+from broker.api.poll import bytes_within, hold_gathered, page_bytes
 from broker.api.route import json_answer, off_loop
+from broker.api.set_aside import entry, passed
 from broker.http.messages import Answer, one_of, whole_number
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.json_values import parse_query_position
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidParameter, NotFound, TransactionsUnavailable
-from plainsong.protocol.ids import FIRST_BOUND, after, bound_at, parse_id, unpack_position
+from plainsong.protocol.ids import (
+    FIRST_BOUND,
+    NO_PAYLOAD_PART,
+    POSITION_BYTES,
+    after,
+    bound_at,
+    parse_id,
+    unpack_position,
+)
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import items_in
 from plainsong.protocol.rows import BATCH, INDEX, Stamp, decode_row
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from broker.authority import Transactions
     from broker.http.messages import Request
     from plainsong.protocol.names import TopicName
+    from plainsong.protocol.records import SetAside
     from plainsong.protocol.rows import MessageRow
     from plainsong.protocol.topic.asks import Span
     from storage.base import Row, Store
@@ -46,6 +56,9 @@ MAX_LIMIT = 1_000
 #: Messages that one request looks at for a text, and for how long.
 MAX_SCANNED = 50_000
 MAX_SCAN_S = 2.0
+#: After so many of them, or so many bytes of theirs, it looks at the clock.
+CLOCK_EACH = 256
+CLOCK_EACH_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
 #: An aborted transaction's rows hold readers until they have been rolled back.
 _STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "invalid": "invalid"}
@@ -83,7 +96,7 @@ class Messages:
         shown = _Shown(
             span,
             limit or DEFAULT_LIMIT,
-            await bytes_within(request.room, self.max_bytes),
+            await bytes_within(request.room, page_bytes(self.max_bytes, request.page_bytes)),
             payload_bytes=payload_bytes,
             newest_first=one_of(parameters, "order", ("asc", "desc"), "asc") == "desc",
             text=parameters.get("filter", "").encode(),
@@ -220,6 +233,7 @@ class _Shown(Walk):
         self.text = text
         self._payload_bytes = payload_bytes
         self._until_s = perf_counter() + MAX_SCAN_S
+        self._bytes_unclocked = 0
         self._limit = limit
         self._max_bytes = max_bytes
 
@@ -248,19 +262,19 @@ class _Shown(Walk):
             ((message_id, payload),) = items_in(item)
             if self.reverse and not self.span.start <= message_id < self.span.until:
                 continue  # it stands in the row of a message that is wanted
+            size = len(payload)
             if self.text and not self._has_text(message_id, payload):
                 self.origins.forget(message_id)
-                if self._is_tired():
-                    self.cut = True
+            else:
+                shown = payload if self._payload_bytes is None else payload[: self._payload_bytes]
+                cut_from = size if len(shown) < size else None
+                attributes = self.attributes.get(message_id, {})
+                if not self._add(
+                    _Message(message_id, shown, pointer, expires_ms, attributes, cut_from=cut_from), len(shown)
+                ):
                     return False
-                continue
-            size = len(payload)
-            shown = payload if self._payload_bytes is None else payload[: self._payload_bytes]
-            cut_from = size if len(shown) < size else None
-            attributes = self.attributes.get(message_id, {})
-            if not self._add(
-                _Message(message_id, shown, pointer, expires_ms, attributes, cut_from=cut_from), len(shown)
-            ):
+            if self.text and self._is_tired(size):
+                self.cut = True
                 return False
         return True
 
@@ -271,9 +285,15 @@ class _Shown(Walk):
         self.last_scanned = message_id
         return self.text in payload
 
-    def _is_tired(self) -> bool:
-        """Whether so much was looked at that the client should ask again for the rest."""
-        return self.scanned >= MAX_SCANNED or (self.scanned % 256 == 0 and perf_counter() > self._until_s)
+    def _is_tired(self, size: int) -> bool:
+        """Whether so much was looked at, ``size`` bytes last, that the client should ask again for the rest."""
+        self._bytes_unclocked += size
+        if self.scanned >= MAX_SCANNED:
+            return True
+        if self.scanned % CLOCK_EACH and self._bytes_unclocked < CLOCK_EACH_BYTES:
+            return False
+        self._bytes_unclocked = 0
+        return perf_counter() > self._until_s
 
     @property
     def _is_full(self) -> bool:
@@ -340,7 +360,29 @@ def _answer(shown: _Shown, form: _Form) -> Answer:
         last_id = shown.last_scanned if shown.cut and shown.last_scanned is not None else last_id
     if last_id is not None and (shown.cut or not shown.reverse):
         headers.append(("Plainsong-Last-Id", last_id.hex()))
-    return json_answer([form.written(each) for each in shown.messages], headers=headers)
+    cut_at = shown.messages[-1].message_id if shown.cut and shown.messages else None
+    stretches = _passed(shown, last_id if cut_at is None or shown.text else cut_at)
+    headers += passed(stretches)
+    return json_answer(
+        _with_set_aside(shown, [form.written(each) for each in shown.messages], stretches), headers=headers
+    )
+
+
+def _passed(shown: _Shown, last_id: bytes | None) -> list[SetAside]:
+    """The stretches that were set aside, as far as the page has come."""
+    span = shown.span
+    if not shown.reverse:
+        return span.passed_set_aside(last_id if shown.cut else None)
+    every = span.passed_set_aside(None)
+    return [each for each in every if not shown.cut or last_id is None or each.first + NO_PAYLOAD_PART >= last_id]
+
+
+def _with_set_aside(shown: _Shown, rows: list[dict[str, Any]], stretches: Sequence[SetAside]) -> list[dict[str, Any]]:
+    """The messages, with an entry for each stretch at its place."""
+    if not stretches:
+        return rows
+    entries = [*rows, *map(entry, stretches)]
+    return sorted(entries, key=lambda each: str(each.get("id") or each["from"]), reverse=shown.reverse)
 
 
 def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | dict[str, str]:
@@ -359,9 +401,6 @@ def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | 
 #
 # Only the first row of a request says so; the others have their index in it, which leads back to the first. That
 # one is nearly always among the messages shown; if not, it is one look at the store, for each request once.
-
-
-_POSITION_BYTES = 10
 
 
 class Origin(NamedTuple):
@@ -410,7 +449,7 @@ class Origins:
         row = row if reference is None else reference
         if not row.extras:
             return
-        position = message_id[:_POSITION_BYTES]
+        position = message_id[:POSITION_BYTES]
         try:
             index = _number_in(row, INDEX) or 0
             if not index and position not in self._firsts:
@@ -432,7 +471,7 @@ class Origins:
         """
         found = {}
         for message_id, index in self._indexes.items():
-            position = _position_before(message_id[:_POSITION_BYTES], index)
+            position = _position_before(message_id[:POSITION_BYTES], index)
             if position is None:
                 continue
             if position not in self._firsts:
@@ -484,4 +523,4 @@ def _position_before(position: bytes, count: int) -> bytes | None:
     Those of a request have no holes, and the one after the last of a millisecond is the first of the next.
     """
     at = int.from_bytes(position, "big") - count
-    return None if at < 0 else at.to_bytes(_POSITION_BYTES, "big")
+    return None if at < 0 else at.to_bytes(POSITION_BYTES, "big")

@@ -73,6 +73,7 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "dryRun": ("check, count and say what would happen, and change nothing", {"type": "boolean", "default": False}),
     "q": ("a part of namespace:topic, whatever its case", STRING),
     "namespace": ("of this namespace alone", _NAMES["namespace"]),
+    "match": ("of these topics: namespace:topic, each exact or a beginning and *; several with commas", STRING),
     "sort": (
         "the column to sort by",
         {
@@ -100,11 +101,15 @@ _QUERY: dict[str, tuple[str, Schema]] = {
 _REQUEST_HEADERS = {
     "Plainsong-Reader": "the name of the reader, by which its lag is shown",
     "If-None-Match": "the ETag that is there already: 304 when it is still that one",
-    "Last-Event-ID": "the id behind which to go on; it counts instead of from",
+    "Last-Event-ID": "the id of the last event one has: the stream goes on behind it, whatever from says",
+    "Prefer": "return=representation: say what the change came to",
+    "traceparent": "the trace of its messages (W3C): an attribute of each that has none, as tracestate then is",
     "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",
 }
 _HEADERS = {
+    "Plainsong-Set-Aside": "rows between the start and the end of the page that were set aside, if there are any",
     "Plainsong-Scanned": "messages that were looked at for the text of filter",
+    "Location": "the path to go to",
     "ETag": "names this state of what was answered, for If-Match or If-None-Match",
     "Plainsong-Last-Id": "the position to resume from, exclusively",
     "Plainsong-End": "end, more or held: why there is no more",
@@ -176,7 +181,8 @@ def _operation(route: Route[Any]) -> dict[str, Any]:
     if route.parameters or route.headers:
         made["parameters"] = [*[_query(route, name) for name in route.parameters], *map(_request_header, route.headers)]
     if route.body is not None and route.body.schema is not None:
-        made["requestBody"] = {"content": {kind: _content(route.body, kind) for kind in route.body.types}}
+        content = {kind: _content(route.body, kind) for kind in route.body.types}
+        made["requestBody"] = {"required": route.body.required, "content": content}
     return made
 
 
@@ -211,7 +217,9 @@ def _responses(route: Route[Any]) -> dict[str, Any]:
             kind: {"schema": route.answer} if kind in ("application/json", "text/plain") else _event_content(kind)
             for kind in route.answer_types
         }
-    responses = {"200": answered}
+    responses = {str(route.success): answered}
+    if "If-None-Match" in route.headers:
+        responses["304"] = {"description": "it is still the one of If-None-Match", "headers": answered["headers"]}
     for status, codes in by_status((*route.errors, *_refusals(route))).items():
         responses[str(status)] = _problem(status, codes)
     return responses

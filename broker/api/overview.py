@@ -7,6 +7,9 @@ event: attention             data: what GET /v1/attention answers
 event: cluster               data: what GET /v1/cluster answers
 event: end                   data: {}; the daemon leaves
 : ping                       after 15 s without anything else
+
+The id of an event says what of each kind its stream has told. A client that was cut off sends it back as
+``Last-Event-ID``, and is told only what is different since.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ import json
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import trio
 
 from broker.api.cluster import parse_name
-from broker.api.events import PING, PING_S, RETRY_MS, event
+from broker.api.events import RETRY_MS, event
 from broker.api.route import json_answer, off_loop
 from broker.attention import MAX_ITEMS
-from broker.http.messages import one_of, whole_number
+from broker.http.messages import PING, PING_S, flag, one_of, whole_number
 from broker.metrics import MINUTES, WINDOW_S
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, nearest
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from broker.api.events import EventStreams
-    from broker.attention import Attention, Finding
+    from broker.attention import Attention
     from broker.catalogue import Catalogue, Figures
+    from broker.finding import Finding
     from broker.http.messages import Answer, Handler, Request
     from broker.metrics import Rates
 
@@ -102,6 +107,8 @@ class Overview:
     stopping: trio.Event
     handlers: Mapping[str, Handler]
     """Those of the routes, by name, each answered at its owner."""
+    delete_grace_ms: int
+    """How long deleted topics can come back."""
     found_lately: dict[str, tuple[float, Any]] = field(default_factory=dict)
     """What streams are told, and when that was found: all of them are told the same."""
     sees: Sees = sees_all
@@ -109,7 +116,7 @@ class Overview:
 
     async def topics(self, request: Request) -> Answer:
         """A page of all topics, in the order of a column. Raises InvalidParameter, InvalidName, StoreError."""
-        parameters = request.parameters("q", "namespace", "sort", "order", "limit", "after")
+        parameters = request.parameters("q", "namespace", "sort", "order", "limit", "after", "deleted")
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
             raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
@@ -118,6 +125,8 @@ class Overview:
         after = _cursor(parameters["after"]) if "after" in parameters else None
         namespace = namespace_name(parameters["namespace"]) if "namespace" in parameters else None
         text = parameters.get("q", "").lower()
+        if flag(parameters, "deleted"):
+            return await self._deleted(request, namespace, text, limit or DEFAULT_LIMIT)
         rows = [
             (name, figures)
             for name, figures in (await self.catalogue.figures()).items()
@@ -130,6 +139,20 @@ class Overview:
         now_ms = self.clock.now_ms()
         shown = [figures.shown(name, self.catalogue.owner(name), now_ms) for name, figures in chosen]
         return json_answer({"topics": shown, "total": len(rows), "next": following})
+
+    async def _deleted(self, request: Request, namespace: str | None, text: str, limit: int) -> Answer:
+        """Deleted topics, those that were deleted last first."""
+        gone = [
+            (name, metadata)
+            for name, metadata in await self.catalogue.deleted(namespace, self.delete_grace_ms)
+            if (not text or text in f"{name}".lower()) and self.sees(request, name)
+        ]
+        gone.sort(key=lambda each: -(each[1].deleted_ms or 0))
+        shown = [
+            {"namespace": name.namespace, **await self.catalogue.shown_deleted(name, metadata, self.delete_grace_ms)}
+            for name, metadata in gone[:limit]
+        ]
+        return json_answer({"topics": shown, "total": len(gone), "next": None})
 
     async def needs(self, request: Request) -> Answer:
         """What needs attention, worst first."""
@@ -148,7 +171,9 @@ class Overview:
         """Messages published and read in each of the last sixty minutes, as this owner counted them. Raises TopicNotFound."""
         name = request.name
         request.parameters()
-        await self.directory.ask(name, Describe())
+        # A list of topics is shown with the last hour of each: those that are closed stay closed.
+        if self.directory.peek(name) is not None or not await self.catalogue.has(name):
+            await self.directory.ask(name, Describe())
         now_s = trio.current_time()
         step_ms = round(WINDOW_S * 1000)
         begun_ms = self.clock.now_ms() - round(now_s % WINDOW_S * 1000)
@@ -176,11 +201,13 @@ class Overview:
         if len(named) > MAX_NAMED:
             raise InvalidParameter(f"topics names {len(named)}", hint=f"at most {MAX_NAMED}")
         topics = [parse_name(each) for each in named]
-        return self.streams.answer(self._changes(request, kinds, topics), request.room)
+        seen = _seen_before(request.headers.get("last-event-id", ""))
+        return self.streams.answer(self._changes(request, kinds, topics, seen), request.room)
 
     async def _changes(
-        self, request: Request, kinds: Sequence[str], topics: Sequence[TopicName]
+        self, request: Request, kinds: Sequence[str], topics: Sequence[TopicName], digests: dict[str, str]
     ) -> AsyncGenerator[bytes, None]:
+        """What there is and what changes, but for what has the digest that it had on the stream before."""
         yield f"retry: {RETRY_MS}\n\n".encode()
         sent: dict[str, object] = {}
         said_s = trio.current_time()
@@ -188,10 +215,14 @@ class Overview:
             begun_s = trio.current_time()
             for kind in kinds:
                 found = await self._look(kind, request, topics)
-                if found is not None and (kind not in sent or sent[kind] != found.told):
-                    sent[kind] = found.told
+                if found is None or (kind in sent and sent[kind] == found.told):
+                    continue
+                sent[kind] = found.told
+                digest = _digest(found.told)
+                if digests.get(kind) != digest:
+                    digests[kind] = digest
                     said_s = trio.current_time()
-                    yield event(kind, found.data)
+                    yield event(kind, found.data, _event_id(digests))
             if trio.current_time() - said_s >= PING_S:
                 said_s = trio.current_time()
                 yield PING
@@ -250,6 +281,21 @@ class _Seen(NamedTuple):
     data: Any
     told: object
     """What it is compared by."""
+
+
+def _digest(told: object) -> str:
+    """The same for the same facts, at any instance and after a restart."""
+    return blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+def _event_id(digests: Mapping[str, str]) -> str:
+    return ",".join(f"{kind}={digest}" for kind, digest in digests.items())
+
+
+def _seen_before(event_id: str) -> dict[str, str]:
+    """What an event's id says. Anything that is none says nothing, and everything is told."""
+    parts = (part.partition("=") for part in event_id.split(",", len(KINDS)))
+    return {kind: digest for kind, _, digest in parts if kind in KINDS}
 
 
 def _page(

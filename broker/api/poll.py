@@ -13,6 +13,7 @@ import trio
 from actors.reading import read_page
 from broker.api.readers import READER_HEADER
 from broker.api.route import off_loop
+from broker.api.set_aside import passed
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, one_of, parse_query, whole_number
 from plainsong.protocol.codec import (
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.codec import Codec
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held
+    from plainsong.protocol.records import SetAside
     from plainsong.protocol.requests import Isolation, PollRequest
     from plainsong.protocol.topic.asks import Span
     from storage.base import Store
@@ -87,6 +89,12 @@ class Found:
     page: Page
     looks: int = 1
     """How often it was looked for, until it was there."""
+    asked_from: bytes | None = None
+    """Where the request began; the span may begin later, since a poll that waits does not look at the same rows twice."""
+
+    def passed_set_aside(self) -> list[SetAside]:
+        """The stretches between where the request began and where its page ends."""
+        return self.span.passed_set_aside(self.page.last_id, self.asked_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ class Polling:
         frames = accept_frames(request.headers.get("accept"))
         if READER_HEADER in request.headers:
             reader_name(request.headers[READER_HEADER])  # refused before anything is waited for
-        reading = self._reading(body, request.room, with_pointers=frames is not None and frames.pointers)
+        reading = self._reading(body, request, with_pointers=frames is not None and frames.pointers)
         asked_ms = self.clock.now_ms()
         found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
         page = found.page
@@ -171,17 +179,17 @@ class Polling:
         if frames is not None:
             self.rates.delivered(name, page.count, trio.current_time())
             content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
-            return Answer(200, content, frames.content_type, position_headers(page))
+            return Answer(200, content, frames.content_type, headers_of(found))
         if accepts_events(request.headers.get("accept")):
             content = await self._written(name, found, reading, JSON, _events_of(name, options), BYTES_EACH)
             self.rates.delivered(name, found.page.count, trio.current_time())
-            return Answer(200, content, BATCH_TYPE, position_headers(found.page))
+            return Answer(200, content, BATCH_TYPE, headers_of(found))
         if not codec.bounded and page.end == "more" and page.count != body.limit:
             self.rates.delivered(name, page.count, trio.current_time())
             return Answer(200, self._stream(name, found, body.limit, request.room), codec.content_type)
         content = await self._written(name, found, reading, codec, partial(_encoded, codec, options))
         self.rates.delivered(name, found.page.count, trio.current_time())
-        return Answer(200, content, codec.content_type, position_headers(found.page))
+        return Answer(200, content, codec.content_type, headers_of(found))
 
     def _note_delivery(self, found: Found, asked_ms: int) -> None:
         """Measures from the publish of a page's first message, if the poll had to wait for it."""
@@ -215,11 +223,11 @@ class Polling:
             found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
             room.has(TIMES * found.page.payload_bytes)  # which is less than it was
 
-    def _reading(self, body: PollRequest, room: AnswerRoom | None, *, with_pointers: bool) -> Reading:
+    def _reading(self, body: PollRequest, request: Request, *, with_pointers: bool) -> Reading:
         poll_config = self.bounds
         limit = poll_config.max_messages if body.limit is None else min(body.limit, poll_config.max_messages)
-        max_bytes = poll_config.max_bytes if body.max_bytes is None else min(body.max_bytes, poll_config.max_bytes)
-        return Reading(limit, max_bytes, with_pointers, room)
+        max_bytes = page_bytes(poll_config.max_bytes, body.max_bytes, request.page_bytes)
+        return Reading(limit, max_bytes, with_pointers, request.room)
 
     def _deadline_s(self, body: PollRequest, waited_ms: int) -> float | None:
         if not body.wait_ms:
@@ -261,7 +269,7 @@ class Polling:
                 found = Found(span, brought, await self._page_of(name, span, brought, reading))
             else:
                 found = await self._read_committed(name, look, reader, reading)
-            found.looks = looks
+            found.looks, found.asked_from = looks, body.since
             span, page = found.span, found.page
             if page.held is not None and not was_held:
                 self.blocked()
@@ -494,6 +502,11 @@ def view_for(transactions: Transactions, isolation: Isolation | None, transactio
 UNKNOWN_PATIENCE_S = 1.0
 
 
+def headers_of(found: Found) -> list[tuple[str, str]]:
+    """Those of its page, and how many rows it has passed that were set aside."""
+    return [*position_headers(found.page), *passed(found.passed_set_aside())]
+
+
 def position_headers(page: Page) -> list[tuple[str, str]]:
     """Where the page ends, why there, and where to go on."""
     headers: list[tuple[str, str]] = [("Plainsong-End", page.end)]
@@ -521,6 +534,11 @@ async def wait_for_decision(
     patience_s = trio.current_time() + UNKNOWN_PATIENCE_S if unknown else inf
     with trio.move_on_at(min(deadline_s, patience_s)):
         await pointers.wait(held.write_pointer, mark)
+
+
+def page_bytes(*bounds: int | None) -> int:
+    """How many bytes of payload a page may have: the least of what bounds it."""
+    return min(each for each in bounds if each is not None)
 
 
 # --- pages within the room of an answer ------------------------------------------------------------

@@ -15,9 +15,11 @@ from broker.api.poll import (
     apply_query,
     bytes_within,
     hold_gathered,
+    page_bytes,
     wait_for_decision,
 )
 from broker.api.route import off_loop
+from broker.api.set_aside import rows_of
 from broker.http.messages import Answer, answer_for
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from broker.api.poll import Pages
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
-    from broker.http.budgets import AnswerRoom
     from broker.http.messages import Request
     from broker.metrics import Rates
     from plainsong.protocol.page import Held
@@ -83,6 +84,11 @@ class _Wanted:
     span: Span | None = None
     error: PlainsongError | None = None
     page: Page = field(default_factory=Page)
+    asked_from: bytes = field(init=False)
+    """Where the request begins; ``since`` moves on with what is read."""
+
+    def __post_init__(self) -> None:
+        self.asked_from = self.since
 
     @property
     def unread(self) -> Page:
@@ -164,7 +170,7 @@ class PollingMany:
             isolated = _Isolated(reader, view)
             await _look(access, wanted, EVERY_POINTER if isolated.by_itself else 0)
             if any(one.span is not None and one.span.start < one.span.until for one in wanted):
-                await self._read_in_turn(access, wanted, body, isolated, request.room)
+                await self._read_in_turn(access, wanted, body, isolated, request)
             waiting = [one for one in wanted if one.error is None]
             nothing_yet = not any(one.page.count for one in wanted) and not self.stopping.is_set()
             if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
@@ -213,15 +219,15 @@ class PollingMany:
         wanted: list[_Wanted],
         body: PollRequest,
         isolated: _Isolated,
-        held: AnswerRoom | None,
+        request: Request,
     ) -> None:
         """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
         bounds = self.bounds
         room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
-        bytes_room = bounds.max_bytes if body.max_bytes is None else min(body.max_bytes, bounds.max_bytes)
-        bytes_room = await bytes_within(held, bytes_room)
+        bytes_room = page_bytes(bounds.max_bytes, body.max_bytes, request.page_bytes)
+        bytes_room = await bytes_within(request.room, bytes_room)
         await self._share_out(access, wanted, isolated, room, bytes_room)
-        hold_gathered(held, sum(one.page.payload_bytes for one in wanted))
+        hold_gathered(request.room, sum(one.page.payload_bytes for one in wanted))
 
     async def _share_out(
         self, access: TopicsAccess, wanted: list[_Wanted], isolated: _Isolated, room: int, bytes_room: int
@@ -264,6 +270,16 @@ class PollingMany:
             one.room -= page.count
         if page.last_id is not None and one.span is not None:
             one.since = one.span.since = after(page.last_id)
+
+
+def poll_many_wait_ms(request: Request) -> int:
+    """How long a poll of many topics asks to wait; 0 where that cannot be read, which the handler refuses."""
+    try:
+        body = PollRequest(**{key: value for key, value in request.fields(_REQUEST).items() if key != "topics"})
+        apply_query(body, request.query)
+    except PlainsongError:
+        return 0
+    return body.wait_ms or 0
 
 
 def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
@@ -329,8 +345,10 @@ def _one(one: _Wanted, options: PageOptions) -> bytes:
     page = one.page
     last_id = b"null" if page.last_id is None else b'"%b"' % page.last_id.hex().encode()
     held = b"" if page.held is None else _held(page.held, options)
+    rows = 0 if one.span is None else rows_of(one.span.passed_set_aside(page.last_id, one.asked_from))
+    passed = b',"setAside":%d' % rows if rows else b""
     messages = JSON.encode_page(page, options)
-    return b'{"messages":%b,"lastId":%b,"end":"%b"%b}' % (messages, last_id, page.end.encode(), held)
+    return b'{"messages":%b,"lastId":%b,"end":"%b"%b%b}' % (messages, last_id, page.end.encode(), held, passed)
 
 
 def _held(held: Held, options: PageOptions) -> bytes:

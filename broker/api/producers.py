@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.reading import producer_of
-from broker.api.dry_run import preview
+from broker.api.change import change_answer
 from broker.api.route import json_answer
 from broker.api.transactions import longs
 from broker.http.messages import Answer, flag, whole_number
@@ -134,7 +134,7 @@ class Producers:
             with suppress(ProducerNotFound, DamagedRow):  # it has nothing but staged messages, or a row nobody can read
                 before = _shown(await self.directory.ask(name, GetProducer(producer)), longs({}))
         await self.directory.ask(name, RemoveProducer(producer, dry_run))
-        return preview("producer.delete", f"{name}/{producer}", before, None) if dry_run else Answer(200)
+        return change_answer("producer.delete", f"{name}/{producer}", before, None) if dry_run else Answer(200)
 
 
 def _producer(request: Request) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import trio
 
 from broker.api.route import LOOP_BYTES, NO_LIMIT, Limit, off_loop
-from broker.http.messages import Answer, one_of, parse_query, whole_number
+from broker.http.messages import Answer, one_of, parse_query, wants_representation, whole_number
 from broker.http.wire import answer_to
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS
@@ -47,6 +47,7 @@ from plainsong.protocol.topic.asks import (
     StoreUnder,
 )
 from plainsong.protocol.topic.publish import NotEnlisted
+from plainsong.protocol.trace import TRACEPARENT, carry_trace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -121,6 +122,7 @@ class Publishing:
         name, body = given.name, given.body
         if body.write_pointer is not None and self.enlistments is not None:
             return None
+        request.messages = len(body.messages)
 
         def settled(found: PublishResponse | Receipt | Exception) -> None:
             # It is called in the actor's turn, so that a bug here must not be raised there.
@@ -159,6 +161,8 @@ class Publishing:
         if request.query:
             apply_publish_query(body, request.query, "ttl")
         check_store(body)
+        if TRACEPARENT in request.headers:
+            carry_trace(body, request.headers)
         request.messages = len(body.messages)
         keep = StoreStaged if body.write_pointer is None else StoreUnder
         await self._ask(name, body, keep(body, len(request.body)))
@@ -295,6 +299,8 @@ def _read_publish(request: Request) -> Given:
 def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest) -> Given:
     options = apply_publish_query(body, request.query, "ttl", "longs") if request.query else DEFAULT_OPTIONS
     check_publish(body)
+    if TRACEPARENT in request.headers:
+        carry_trace(body, request.headers)
     return Given(name, body, len(request.body), codec, options)
 
 
@@ -308,7 +314,9 @@ def answer_publish(request: Request, given: Given, found: PublishResponse | Rece
         if found.generation:
             headers.append(("Plainsong-Generation", str(found.generation)))
         return Answer(200, content, codec.content_type, headers)
-    if given.body.producer is not None or ("prefer" in request.headers and _wants_receipt(request.headers["prefer"])):
+    if given.body.producer is not None or (
+        "prefer" in request.headers and wants_representation(request.headers["prefer"])
+    ):
         return Answer(200, codec.encode_receipt(found), codec.content_type, verdict_headers(found.verdict))
     # The seed's clients take any other body for a rollback detail, so there is none.
     return Answer(200)
@@ -323,11 +331,6 @@ def apply_publish_query(body: PublishRequest, query: str, *known: str) -> PageOp
     if ttl_s is not None:
         body.ttl_s = ttl_s
     return PageOptions(longs_as_strings=one_of(parameters, "longs", ("number", "string"), "number") == "string")
-
-
-def _wants_receipt(prefer: str) -> bool:
-    preferences = (part.split(";")[0].strip().lower() for part in prefer.split(","))
-    return any(part.replace(" ", "").replace('"', "") == "return=representation" for part in preferences)
 
 
 def _within(response: PublishResponse) -> tuple[bytes, bytes] | None:

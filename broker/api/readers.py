@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from broker.api.dry_run import preview
+from broker.api.change import change_answer
 from broker.api.route import json_answer
 from broker.http.messages import Answer, flag
 from plainsong.protocol.codec import json_values as values
@@ -127,7 +127,7 @@ class Readers:
         )
         before = await self._find(name, reader) if dry_run else None
         after = self._shown(await self.directory.ask(name, ask))
-        return preview("reader.reset", f"{name}/{reader}", before, after) if dry_run else json_answer(after)
+        return change_answer("reader.reset", f"{name}/{reader}", before, after) if dry_run else json_answer(after)
 
     async def remove(self, request: Request) -> Answer:
         """Forget a position. Raises TopicNotFound, NotFound."""
@@ -135,7 +135,7 @@ class Readers:
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         before = await self._find(name, reader) if dry_run else None
         await self.directory.ask(name, RemoveReader(reader, dry_run))
-        return preview("reader.delete", f"{name}/{reader}", before, None) if dry_run else Answer(200)
+        return change_answer("reader.delete", f"{name}/{reader}", before, None) if dry_run else Answer(200)
 
     async def _find(self, name: TopicName, reader: str) -> dict[str, object] | None:
         """The reader as it is; None: there is none. Raises TopicNotFound."""

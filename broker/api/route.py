@@ -48,6 +48,8 @@ class Body:
     """Of a hot route the bound is ``http.max_body_bytes`` instead."""
     types: tuple[str, ...] = (JSON_TYPE,)
     example: object = None
+    required: bool = True
+    """Whether a request without one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,12 @@ class Route(Generic[S]):
     """Of the query; ``openapi`` describes each."""
     headers: tuple[str, ...] = ()
     """Of the request, beside those that every request may have; ``openapi`` describes each."""
+    success: int = 200
+    """The status of what succeeds."""
     answered: str = "done"
-    """What status 200 says."""
+    """What that status says."""
     answer: Schema | None = None
-    """Of status 200; None: an empty body."""
+    """Of that status; None: an empty body."""
     answer_types: tuple[str, ...] = (JSON_TYPE,)
     answer_headers: tuple[str, ...] = ()
 
@@ -177,13 +181,33 @@ def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> 
 #: 10 ns a byte for JSON; version 1 of Avro is so much faster that only its very large bodies are worth a thread.
 LOOP_BYTES = 256 * 1024
 LOOP_AVRO_BYTES = 4 * 1024 * 1024
+#: What is longer than this has a thread of its own, so that what is not need not wait for it.
+LARGE_BYTES = 4 * 1024 * 1024
 
 
 async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
-    """Do ``work`` here, or in a thread when it is about so many bytes that others would notice."""
+    """Do ``work`` here, or in a thread when it is about so many bytes that others would notice.
+
+    There are two threads for it in all, one of them for what is large. It holds the interpreter's lock, so that more
+    would do no more of it; but each takes the lock from the event loop, and a hundred readers of large pages who did
+    not read them made others wait for seconds.
+    """
     if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
         return work()
-    return await trio.to_thread.run_sync(work)
+    return await trio.to_thread.run_sync(work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
+
+
+_medium: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("medium work off the loop")
+_large: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("large work off the loop")
+
+
+def _limiter(of: trio.lowlevel.RunVar[trio.CapacityLimiter]) -> trio.CapacityLimiter:
+    try:
+        return of.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(1)
+        of.set(limiter)
+        return limiter
 
 
 # --- accounting ------------------------------------------------------------------------------------

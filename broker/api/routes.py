@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.api.asyncapi import AsyncApi
 from broker.api.backups import Backups
 from broker.api.cluster import ClusterRoutes
 from broker.api.console import Console
+from broker.api.contact import Contact
 from broker.api.definitions import MAX_BODY_BYTES as DEFINITIONS_BODY_BYTES
 from broker.api.definitions import TOML_TYPE, Definitions
 from broker.api.events import MessageEvents
@@ -15,18 +17,21 @@ from broker.api.messages import Messages
 from broker.api.overview import Overview
 from broker.api.poll import Polling, poll_wait_ms
 from broker.api.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
-from broker.api.poll_many import PollingMany
+from broker.api.poll_many import PollingMany, poll_many_wait_ms
 from broker.api.problems import Problems
 from broker.api.producers import Producers
 from broker.api.publish import Publishing
 from broker.api.readers import Readers
 from broker.api.route import JSON_TYPE, Body, Route
-from broker.api.schemas import _BASE64, ANY, BODY, BOOLEAN, COUNT, READS, STRING, WRITES, array, nullable, record, ref
+from broker.api.schemas import _BASE64, ANY, BODY, BOOLEAN, READS, STRING, WRITES, array, nullable, record, ref
 from broker.api.scrub import ScrubRoutes
+from broker.api.set_aside import SettingAside
 from broker.api.stream import Streams
+from broker.api.topic_metrics import TopicMetrics
 from broker.api.topic_stats import Counting, offsets_wait_ms
 from broker.api.topics import NamespaceRoutes, Topics
 from broker.api.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
+from broker.http.messages import EVENT_STREAM
 from broker.security.identity import VERBS, Verb
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 
@@ -54,7 +59,7 @@ PIN = CLUSTER + "/pins/{namespace}/{topic}"
 #: For examples: a message id, a write pointer.
 _ID = "0000018bcfe568000002" + "0" * 20
 _POINTER = 1_700_000_000_000_000_000
-_POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End")
+_POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End", "Plainsong-Set-Aside")
 _HELD_HEADERS = ("Plainsong-Held-By", "Plainsong-Held-Since", "Plainsong-Hidden-Messages")
 _VERDICT_HEADERS = ("Plainsong-Duplicate", "Plainsong-Last-Sequence-Id")
 
@@ -131,7 +136,8 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="Create a topic; after a deletion in a new generation.",
         parameters=("ifNotExists", "dryRun"),
-        body=Body(ref("Properties"), example={"ttl": 3600}),
+        answer=ref("Change"),
+        body=Body(ref("Properties"), example={"ttl": 3600}, required=False),
         errors=(*WRITES, *BODY, "topic_exists", "invalid_property"),
     ),
     Route(
@@ -162,6 +168,8 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Delete a topic with its messages.",
         parameters=("dryRun",),
         headers=("If-Match",),
+        answer=ref("Change"),
+        answer_headers=("ETag",),
         errors=(*WRITES, "precondition_failed"),
     ),
     Route(
@@ -177,7 +185,9 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Replace all properties; what is left out has its default again.",
         parameters=("dryRun",),
         headers=("If-Match",),
-        body=Body(ref("Properties"), example={"ttl": 86400, "max_bytes": 1073741824}),
+        answer=ref("Change"),
+        answer_headers=("ETag",),
+        body=Body(ref("Properties"), example={"ttl": 86400, "max_bytes": 1073741824}, required=False),
         errors=(*WRITES, *BODY, "invalid_property", "precondition_failed"),
     ),
     Route(
@@ -192,9 +202,35 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="Bring a deleted topic back while all of its rows are there.",
         parameters=("dryRun",),
-        answer=ref("Topic"),
+        headers=("If-Match",),
+        answer={"allOf": [ref("Topic"), ref("Change")]},
         answer_headers=("ETag",),
-        errors=(*WRITES, "topic_exists", "partly_cleaned"),
+        errors=(*WRITES, "topic_exists", "partly_cleaned", "precondition_failed"),
+    ),
+    Route(
+        "set_aside",
+        "POST",
+        TOPIC + "/set-aside",
+        SettingAside,
+        SettingAside.set_aside,
+        owner="topic",
+        verb="admin",
+        on="topic",
+        tag="topics",
+        doc="Copy damaged rows to a file as they are and take them out of the topic, so that readers pass.",
+        parameters=("dryRun",),
+        body=Body(record("from to", **{"from": ref("MessageId"), "to": ref("MessageId")})),
+        answer=ref("Change"),
+        errors=(
+            *WRITES,
+            *BODY,
+            "unknown_field",
+            "invalid_message_id",
+            "not_found",
+            "generation_changed",
+            "conflict",
+            "low_space",
+        ),
     ),
     Route(
         "publish",
@@ -213,6 +249,7 @@ ROUTES: tuple[Route[Any], ...] = (
         "Prefer: return=representation, a receipt. A body of any type is the data of a CloudEvent where headers ce-id, "
         "ce-source, ce-type and ce-specversion say so.",
         parameters=("ttl", "longs"),
+        headers=("traceparent",),
         body=Body(
             ref("PublishRequest"),
             types=(JSON_TYPE, AVRO_TYPE, EVENT_TYPE, BATCH_TYPE),
@@ -238,6 +275,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="messages",
         doc="Keep messages under a write pointer, or stage them as a producer's segment, seen by nobody until a publish.",
         parameters=("ttl",),
+        headers=("traceparent",),
         body=Body(
             ref("StoreRequest"),
             types=(JSON_TYPE, AVRO_TYPE),
@@ -301,7 +339,7 @@ ROUTES: tuple[Route[Any], ...] = (
         parameters=("from", "isolation", "payload", "limit"),
         headers=("Last-Event-ID",),
         answer=STRING,
-        answer_types=("text/event-stream",),
+        answer_types=(EVENT_STREAM,),
         errors=(*READS, "invalid_message_id", "transactions_unavailable"),
     ),
     Route(
@@ -362,7 +400,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="looking",
         doc="How far behind readers are: those that are kept, and those that name themselves in their polls.",
-        parameters=("reader",),
+        parameters=("reader", "limit", "after"),
         answer={"anyOf": [ref("Lag"), ref("ReaderLag")]},
         errors=(*READS, "not_found"),
     ),
@@ -393,7 +431,9 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="looking",
         doc="Where a bounded read would end, and how to cut it in parts, without moving payloads.",
-        body=Body(ref("OffsetsRequest"), example={"start": 1700000000000, "maxMessages": 100000, "splits": 4}),
+        body=Body(
+            ref("OffsetsRequest"), example={"start": 1700000000000, "maxMessages": 100000, "splits": 4}, required=False
+        ),
         answer=ref("Offsets"),
         errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
     ),
@@ -451,7 +491,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Keep a position; with expected, only if the reader stands there now.",
         parameters=("dryRun",),
         body=Body(ref("ReaderPosition"), example={"position": _ID, "expected": None}),
-        answer=ref("Reader"),
+        answer={"anyOf": [ref("Reader"), ref("Change")]},
         errors=(*WRITES, *BODY, *_BAD_POSITION, "position_changed", "generation_changed", "quota_exceeded"),
     ),
     Route(
@@ -466,6 +506,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="readers",
         doc="Forget a position.",
         parameters=("dryRun",),
+        answer=ref("Change"),
         errors=(*WRITES, "not_found"),
     ),
     Route(
@@ -475,6 +516,7 @@ ROUTES: tuple[Route[Any], ...] = (
         PollingMany,
         PollingMany.poll,
         owner="topics",
+        wait_ms=poll_many_wait_ms,
         reads_only=True,
         verb="poll",
         on="topics",
@@ -516,7 +558,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="producers",
         doc="Open a session under a name of the daemon's making.",
         parameters=("longs",),
-        body=Body(ref("SessionRequest"), example={"retentionSeconds": 86400}),
+        body=Body(ref("SessionRequest"), example={"retentionSeconds": 86400}, required=False),
         answer=ref("Producer"),
         errors=(*_OPENS, "producer_fenced"),
     ),
@@ -532,7 +574,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="producers",
         doc="Open a session of a name; what older sessions of it still send is refused from now on.",
         parameters=("longs",),
-        body=Body(ref("SessionRequest"), example={"generation": 1}),
+        body=Body(ref("SessionRequest"), example={"generation": 1}, required=False),
         answer=ref("Producer"),
         errors=_OPENS,
     ),
@@ -563,6 +605,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="producers",
         doc="Forget a producer; its messages stay.",
         parameters=("dryRun",),
+        answer=ref("Change"),
         errors=(*WRITES, "producer_not_found"),
     ),
     Route(
@@ -590,8 +633,8 @@ ROUTES: tuple[Route[Any], ...] = (
         on="name",
         tag="looking",
         doc="The topics of all namespaces with their figures, sorted by any of these, page by page; opens no topic.",
-        parameters=("q", "namespace", "sort", "order", "limit", "after"),
-        answer=ref("TopicPage"),
+        parameters=("q", "namespace", "sort", "order", "limit", "after", "deleted"),
+        answer={"anyOf": [ref("TopicPage"), ref("DeletedTopics")]},
         errors=(*ANY, "invalid_name", "storage_failed"),
     ),
     Route(
@@ -619,8 +662,9 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Topics, transactions, what needs attention and the cluster: first what there is, then what changes, as "
         "server-sent events, one of each kind a second at most.",
         parameters=("topics", "kinds"),
+        headers=("Last-Event-ID",),
         answer=STRING,
-        answer_types=("text/event-stream",),
+        answer_types=(EVENT_STREAM,),
         errors=(*ANY, "invalid_name"),
     ),
     Route(
@@ -661,8 +705,8 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="namespaces",
         doc="Replace all properties of a namespace, durably, in force at once.",
         parameters=("dryRun",),
-        body=Body(ref("NamespaceProperties"), example={"deduplication": "enabled"}),
-        answer=ref("Namespace"),
+        body=Body(ref("NamespaceProperties"), example={"deduplication": "enabled"}, required=False),
+        answer={"anyOf": [ref("Namespace"), ref("Change")]},
         errors=(*ANY, *BODY, "invalid_name", "invalid_property", "storage_failed", "outcome_unknown"),
     ),
     Route(
@@ -678,7 +722,9 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Begin a transaction; an empty body asks for a short one.",
         parameters=("longs",),
-        body=Body(ref("BeginRequest"), example={"type": "short", "timeoutSeconds": 10, "clientId": "billing"}),
+        body=Body(
+            ref("BeginRequest"), example={"type": "short", "timeoutSeconds": 10, "clientId": "billing"}, required=False
+        ),
         answer=ref("BegunTransaction"),
         errors=(*_ASKS, *_SMALL, "storage_failed", "outcome_unknown"),
     ),
@@ -725,7 +771,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Take transactions off the invalid list, after rolling back what is left of them.",
         parameters=("dryRun",),
         body=Body(ref("Truncation"), max_bytes=MAX_TRUNCATE_BYTES, example={"ids": [_POINTER]}),
-        answer=record("removed", removed=COUNT),
+        answer=ref("Change"),
         errors=(*_ASKS, *_SMALL, "storage_failed", "outcome_unknown"),
     ),
     Route(
@@ -756,7 +802,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Say what the transaction changed, and learn whether that conflicts.",
         parameters=("longs",),
-        body=Body(ref("ChangeSet")),
+        body=Body(ref("ChangeSet"), required=False),
         answer=ref("DecidedTransaction"),
         errors=(*_DECIDES, "transaction_conflict", "transaction_too_large", "request_too_large"),
     ),
@@ -789,7 +835,8 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Roll the transaction back; the state says what it came to.",
         parameters=("longs", "dryRun"),
-        answer=ref("DecidedTransaction"),
+        headers=("Prefer",),
+        answer={"anyOf": [ref("DecidedTransaction"), ref("Change")]},
         errors=_DECIDES,
     ),
     Route(
@@ -804,8 +851,9 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Hide the transaction for ever, without waiting for any topic.",
         parameters=("longs", "dryRun"),
+        headers=("Prefer",),
         body=Body(),
-        answer=ref("DecidedTransaction"),
+        answer={"anyOf": [ref("DecidedTransaction"), ref("Change")]},
         errors=_DECIDES,
     ),
     Route(
@@ -820,7 +868,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="A new write pointer for the same transaction.",
         parameters=("longs",),
-        body=Body(record(snapshot=nullable(_BASE64)), max_bytes=MAX_SNAPSHOT_BODY_BYTES),
+        body=Body(record(snapshot=nullable(_BASE64)), max_bytes=MAX_SNAPSHOT_BODY_BYTES, required=False),
         answer=ref("BegunTransaction"),
         errors=(*_DECIDES, "malformed_transaction"),
     ),
@@ -849,7 +897,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="cluster",
         doc="Give all topics of an instance to the others.",
         parameters=("dryRun",),
-        answer=ref("Drained"),
+        answer=ref("Change"),
         errors=(*_CHANGES, "not_found"),
     ),
     Route(
@@ -978,9 +1026,7 @@ ROUTES: tuple[Route[Any], ...] = (
             types=(JSON_TYPE, TOML_TYPE),
             example={"format": 1, "topics": {"ns:x": {"ttl": 3600}}},
         ),
-        answer=record(
-            **{verdict: array(STRING) for verdict in ("created", "changed", "deleted", "unchanged")},
-        ),
+        answer=ref("Change"),
         errors=(
             *WRITES,
             *BODY,
@@ -1066,6 +1112,21 @@ ROUTES: tuple[Route[Any], ...] = (
         answer_types=("text/plain", "application/openmetrics-text"),
     ),
     Route(
+        "topic_metrics",
+        "GET",
+        "/metrics/topics",
+        TopicMetrics,
+        TopicMetrics.show,
+        verb="inspect",
+        on="service",
+        tag="daemon",
+        doc="Metrics of up to 1000 topics that this instance owns, and of their readers.",
+        parameters=("match",),
+        answer=STRING,
+        answer_types=("text/plain", "application/openmetrics-text"),
+        errors=(*ANY, "storage_failed"),
+    ),
+    Route(
         "version",
         "GET",
         "/version",
@@ -1091,6 +1152,21 @@ ROUTES: tuple[Route[Any], ...] = (
         answer_types=("text/html",),
         headers=("If-None-Match",),
         answer_headers=("ETag",),
+        errors=("not_found",),
+    ),
+    Route(
+        "console_slash",
+        "GET",
+        "/console/",
+        Console,
+        Console.lead_on,
+        verb=None,
+        on="nobody",
+        tag="daemon",
+        doc="Leads to /console, with the same query.",
+        success=308,
+        answered="go to Location",
+        answer_headers=("Location",),
         errors=("not_found",),
     ),
     Route(
@@ -1147,5 +1223,33 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="daemon",
         doc="This description.",
         answer={"type": "object"},
+    ),
+    Route(
+        "asyncapi",
+        "GET",
+        "/asyncapi.json",
+        AsyncApi,
+        AsyncApi.describe,
+        verb=None,
+        on="name",
+        tag="daemon",
+        doc="The topics that the caller may see, up to 1000, as channels of AsyncAPI 3.0.",
+        parameters=("match",),
+        answer={"type": "object"},
+        errors=(*ANY, "storage_failed"),
+    ),
+    Route(
+        "security_txt",
+        "GET",
+        "/.well-known/security.txt",
+        Contact,
+        Contact.show,
+        verb=None,
+        on="nobody",
+        tag="daemon",
+        doc="Whom to tell of a hole (RFC 9116), where security.contact says so.",
+        answer=STRING,
+        answer_types=("text/plain",),
+        errors=(*ANY, "not_found"),
     ),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from broker.finding import Kind, Severity
 from broker.http.messages import STATUS_OF
 from plainsong.protocol.errors import BY_CODE
 
@@ -205,11 +206,14 @@ SCHEMAS: dict[str, Schema] = {
     "Message": record("id payload", id=_ID, payload=_PAYLOAD, attributes=_ATTRIBUTES),
     "ShownMessage": {
         "type": "object",
-        "required": ["id", "state"],
+        "required": ["state"],
         "properties": {
             "id": _ID,
-            "state": {"enum": ["plain", "committed", "open", "rolled-back", "invalid", "damaged"]},
+            "state": {"enum": ["plain", "committed", "open", "rolled-back", "invalid", "damaged", "set-aside"]},
             "detail": {**STRING, "description": "what is wrong with a damaged one, which has nothing else"},
+            "from": {**_ID, "description": "of rows that were set aside, which have no id of their own: the first"},
+            "to": {**_ID, "description": "the last of them"},
+            "rows": nullable({**COUNT, "description": "how many; null where some could not be read"}),
             "publishTimeMs": MILLISECONDS,
             "expiresMs": MILLISECONDS,
             "writePointer": nullable({"type": ["integer", "string"]}),
@@ -246,8 +250,43 @@ SCHEMAS: dict[str, Schema] = {
             ),
         },
     },
+    "MessageCount": record(
+        "messages bytes estimated oldestMs newestMs",
+        messages=COUNT,
+        bytes=COUNT,
+        estimated=BOOLEAN,
+        oldestMs=nullable(MILLISECONDS),
+        newestMs=nullable(MILLISECONDS),
+    ),
+    # What a change does, or would do. Routes add fields of their own, above all to `effect`.
+    "Change": {
+        "type": "object",
+        "properties": {
+            "dryRun": BOOLEAN,
+            "action": STRING,
+            "target": STRING,
+            "before": nullable({"type": "object"}),
+            "after": nullable({"type": "object"}),
+            "changed": array(STRING),
+            "effect": {
+                "type": "object",
+                "properties": {each: ref("MessageCount") for each in ("hides", "returns", "removes")},
+                "required": ["hides", "returns", "removes"],
+            },
+            "warnings": array(STRING),
+            "etag": nullable(STRING),
+        },
+        "required": ["dryRun", "action", "target", "before", "after", "changed", "effect", "warnings"],
+    },
+    "DeletedTopics": record(
+        "topics total next",
+        topics=array(ref("DeletedTopic")),
+        total=COUNT,
+        next={"type": "null"},
+    ),
     "DeletedTopic": record(
         "name generation deletedMs undeleteUntilMs state messages bytes",
+        namespace={**STRING, "description": "in the list of all namespaces"},
         name=STRING,
         generation=POSITIVE,
         deletedMs=MILLISECONDS,
@@ -282,22 +321,8 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Finding": record(
         "kind severity subject text sinceMs link",
-        kind={
-            "enum": [
-                "held-reader",
-                "old-transaction",
-                "expired-unread",
-                "disk",
-                "slow-sync",
-                "certificate",
-                "reload",
-                "audit",
-                "damaged",
-                "low-space",
-                "instance",
-            ]
-        },
-        severity={"enum": ["warning", "critical"]},
+        kind={"enum": list(get_args(Kind))},
+        severity={"enum": list(get_args(Severity))},
         subject=STRING,
         text=STRING,
         sinceMs=nullable(MILLISECONDS),
@@ -311,7 +336,12 @@ SCHEMAS: dict[str, Schema] = {
         polled=array(COUNT),
         bytes=array(COUNT),
     ),
-    "Lag": record("readers", readers=array(ref("ReaderLag"))),
+    "Lag": record(
+        "readers",
+        readers=array(ref("ReaderLag")),
+        total={**COUNT, "description": "with limit: readers on all pages"},
+        next=nullable({**STRING, "description": "with limit: after of the next page; null: this is the last"}),
+    ),
     "ReaderLag": record(
         "name kind position visible hidden expiredUnread estimated lagMs lastSeenMs by",
         name=STRING,
@@ -381,6 +411,7 @@ SCHEMAS: dict[str, Schema] = {
                         heldBy={"type": ["integer", "string"]},
                         heldSince=MILLISECONDS,
                         hiddenMessages=STRING,
+                        setAside=COUNT,
                     ),
                     record("error", error=ref("Problem")),
                 ]
@@ -511,6 +542,7 @@ _STATUS: dict[str, Schema] = {
     "decidedMs": nullable(MILLISECONDS),
     "topics": array(STRING),
     "hiddenMessages": nullable(COUNT),
+    "name": {**STRING, "description": "who began it, where names are asked for and it may be shown"},
 }
 TRANSACTION_SCHEMAS: dict[str, Schema] = {
     "BeginRequest": record(
@@ -531,7 +563,7 @@ TRANSACTION_SCHEMAS: dict[str, Schema] = {
     "TransactionOutcome": record(
         "id state keptUntilMs service", **_STATUS, keptUntilMs=nullable(MILLISECONDS), service=_SERVICE
     ),
-    "Truncation": record(ids=array(_POINTER_VALUE), beforeMs=MILLISECONDS),
+    "Truncation": record(ids=array(_POINTER_VALUE), beforeMs={**INTEGER, "description": "milliseconds since 1970"}),
     "Pruning": record(
         "invalid topics oldestByTopic",
         invalid=COUNT,
@@ -570,7 +602,7 @@ CLUSTER_SCHEMAS: dict[str, Schema] = {
         topic=nullable(record("name owner pinned", name=STRING, owner=nullable(STRING), pinned=nullable(STRING))),
     ),
     "Instance": record(
-        "name address weight leaving drained slices topicsOpen",
+        "name address weight leaving drained slices topicsOpen security",
         name=STRING,
         address=STRING,
         weight=POSITIVE,
@@ -578,6 +610,7 @@ CLUSTER_SCHEMAS: dict[str, Schema] = {
         drained=BOOLEAN,
         slices=COUNT,
         topicsOpen=nullable(COUNT),
+        security=nullable(record("grants tokens", grants=nullable(STRING), tokens=STRING)),
     ),
     "Drained": record("instance drained", instance=STRING, drained=BOOLEAN),
     "Pinned": record("topic instance", topic=STRING, instance=nullable(STRING)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.route import json_answer
-from broker.attention import Finding
+from broker.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

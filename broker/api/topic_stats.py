@@ -13,6 +13,7 @@ from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for,
 from broker.api.readers import NamedReader
 from broker.api.route import json_answer
 from broker.api.transactions import longs
+from broker.http.messages import whole_number
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
 from plainsong.protocol.errors import InvalidParameter, NotFound, PlainsongError, TopicNotFound, TransactionsUnavailable
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 #: Parts a range can be cut into at once.
 MAX_SPLITS = 1_000
+#: Readers on a page of lags.
+MAX_LAG_PAGE = 1_000
 _POSITION = values.nullable(parse_position)
 _INT = values.nullable(values.int64, "int", "long")
 _OFFSETS = {
@@ -124,25 +127,31 @@ class Counting:
             "createdMs": described.metadata.created_ms,
         }
         if reader is not None:
-            numbers["reader"] = await self._reader(found, after(reader), undecided)
+            numbers["reader"] = await self.before_reader(found, after(reader), undecided)
         return json_answer(numbers)
 
     async def _oldest(self, name: TopicName, span: Span) -> bytes | None:
         page = await self.pages.read(name, span, limit=1, max_bytes=1)
         return next((message_id for part in page.parts for message_id, _ in items_in(part)), None)
 
-    async def _reader(self, found: TopicStats, since: bytes, undecided: Sequence[PointerView]) -> dict[str, Any]:
-        """What lies before a committed reader; without a transaction service, before one that reads everything."""
+    async def before_reader(
+        self, found: TopicStats, since: bytes, undecided: Sequence[PointerView], max_looks: int | None = None
+    ) -> dict[str, Any]:
+        """What lies before a committed reader; without a transaction service, before one that reads everything.
+
+        Args:
+          max_looks: rows that may be looked at; None: ``MAX_LOOKS``.
+        """
         try:
             await fresh_for(self.transactions, "committed")
             view = view_for(self.transactions, "committed", None)
         except TransactionsUnavailable:
             view = None
         if view is None:
-            count = await count_from(self.store, found, since)
+            count = await count_from(self.store, found, since, max_looks)
         else:
-            count = await count_for_reader(self.store, found, since, view, undecided)
-        expired, more = await expired_from(self.store, found.span, since, view)
+            count = await count_for_reader(self.store, found, since, view, undecided, max_looks)
+        expired, more = await expired_from(self.store, found.span, since, view, max_looks)
         return {
             "visible": count.messages,
             "hidden": count.hidden,
@@ -153,25 +162,40 @@ class Counting:
     async def lag(self, request: Request) -> Answer:
         """How far behind each reader is, of those that are kept and those that name themselves; or one of them.
 
+        With ``limit`` a page of them by name: each is counted, which takes its time where readers are many.
+
         Raises:
-          TopicNotFound, InvalidName, NotFound, StoreError: nothing happens by looking.
+          TopicNotFound, InvalidName, InvalidParameter, NotFound, StoreError: nothing happens by looking.
         """
         name = request.name
-        wanted = request.parameters("reader").get("reader")
+        parameters = request.parameters("reader", "limit", "after")
+        wanted, limit = parameters.get("reader"), whole_number(parameters, "limit")
         if wanted is not None:
             reader_name(wanted)
+        if limit is not None and not 1 <= limit <= MAX_LAG_PAGE:
+            raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LAG_PAGE}")
         found = await self.directory.ask(name, Stats())
         undecided = await self.directory.ask(name, ListPointers())
-        shown: list[dict[str, Any]] = []
-        for view in await self.directory.ask(name, ListReaders()):
-            if wanted in (None, view.name):
-                reader = NamedReader(view.reader.position, view.reader.changed_ms, "")
-                shown.append(await self._lag_of(name, found, undecided, view.name, reader))
-        for reader_named, reader in sorted(self.named_readers.of(name, found.span.now_ms).items()):
-            if wanted in (None, reader_named) and all(each["name"] != reader_named for each in shown):
-                shown.append(await self._lag_of(name, found, undecided, reader_named, reader))
-        if wanted is None:
+        kept = {
+            view.name: NamedReader(view.reader.position, view.reader.changed_ms, "")
+            for view in await self.directory.ask(name, ListReaders())
+        }
+        # The position that the daemon keeps counts.
+        readers = dict(sorted(self.named_readers.of(name, found.span.now_ms).items())) | kept
+        chosen = [*kept, *(each for each in readers if each not in kept)]
+        if limit is not None:
+            behind = [each for each in sorted(readers) if each > parameters.get("after", "")]
+            chosen = behind[:limit]
+        if wanted is not None:
+            chosen = [wanted] if wanted in readers else []
+        # Readers that keep up stand at the same few positions.
+        counted: dict[bytes, dict[str, Any]] = {}
+        shown = [await self._lag_of(name, found, undecided, each, readers[each], counted) for each in chosen]
+        if wanted is None and limit is None:
             return json_answer({"readers": shown})
+        if wanted is None:
+            following = chosen[-1] if len(behind) > len(chosen) else None
+            return json_answer({"readers": shown, "total": len(readers), "next": following})
         if not shown:
             raise NotFound(
                 f"topic {name} knows no reader {wanted}",
@@ -180,25 +204,38 @@ class Counting:
         return json_answer(shown[0])
 
     async def _lag_of(
-        self, name: TopicName, found: TopicStats, undecided: Sequence[PointerView], reader: str, at: NamedReader
+        self,
+        name: TopicName,
+        found: TopicStats,
+        undecided: Sequence[PointerView],
+        reader: str,
+        at: NamedReader,
+        counted: dict[bytes, dict[str, Any]],
     ) -> dict[str, Any]:
-        since = after(at.position)
-        numbers = await self._reader(found, since, undecided)
+        """The row of a reader; ``counted`` has the figures of positions that others stand at, and gets its own."""
+        if at.position not in counted:
+            counted[at.position] = await self._before(name, found, undecided, after(at.position))
+        return {
+            "name": reader,
+            "kind": "named" if at.by else "kept",
+            "position": at.position.hex(),
+            **counted[at.position],
+            "lastSeenMs": at.seen_ms,
+            "by": at.by or None,
+        }
+
+    async def _before(
+        self, name: TopicName, found: TopicStats, undecided: Sequence[PointerView], since: bytes
+    ) -> dict[str, Any]:
+        """What lies before a reader, and how old the oldest of it is."""
+        numbers = await self.before_reader(found, since, undecided)
         lag_ms = 0
         if numbers["visible"]:
             span = replace(found.span, since=max(since, found.span.since))
             oldest = await self._oldest(name, span)
             if oldest is not None:
                 lag_ms = max(0, span.now_ms - unpack_position(oldest[:10])[0])
-        return {
-            "name": reader,
-            "kind": "named" if at.by else "kept",
-            "position": at.position.hex(),
-            **numbers,
-            "lagMs": lag_ms,
-            "lastSeenMs": at.seen_ms,
-            "by": at.by or None,
-        }
+        return {**numbers, "lagMs": lag_ms}
 
     def _parked(self, name: TopicName) -> int:
         core = self.directory.entry(name).actor.core
@@ -347,10 +384,10 @@ class Count:
     estimated: bool = False
 
 
-async def count_from(store: Store, stats: TopicStats, since: bytes) -> Count:
+async def count_from(store: Store, stats: TopicStats, since: bytes, max_looks: int | None = None) -> Count:
     """The living messages from the bound ``since`` on, undecided and rolled back ones included. Raises StoreError."""
     count = Count()
-    room = MAX_LOOKS
+    room = _looks(max_looks)
     for counted in _apart(stats.slices):
         if bound_at(counted.last_ms + 1) <= since:
             continue
@@ -367,7 +404,12 @@ async def count_from(store: Store, stats: TopicStats, since: bytes) -> Count:
 
 
 async def count_for_reader(
-    store: Store, stats: TopicStats, since: bytes, view: View, undecided: Sequence[PointerView]
+    store: Store,
+    stats: TopicStats,
+    since: bytes,
+    view: View,
+    undecided: Sequence[PointerView],
+    max_looks: int | None = None,
 ) -> Count:
     """What a transactional reader at the bound ``since`` would get, and what is hidden from it.
 
@@ -375,12 +417,12 @@ async def count_for_reader(
     first undecided row is, and not which messages have been rolled back. Raises StoreError.
     """
     ahead = [counted for counted in stats.slices if bound_at(counted.last_ms + 1) > since]
-    few = sum(counted.messages for counted in ahead) <= MAX_LOOKS
+    few = sum(counted.messages for counted in ahead) <= _looks(max_looks)
     count = Count()
     if few and sum(counted.bytes for counted in ahead) <= MAX_LOOK_BYTES:
         await _look(store, replace(stats.span, since=since), view, count)
         return count
-    count = await count_from(store, stats, since)
+    count = await count_from(store, stats, since, max_looks)
     hidden = 0
     for each in undecided:
         # What is before the reader cannot be undecided: it would not have been passed.
@@ -393,13 +435,15 @@ async def count_for_reader(
     return count
 
 
-async def expired_from(store: Store, span: Span, since: bytes, view: View | None) -> tuple[int, bool]:
+async def expired_from(
+    store: Store, span: Span, since: bytes, view: View | None, max_looks: int | None = None
+) -> tuple[int, bool]:
     """Messages from ``since`` on that have outlived the topic's time to live and are not removed yet.
 
     The bool says that there are more of them than were counted. Raises StoreError.
     """
     below = replace(span, since=since, until=min(span.until, bound_at(span.oldest_ms)), oldest_ms=0)
-    tally = Tally(below, view, MAX_LOOKS)
+    tally = Tally(below, view, _looks(max_looks))
     await walk_rows(store, tally)
     return tally.messages + tally.hidden + tally.expired, tally.gave_up
 
@@ -409,6 +453,10 @@ async def newest_from(store: Store, span: Span) -> bytes | None:
     newest = Newest(span, MAX_LOOKS)
     await walk_rows(store, newest)
     return newest.message_id
+
+
+def _looks(most: int | None) -> int:
+    return MAX_LOOKS if most is None else most
 
 
 def _apart(slices: Iterable[Slice]) -> list[Slice]:

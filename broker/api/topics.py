@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from actors.namespaces import checked_properties
-from broker.api.dry_run import preview
+from broker.api.change import change_answer
 from broker.api.route import json_answer, off_loop
 from broker.http.messages import Answer, flag
+from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.errors import InvalidParameter, TopicNotFound
 from plainsong.protocol.keys import DamagedRow, namespace_range, topic_of
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import parse_properties
@@ -21,17 +25,38 @@ from plainsong.protocol.topic.asks import Create, Describe, Remove, SetPropertie
 from plainsong.protocol.topic.producer_state import effective_policy
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from actors.directory import Directory
     from actors.namespaces import Namespaces
-    from broker.api.preview import TopicPreviews
+    from broker.api.topic_changes import TopicChanges
     from broker.catalogue import Catalogue
     from broker.http.messages import Request
+    from broker.security.quotas import Quotas
+    from plainsong.protocol.errors import QuotaExceeded
     from plainsong.protocol.properties import Deduplication
-    from plainsong.protocol.topic.asks import Description
     from storage.base import Row, Store
 
 #: What sorting and writing one name is worth, in bytes of JSON.
 _NAME_BYTES = 32
+
+
+class CreatorLocks:
+    """One lock for each name that creates topics just now."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, trio.Lock] = {}
+
+    @asynccontextmanager
+    async def of(self, name: str) -> AsyncIterator[None]:
+        """Holds the lock of a name."""
+        lock = self._locks.setdefault(name, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked() and self._locks.get(name) is lock:
+                del self._locks[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +69,11 @@ class Topics:
     default_ttl_s: int
     flat_properties: bool
     """Whether a topic is shown as its properties alone, as the seed's clients expect."""
-    previews: TopicPreviews
+    changes: TopicChanges
     catalogue: Catalogue
+    quotas: Quotas | None = None
+    """Of names; None: there are none."""
+    creating: CreatorLocks = field(default_factory=CreatorLocks)
 
     async def create(self, request: Request) -> Answer:
         """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
@@ -53,56 +81,84 @@ class Topics:
         parameters = request.parameters("ifNotExists", "dryRun")
         if_not_exists = flag(parameters, "ifNotExists")
         properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
-        ask = Create(properties, if_not_exists)
-        if flag(parameters, "dryRun"):
-            return await self.previews.create(name, ask)
-        await self.directory.ask(name, ask)
+        ask = Create(properties, if_not_exists, creator=_creator(request))
+        async with self._one_more(request) as is_full:
+            if is_full is not None and not (if_not_exists and await self._is_there(name)):
+                raise is_full
+            ask.dry_run = is_full is not None  # it is there: whether it is equal is all that is left to say
+            if flag(parameters, "dryRun"):
+                return await self.changes.would_create(name, ask)
+            await self.directory.ask(name, ask)
         return Answer(200)
 
+    @asynccontextmanager
+    async def _one_more(self, request: Request) -> AsyncIterator[QuotaExceeded | None]:
+        """Around what would give a name one topic more: the refusal, if it has as many as its quota allows.
+
+        What one name creates comes one after the other, so that no two requests take the same last place.
+        """
+        most = None if self.quotas is None else self.quotas.max_topics(request.who)
+        if self.quotas is None or most is None:
+            yield None
+            return
+        async with self.creating.of(request.who.name):
+            is_full = await self.catalogue.count_created_by(request.who.name) >= most
+            yield self.quotas.too_many_topics(most) if is_full else None
+
+    async def _is_there(self, name: TopicName) -> bool:
+        try:
+            await self.directory.ask(name, Describe())
+        except TopicNotFound:
+            return False
+        return True
+
     async def set_properties(self, request: Request) -> Answer:
-        """All properties replaced; an absent one has its default again.
+        """All properties replaced; an absent one has its default again. Answers what that came to.
 
         Raises:
           TopicNotFound, PreconditionFailed, InvalidProperty: nothing happened.
         """
         parameters = request.parameters("dryRun")
-        ask = SetProperties(request.json(), self.default_ttl_s, if_match_of(request))
-        if flag(parameters, "dryRun"):
-            return await self.previews.set_properties(request.name, ask)
-        await self.directory.ask(request.name, ask)
-        return Answer(200)
+        dry_run = flag(parameters, "dryRun")
+        ask = SetProperties(request.json(), self.default_ttl_s, if_match_of(request), dry_run)
+        return await self.changes.set_properties(request.name, ask)
 
     async def show(self, request: Request) -> Answer:
         """The topic's name and properties, all of them strings, and whether producers are remembered. Raises TopicNotFound."""
         name = request.name
         request.parameters()
-        return self._shown(name, await self.directory.ask(name, Describe()))
+        metadata = (await self.directory.ask(name, Describe())).metadata
+        return json_answer(self._shown(name, metadata), headers=[("ETag", metadata.etag)])
 
     async def remove(self, request: Request) -> Answer:
-        """The topic and its messages are gone for every reader. Raises TopicNotFound, PreconditionFailed."""
-        parameters = request.parameters("dryRun")
-        ask = Remove(if_match_of(request))
-        if flag(parameters, "dryRun"):
-            return await self.previews.remove(request.name, ask)
-        await self.directory.ask(request.name, ask)
-        return Answer(200)
+        """The topic and its messages are gone for every reader; answers what that came to.
+
+        Raises:
+          TopicNotFound, PreconditionFailed: nothing happened.
+        """
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
+        return await self.changes.remove(request.name, Remove(if_match_of(request), dry_run))
 
     async def undelete(self, request: Request) -> Answer:
-        """The deleted topic is back, with its messages. Raises TopicExists, TopicNotFound, PartlyCleaned."""
-        name = request.name
-        if flag(request.parameters("dryRun"), "dryRun"):
-            return await self.previews.undelete(name)
-        return self._shown(name, await self.directory.ask(name, Undelete()))
+        """The deleted topic is back, with its messages; answers the topic, and what that came to.
 
-    def _shown(self, name: TopicName, described: Description) -> Answer:
-        metadata = described.metadata
+        Raises:
+          TopicExists, TopicNotFound, PartlyCleaned, PreconditionFailed, QuotaExceeded: nothing happened.
+        """
+        name = request.name
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
+        ask = Undelete(self.changes.delete_grace_ms, if_match_of(request), dry_run, creator=_creator(request))
+        async with self._one_more(request) as is_full:
+            if is_full is not None:
+                raise is_full
+            return await self.changes.undelete(name, ask, lambda metadata: self._shown(name, metadata))
+
+    def _shown(self, name: TopicName, metadata: Metadata) -> dict[str, Any]:
         properties = metadata.properties.shown(metadata.generation)
-        headers = [("ETag", metadata.etag)]
         if self.flat_properties:
-            return json_answer(properties, headers=headers)
+            return dict(properties)
         effective = self.policies.shown(name, metadata.properties.deduplication)
-        shown = {"name": name.topic, "properties": properties, "deduplication": effective}
-        return json_answer(shown, headers=headers)
+        return {"name": name.topic, "properties": properties, "deduplication": effective}
 
     async def list_names(self, request: Request) -> Answer:
         """The names of the namespace's topics, sorted, read from the store without opening any of them.
@@ -111,10 +167,11 @@ class Topics:
         """
         namespace = request.namespace
         if flag(request.parameters("deleted"), "deleted"):
-            gone = await self.catalogue.deleted(namespace, self.previews.delete_grace_ms)
+            grace_ms = self.changes.delete_grace_ms
+            gone = await self.catalogue.deleted(namespace, grace_ms)
             if not request.rights.on_namespace("inspect", namespace):
-                gone = [each for each in gone if request.rights.any_on_topic(namespace, each["name"])]
-            return json_answer(gone)
+                gone = [each for each in gone if request.rights.any_on_topic(*each[0])]
+            return json_answer([await self.catalogue.shown_deleted(*each, grace_ms) for each in gone])
         start, stop = namespace_range(namespace)
         names: list[str] = []
 
@@ -128,6 +185,11 @@ class Topics:
             names = [each for each in names if rights.any_on_topic(namespace, each)]
         # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
         return await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
+
+
+def _creator(request: Request) -> str:
+    """The name that a new topic is counted for; empty: nobody was asked for one."""
+    return "" if request.who == ANONYMOUS else request.who.name
 
 
 #: One entity tag; what a proxy made weak matches nothing.
@@ -187,7 +249,7 @@ class NamespaceRoutes:
         namespace = request.namespace
         if flag(request.parameters("dryRun"), "dryRun"):
             before, after = self.namespaces.properties(namespace), checked_properties(request.json())
-            return preview("namespace.properties", namespace, before, after)
+            return change_answer("namespace.properties", namespace, before, after)
         await self.namespaces.put(namespace, request.json())
         return self._shown(namespace)
 

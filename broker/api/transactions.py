@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from binascii import b2a_base64
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from actors.transactions import service_moved
-from broker.api.dry_run import preview
+from broker.api.change import change_answer
 from broker.api.route import SMALL_BODY_BYTES, json_answer, off_loop
-from broker.http.messages import Answer, flag, one_of, parse_query, whole_number
+from broker.http.messages import Answer, flag, one_of, parse_query, wants_representation, whole_number
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS, Verb
 from plainsong.protocol.codec import JSON
@@ -20,6 +23,7 @@ from plainsong.protocol.codec.json_values import fields_of, parse_object
 from plainsong.protocol.errors import (
     BodyTooLarge,
     InvalidParameter,
+    PlainsongError,
     TransactionNotFound,
     TransactionNotInProgress,
     TransactionsUnavailable,
@@ -29,7 +33,7 @@ from plainsong.protocol.topic.asks import ListPointers
 from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from actors.decisions import AskTopic
     from actors.pointers import PointerIndex
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Request
     from broker.security.quotas import Quotas
     from plainsong.protocol.codec.json_values import Kind
+    from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import PointerView
     from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
@@ -69,6 +74,9 @@ _TRUNCATE = {
     "ids": ("ids", values.list_of(values.pointer)),
     "beforeMs": ("before_ms", values.int64),
 }
+#: How long topics are asked for what the end of a transaction comes to, and how many at once.
+COUNT_TIMEOUT_S = 2.0
+_TOPICS_AT_ONCE = 16
 _CHECKPOINT = {"snapshot": ("snapshot", values.nullable(values.binary))}
 
 
@@ -89,9 +97,10 @@ class TransactionRoutes:
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
         owner = None if request.who == ANONYMOUS else request.who.name
-        if owner is not None and self.quotas is not None:
-            self.quotas.check_open(request.who, transactions.open_of)
-        return begun_answer(await transactions.begin(**given, owner=owner), as_number)
+        quotas = None if owner is None else self.quotas
+        with nullcontext() if quotas is None else quotas.opening(request.who, transactions.open_of):
+            begun = await transactions.begin(**given, owner=owner)
+        return begun_answer(begun, as_number)
 
     async def prepare(self, request: Request) -> Answer:
         """What the transaction changed; conflicts are found here first. Raises as ``TransactionService.prepare``."""
@@ -109,12 +118,7 @@ class TransactionRoutes:
 
     async def abort(self, request: Request) -> Answer:
         """Roll back all of it; the state says what it came to. Raises as ``TransactionService.abort``."""
-        transactions, (as_number, dry_run) = self.embedded(), _numbers_and_dry_run(request)
-        refuse_body(request.body)
-        transaction_id = self._own(request)
-        if dry_run:
-            return await self._preview(transaction_id, "transaction.abort", "aborted")
-        return decided_answer(await transactions.abort(transaction_id), as_number)
+        return await self._end(request, "transaction.abort", "aborted", self.embedded().abort)
 
     async def list_all(self, request: Request) -> Answer:
         """Transactions, oldest first: those in progress and invalid, or those of one state."""
@@ -142,13 +146,7 @@ class TransactionRoutes:
 
     async def invalidate(self, request: Request) -> Answer:
         """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
-        as_number, dry_run = _numbers_and_dry_run(request)
-        refuse_body(request.body)
-        transaction_id = self._own(request)
-        if dry_run:
-            return await self._preview(transaction_id, "transaction.invalidate", "invalid")
-        decision = await self.embedded().invalidate(transaction_id)
-        return decided_answer(decision, as_number)
+        return await self._end(request, "transaction.invalidate", "invalid", self.embedded().invalidate)
 
     async def checkpoint(self, request: Request) -> Answer:
         """A new write pointer for the same transaction. Raises TransactionNotFound, TransactionNotInProgress."""
@@ -169,46 +167,77 @@ class TransactionRoutes:
                 "give ids or beforeMs, one of them", hint='for example {"ids": [1700000000000000000]}'
             )
         transactions = self.embedded()
-        if dry_run:
-            return await self._preview_truncate(transactions, given)
-        if "ids" in given:
-            return json_answer({"removed": await transactions.truncate(given["ids"])})
-        return json_answer({"removed": await transactions.truncate_before(given["before_ms"])})
-
-    async def _preview(self, transaction_id: int, action: str, becomes: State) -> Answer:
-        """What rolling it back, or hiding it, would take from readers, and let them have.
-
-        Raises:
-          TransactionNotFound, TransactionNotInProgress: as the change itself.
-        """
-        status = await self.embedded().look(transaction_id)
-        if status.state == "unknown":
-            raise TransactionNotFound(f"transaction {status.transaction_id} is not known")
-        if status.state not in ("in_progress", becomes):
-            raise TransactionNotInProgress(f"transaction {status.transaction_id} is {status.state}")
-        topics: list[dict[str, object]] = []
-        hidden = 0
-        for name in status.topics if status.state == "in_progress" else ():
-            undecided = await self.ask_topic(name, ListPointers())
-            mine = [each for each in undecided if each.pointer in status.pointers]
-            topics.append({"topic": str(name), "messages": sum(each.messages for each in mine)})
-            hidden += _released(undecided, mine)
-        releases = {
-            "heldPolls": sum(map(self.pointers.waiting, status.pointers)),
-            "hiddenMessages": hidden,
-        }
-        before = {"state": status.state}
-        effect = {"topics": topics, "releases": releases}
-        return preview(action, str(status.transaction_id), before, {"state": becomes}, effect=effect)
-
-    async def _preview_truncate(self, transactions: TransactionService, given: dict[str, Any]) -> Answer:
         invalid = set(transactions.invalids())
-        if "ids" in given:
-            gone = len(invalid.intersection(given["ids"]))
-        else:
-            gone = len(await transactions.invalid_before(given["before_ms"]))
+        wanted = given["ids"] if "ids" in given else await transactions.invalid_before(given["before_ms"])
+        gone = len(invalid.intersection(wanted)) if dry_run else await transactions.truncate(wanted)
         before, after = {"invalid": len(invalid)}, {"invalid": len(invalid) - gone}
-        return preview("transaction.truncate", "service", before, after, effect={"removed": gone})
+        return change_answer(
+            "transaction.truncate",
+            "service",
+            before,
+            after,
+            dry_run=dry_run,
+            effect={"removed": gone},
+            more=None if dry_run else {"removed": gone},
+        )
+
+    async def _end(
+        self, request: Request, action: str, becomes: State, decide: Callable[[int], Awaitable[Decision]]
+    ) -> Answer:
+        """End a transaction, or with ``dryRun`` only say what that would take from readers, and let them have.
+
+        ``Prefer: return=representation`` asks the change itself to say so too. Programs abort their own transactions
+        all the time, and do not want their topics asked for it.
+        """
+        parameters = request.parameters("longs", "dryRun")
+        as_number, dry_run = longs(parameters), flag(parameters, "dryRun")
+        refuse_body(request.body)
+        transaction_id = self._own(request)
+        if not dry_run and not wants_representation(request.headers.get("prefer", "")):
+            return decided_answer(await decide(transaction_id), as_number)
+        status = await self.embedded().look(transaction_id)
+        if dry_run:
+            becomes = _becomes(status, becomes)
+        effect, warnings = await self._effect(status)
+        ended = None if dry_run else await decide(transaction_id)
+        return change_answer(
+            action,
+            str(status.transaction_id),
+            {"state": status.state},
+            {"state": becomes if ended is None else ended.state},
+            dry_run=dry_run,
+            effect=effect,
+            warnings=warnings,
+            more=None if ended is None else {"id": as_number(ended.transaction_id), "state": ended.state},
+        )
+
+    async def _effect(self, status: TransactionStatus) -> tuple[dict[str, Any], list[str]]:
+        """What the end of a transaction takes from readers, and what it releases; and what could not be counted."""
+        found: dict[TopicName, tuple[int, int]] = {}
+        limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
+
+        async def count(name: TopicName) -> None:
+            async with limit:
+                try:
+                    undecided = await self.ask_topic(name, ListPointers())
+                except PlainsongError:
+                    return  # deleted, or away
+            mine = [each for each in undecided if each.pointer in status.pointers]
+            found[name] = sum(each.messages for each in mine), _released(undecided, mine)
+
+        names = status.topics if status.state == "in_progress" else ()
+        with trio.move_on_after(COUNT_TIMEOUT_S):
+            async with trio.open_nursery() as nursery:
+                for name in names:
+                    nursery.start_soon(count, name)
+        effect = {
+            "topics": [{"topic": str(each), "messages": found[each][0] if each in found else None} for each in names],
+            "releases": {
+                "heldPolls": sum(map(self.pointers.waiting, status.pointers)),
+                "hiddenMessages": sum(hidden for _, hidden in found.values()),
+            },
+        }
+        return effect, [f"{each} does not answer: its messages are not counted" for each in names if each not in found]
 
     async def pruning(self, request: Request) -> Answer:
         """What an operator needs for pruning the invalid list by hand, and why nothing is pruned by itself."""
@@ -269,11 +298,11 @@ def refuse_others(service: TransactionService, request: Request, pointer: int, v
 
 
 def _seen(status: TransactionStatus, request: Request) -> TransactionStatus:
-    """What the name may see of a transaction: all of its own, and of others' no client, and no topic of others."""
+    """What the name may see of a transaction: all of its own, and of others' no client, no name, and no topic of others."""
     if request.rights.on_service("inspect") or status.owner == request.who.name:
         return status
     topics = tuple(name for name in status.topics if request.rights.any_on_topic(*name))
-    return replace(status, client_id=None, topics=topics)
+    return replace(status, client_id=None, owner=None, topics=topics)
 
 
 def _changes(body: bytes) -> list[bytes]:
@@ -363,9 +392,18 @@ def _limit(parameters: dict[str, str]) -> int:
     return limit
 
 
-def _numbers_and_dry_run(request: Request) -> tuple[Numbers, bool]:
-    parameters = request.parameters("longs", "dryRun")
-    return longs(parameters), flag(parameters, "dryRun")
+def _becomes(status: TransactionStatus, wanted: State) -> State:
+    """What a transaction would be after an abort or an invalidation.
+
+    Raises:
+      TransactionNotFound, TransactionNotInProgress: as the change itself.
+    """
+    if status.state == "unknown":
+        raise TransactionNotFound(f"transaction {status.transaction_id} is not known")
+    if status.state == "committed" or (status.state == "aborted" and wanted != "aborted"):
+        raise TransactionNotInProgress(f"transaction {status.transaction_id} is {status.state}")
+    # Long transactions stay on the invalid list, since Tephra keeps theirs there.
+    return "invalid" if status.type is TransactionType.LONG and status.state != "aborted" else wanted
 
 
 def _released(undecided: Sequence[PointerView], mine: Sequence[PointerView]) -> int:
@@ -389,6 +427,7 @@ def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:
         "decidedMs": status.decided_ms,
         "topics": [str(name) for name in status.topics],
         "hiddenMessages": status.hidden_messages,
+        **({} if status.owner is None else {"name": status.owner}),
     }
 
 

@@ -14,7 +14,8 @@ import trio
 from broker.api.route import Endpoint, owned_name
 from broker.cluster.owners import PATIENCE_S
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import decode_answer, decode_page, encode_identity, encode_request
+from broker.link.http_codec import decode_answer, decode_page, encode_identity
+from broker.link.version_0_1 import call_route
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.errors import Forbidden, NoOwner, PlainsongError, Unauthenticated
 from plainsong.protocol.names import topic_name
@@ -81,7 +82,7 @@ class Forwarding:
 
             async def remote(link: Link, owner: Instance, waited_ms: int) -> Answer:
                 request.waited_ms = before_ms + waited_ms
-                reply = await link.call("request", encode_request(route.name, request), request.body)
+                reply = await call_route(link, route.name, request)
                 return await decode_answer(reply, owner)
 
             wait_s = partial(self._wait_s, route, request)
@@ -128,7 +129,7 @@ class ScatterGather:
     async def _forward(self, route: str, names: Sequence[TopicName], owner: Instance, request: Request) -> Answer:
         async def call(link: Link) -> Answer:
             self._owners.metrics.forwarded("out")
-            reply = await link.call("request", encode_request(route, request), request.body)
+            reply = await call_route(link, route, request)
             return await decode_answer(reply, owner)
 
         return await self._owners.call_owner(names, owner, call, repeatable=True)

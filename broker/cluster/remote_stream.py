@@ -144,7 +144,9 @@ class RoutedStream:
         """A stream to the owner; None: nothing was sent, and the view may have changed."""
         try:
             link = await self._owners.links.to(owner.address)
-            channel = await link.converse("stream", [*self._name, self._request_id, encode_identity(self._who)])
+            who = encode_identity(self._who)
+            # Version 0.1 knows of no name, and takes exactly three.
+            channel = await link.converse("stream", [*self._name, self._request_id, *([] if who is None else [who])])
         except (LinkBroken, NoOwner, ShuttingDown):
             return None
         if self._finished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from broker.link.flow import Reply
 from broker.link.http_codec import decode_identity, decode_request, encode_admitted, encode_answer, encode_page
 from broker.link.proof import link_secret
 from broker.link.server import CallHandler, peer_handler
+from broker.link.version_0_1 import HOT, REQUEST, VIEW, hot_as_request
 from broker.link.wire import LinkBounds
 from broker.security.guard import OPEN, forbidden
 from broker.security.identity import ANONYMOUS
@@ -72,13 +73,12 @@ class Cluster:
         self.ownership = ownership
         #: What instances prove to each other; None: nothing.
         self.secret = link_secret(config, ownership.me.name)
-        #: How a connection to another instance is made.
-        self.dial: Callable[[str], Awaitable[trio.abc.Stream]] = (
+        dial: Callable[[str], Awaitable[trio.abc.Stream]] = (
             connect if certificates is None else partial(connect_by_tls, lambda: certificates.now.links)
         )
         # Each connection may have one request under way, most often a poll that waits; and daemons call each other.
         self._bounds = LinkBounds(requests=config.http.max_connections + OWN_CALLS)
-        self.links = Links(nursery, self._bounds, dial=self.dial, secret=self.secret)
+        self.links = Links(nursery, self._bounds, dial=dial, secret=self.secret)
         self.owners = Owners(ownership, self.links, metrics)
         self.asks = RoutedAsks(self.owners, directory)
         self.handover = Handover(directory, self.owners)
@@ -151,7 +151,9 @@ class Dispatcher:
         self._budget = budget
         #: The handlers by kind of call; other parts of the daemon add their own, such as ``tx.sync``.
         self.kinds: dict[str, CallHandler] = {
-            "request": self._request,
+            REQUEST: self._request,
+            HOT: self._hot,
+            VIEW: self._request,
             "ask": self._ask,
             "look_many": self._look_many,
             "page": self._page,
@@ -182,6 +184,9 @@ class Dispatcher:
         request.who, request.rights = admission.who, admission.rights
         request.room = self._local.answers.room()
         return await self._answered(handler(request), request.request_id, request.room)
+
+    async def _hot(self, call: Call) -> Reply:
+        return await self._request(replace(call, kind=REQUEST, value=hot_as_request(call.value)))
 
     async def _answered(self, answering: Awaitable[Answer], request_id: str, room: AnswerRoom) -> Reply:
         """The whole answer, also a problem, so that the client sees what it would see here. Raises NoOwner."""

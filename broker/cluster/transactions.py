@@ -159,8 +159,9 @@ class RoutedTephraMethods:
         self._authority = authority
         self._owners = owners
 
-    async def answer(self, message: bytes) -> bytes:
+    async def answer(self, message: bytes, remote: str = "") -> bytes:
         """The message that answers a message. Raises MalformedThrift: it is no call."""
+        del remote
         try:
             call = decode_call(message)
         except RefusedCall as refused:
@@ -173,13 +174,13 @@ class RoutedTephraMethods:
                 raise service_moved()
             return await TephraMethods(home).answer(message)
 
-        async def remote(link: Link, owner: Instance, waited_ms: int) -> bytes:
+        async def at_owner(link: Link, owner: Instance, waited_ms: int) -> bytes:
             del owner, waited_ms
             return await collect((await link.call("tx.thrift", None, message)).body)
 
         try:
             if self._owners is None:
                 return await local(0)
-            return await self._owners.run_at_owner(SERVICE_NAME, local, remote, repeatable=False)
+            return await self._owners.run_at_owner(SERVICE_NAME, local, at_owner, repeatable=False)
         except PlainsongError as error:
             return failure(call, error.detail)

@@ -378,7 +378,7 @@ def decode_member(name: str, value: bytes) -> Member | None:
         address, weight, leaving = fields["address"], fields["weight"], bool(fields["leaving"])
         # Versions before slices take part in all of them or in none.
         slices = fields.get("slices", 0 if leaving else SLICES)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         address, weight, leaving, slices = None, 0, False, 0
     if isinstance(address, str) and isinstance(weight, int) and weight >= 1 and slices in range(SLICES + 1):
         return Member(name, address, weight, leaving, int(slices))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -19,6 +20,7 @@ from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from broker.command.copy import CopyReport
 from broker.command.options import leaves, load_settings, until_ctrl_c
 from broker.stores import StoreUrl, open_named
+from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.backups import HeldCut
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
@@ -30,7 +32,7 @@ from plainsong.protocol.names import TopicName, topic_name
 from storage.backup.folder import BackupFolder, objects_of
 from storage.backup.objects import DamagedObject
 from storage.base import Deposed, StoreError, StoreUnusable
-from storage.copy_parts import copy_row
+from storage.copy_parts import BACKUP_ORIGIN, copy_row
 from storage.copying import CopyRequest, StoresDiffer
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 #: How often a page whose rows change while it is read is listed again, on a store without one instant for all.
 _LISTINGS = 20
+#: Compressing takes a second for some fifty MB; a daemon on the same machine has better uses for it.
+NICE = 10
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 
 
@@ -74,8 +78,9 @@ def create(folder: Path, as_json: bool, where: Where) -> None:
 
     Every publish that was acknowledged before is in it. Only what DIR does not
     have yet is sent. After an interruption, run it again: what was written
-    serves the next backup.
+    serves the next backup. It gives way to other programs on this machine.
     """
+    os.nice(NICE)
     with _said():
         kept = BackupFolder.make(folder)
         # One instance holds the cut.
@@ -258,14 +263,22 @@ def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> No
 
 
 def _findings(manifest: Mapping[str, Any], found: Verified) -> Iterator[str]:
+    entries = {entry["sha256"]: (topic, entry) for topic, entry in objects_of(manifest)}
     for name in found.missing:
-        yield f"missing  {name}"
+        topic, entry = entries[name]
+        messages = entry["rows"] if entry.get("table") == "messages" else 0
+        yield f"missing  {name}  {_held(topic, messages, entry['fromMs'], entry['toMs'])}"
     for each in found.damaged:
-        times = "" if each.from_ms is None else f" from {show_time(each.from_ms)} to {show_time(each.to_ms or 0)}"
-        what = f"{counted(each.messages, 'message')}{times}" if each.messages else "rows of metadata or stored payloads"
-        yield f"damaged  {each.sha256}  {each.topic or 'no topic'}: {what}: {each.why}"
+        yield f"damaged  {each.sha256}  {_held(each.topic, each.messages, each.from_ms, each.to_ms)}: {each.why}"
     verdict = "all is there and whole" if found.ok else "NOT whole"
     yield f"backup {manifest['id']}: {counted(found.objects, 'object')} read, {verdict}"
+
+
+def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | None) -> str:
+    """What an object has, for people."""
+    times = "" if from_ms is None else f" from {show_time(from_ms)} to {show_time(to_ms or 0)}"
+    what = f"{counted(messages, 'message')}{times}" if messages else "rows of metadata or stored payloads"
+    return f"{topic or 'no topic'}: {what}"
 
 
 @backup.command(
@@ -353,6 +366,7 @@ def restore(
         kept = BackupFolder.open(folder)
         manifest = kept.manifest(backup_id or kept.last_id())
         _refuse_damaged(manifest, kept, request)
+        _warn_of_clock(manifest)
         report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
         try:
             trio.run(until_ctrl_c, partial(_restore, kept, manifest, request, url, settings, report))
@@ -368,7 +382,7 @@ async def _restore(
     settings: HBaseConfig,
     report: CopyReport,
 ) -> None:
-    origin = f"backup {manifest['id']}"
+    origin = f"{BACKUP_ORIGIN}{manifest['id']}"
     origin += "" if request.at_ms is None else f" at {request.at_ms}"
     origin += "" if request.renamed is None or request.topics is None else f" {request.topics[0]}"
     async with open_named(url, settings, make=True) as target:
@@ -383,6 +397,16 @@ async def _restore(
         report.done_before("restore", "")
     else:
         report.compared(done, "restored")
+
+
+def _warn_of_clock(manifest: Mapping[str, Any]) -> None:
+    """Ids are given behind the present time, which has to be later than all that were given since the backup."""
+    lines = [int(topic["line"][:16], 16) for topic in manifest["topics"] if topic["line"]]
+    if max([manifest["cutMs"], *lines]) > _now_ms():
+        told = (
+            "this machine's clock is behind the backup: ids that were given after it may be given again; set the clock"
+        )
+        click.echo(f"warning: {told}", err=True)
 
 
 def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: RestoreRequest) -> None:
@@ -425,6 +449,8 @@ def _said() -> Iterator[None]:
 def _exit_of(error: BaseException) -> Exit | None:
     if isinstance(error, StoreUnusable):
         return Exit.STORE
+    if isinstance(error, FileUnusable):
+        return Exit.USAGE
     if isinstance(error, DamagedObject | StoresDiffer | Deposed | OSError):
         return Exit.FAILED
     return Exit.UNAVAILABLE if isinstance(error, StoreError) else None

@@ -14,6 +14,7 @@ from broker.config.config import notes
 from broker.config.exposure import in_effect
 from broker.config.values import show_value
 from plainsong.cli.command import json_option
+from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:
     from broker.config import LoadedConfig
@@ -55,9 +56,12 @@ def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple
 def show(
     file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], origin: bool, as_json: bool
 ) -> None:
-    """Show every setting as `plainsong serve` would use it."""
+    """Show every setting as `plainsong serve` would use it.
+
+    A user in a URL, with its password, is shown as ***.
+    """
     loaded = load_settings(file, data_dir, bind, sets)
-    click.echo(_as_json(loaded, origin) if as_json else _as_toml(loaded, origin))
+    click.echo(masked(_as_json(loaded, origin) if as_json else _as_toml(loaded, origin)))
 
 
 def _as_json(loaded: LoadedConfig, origin: bool) -> str:

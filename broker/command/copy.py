@@ -15,6 +15,7 @@ import trio
 
 from broker.command.options import leaves, load_settings, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
+from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
 from plainsong.cli.output import echo_json, show_bytes, show_count
@@ -88,6 +89,8 @@ def copy(
         for leaf in leaves(error):
             if isinstance(leaf, PlainsongError):
                 raise _failed(leaf) from error
+            if isinstance(leaf, FileUnusable):
+                raise CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE) from error
             if isinstance(leaf, KeyboardInterrupt):
                 raise leaf from None
         raise

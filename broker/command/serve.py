@@ -20,6 +20,7 @@ from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
 from broker.security.reload import SecurityFileUnusable
 from broker.tls import FileUnusable
+from broker.tracing import TracesUnavailable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
@@ -128,7 +129,7 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
-        if isinstance(leaf, FileUnusable):
+        if isinstance(leaf, FileUnusable | TracesUnavailable):
             return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)

@@ -13,6 +13,7 @@ import click
 
 from broker.command.options import load_settings
 from broker.stores import look_at_hbase
+from broker.tls import FileUnusable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidMessageId
@@ -158,6 +159,8 @@ def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> I
             yield database
     except StoreUnusable as error:
         raise CommandFailed(error.detail, hint=error.hint, code=Exit.STORE) from error
+    except FileUnusable as error:
+        raise CommandFailed(str(error), hint=error.hint, code=Exit.USAGE) from error
 
 
 def _fail_if_stopped(stopped: dict[Table, str]) -> None:

@@ -9,12 +9,12 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from broker.command.security_files import chosen_file, file_options, named_file
-from broker.security.files import locked, read_guarded, write_secret, write_whole
+from broker.security.files import locked, read_guarded, write_guarded, write_secret
 from broker.security.tokens import (
     MAX_FILE_BYTES,
     MAX_NOTE,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from broker.security.tokens import TokenTable
 
+F = TypeVar("F", bound="Callable[..., Any]")
 MAX_LIFE_S = 397 * 86_400
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T.*)?")
 
@@ -103,6 +104,14 @@ def token() -> None:
     """
 
 
+def new_token_options(command: F) -> F:
+    """Adds what every verb that makes a token takes besides: where to write it, which file to change, ``--json``."""
+    write_to = click.option(
+        "--write-to", type=click.Path(path_type=Path), help="Write it to this new file, for its owner alone."
+    )
+    return write_to(file_options("tokens")(json_option(command)))
+
+
 @token.command(
     examples=[
         "plainsong token create --file tokens.json --name billing --expires 90d",
@@ -115,9 +124,7 @@ def token() -> None:
     "--expires", "expires_ms", type=Expiry(), required=True, help="90d, 2027-01-31 or never; at most 397 days."
 )
 @click.option("--note", default="", help="What it is for; `list` shows it.")
-@click.option("--write-to", type=click.Path(path_type=Path), help="Write it to this new file, for its owner alone.")
-@file_options("tokens")
-@json_option
+@new_token_options
 def create(
     name: str,
     expires_ms: int,
@@ -223,9 +230,7 @@ def revoke(
 @click.option(
     "--expires", "expires_ms", type=Expiry(), help="When the new one ends; by default as long as the old one."
 )
-@click.option("--write-to", type=click.Path(path_type=Path), help="Write it to this new file, for its owner alone.")
-@file_options("tokens")
-@json_option
+@new_token_options
 def rotate(
     token_id: str,
     overlap_ms: int,
@@ -340,7 +345,7 @@ def _changed(
             table = _read(path) if path.exists() else NO_TOKENS
             if write_to is not None:
                 write_secret(write_to, made)
-            write_whole(path, format_tokens(change(table.entries)))
+            write_guarded(path, format_tokens(change(table.entries)))
     except FileExistsError:
         raise CommandFailed(f"{write_to} is there already", hint="it is never replaced", code=Exit.USAGE) from None
     except OSError as error:

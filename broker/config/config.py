@@ -16,6 +16,8 @@ from broker.config.sections import (
     DeduplicationConfig,
     HttpConfig,
     LogConfig,
+    MetricsConfig,
+    OtelConfig,
     PollConfig,
     ReadersConfig,
     RetentionConfig,
@@ -56,6 +58,8 @@ class Config:
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    otel: OtelConfig = field(default_factory=OtelConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 
     def value(self, name: str) -> Any:
@@ -181,6 +185,7 @@ def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
         *_tls_problems(config, origins),
         *_too_small(config, origins),
         *_service_mismatches(config, origins),
+        *_hbase_problems(config, origins),
         *_cluster_problems(config, origins),
         *_provider_problems(config, origins),
     ]
@@ -255,6 +260,19 @@ def _tls_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     ]
 
 
+def _hbase_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """TLS to the gateways needs an authority; a certificate and its key need each other."""
+    hbase = config.storage.hbase
+    found: list[Problem] = []
+    if hbase.tls and not hbase.tls_ca:
+        found.append(Problem(origins["storage.hbase.tls"], "storage.hbase.tls needs storage.hbase.tls_ca"))
+    if bool(hbase.tls_certificate) != bool(hbase.tls_key):
+        given = "storage.hbase.tls_certificate" if hbase.tls_certificate else "storage.hbase.tls_key"
+        what = "storage.hbase.tls_certificate and storage.hbase.tls_key need each other"
+        found.append(Problem(origins[given], what))
+    return found
+
+
 def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     """Several instances need a store that all of them reach, and must reach each other."""
     cluster, origin = config.cluster, origins["cluster.zookeeper"]
@@ -324,6 +342,8 @@ def _idle(config: Config) -> Iterator[str]:
             continue
         if name.startswith("storage.hbase.") and config.storage.kind != "hbase":
             yield f"{_shown(config, name)} has no effect while {_shown(config, 'storage.kind')}"
+        if name.startswith("storage.hbase.tls_") and not config.storage.hbase.tls:
+            yield f"{_shown(config, name)} has no effect without storage.hbase.tls"
         if (
             name.startswith("security.")
             and name not in ("security.allowed_hosts", "security.allowed_origins", "security.allow_insecure")

@@ -86,6 +86,10 @@ class HBaseConfig:
         "Whether missing tables are created, with one region each; "
         "etc/hbase/tables.rb creates them with many, which a deployment wants.",
     )
+    tls: bool = switch(False, "Speak TLS to the gateways, or to the proxies that end it for them.")
+    tls_ca: str = text("", "The file with the authorities that sign the gateways' certificates, PEM.")
+    tls_certificate: str = text("", "The file with the certificate to show to the gateways, PEM; empty: none.")
+    tls_key: str = text("", "The file with the key of that certificate, PEM.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,14 @@ class StorageConfig:
         large="space comes back later; above 3.5 write buffers LevelDB merges its tables, and publishes wait for that",
         low=64 * KIB,
         high=1 * TIB,
+    )
+    compression: str = choice(
+        "auto",
+        "Whether LevelDB compresses the messages of a new volume; "
+        "auto: if a sample of the volume before says that it saves a tenth.",
+        "auto",
+        "snappy",
+        "none",
     )
     block_cache_bytes: int = size(
         8 * MIB,
@@ -343,7 +355,8 @@ class HttpConfig:
     )
     header_timeout_s: float = seconds(
         10.0,
-        "How long the head of a request may take from its first byte to its last.",
+        "How long the head of a request may take from its first byte to its last; where names are required, the first "
+        "of a connection from the connection's beginning.",
         small="clients on slow lines are cut off",
         large="clients that stall keep their connections",
         low=0.1,
@@ -410,6 +423,7 @@ class HttpConfig:
 
 
 _NAME = r"[\w-]+(?:\.[\w-]+)*\.?"
+_CONTACT = r"(?:mailto:[^\s,@]+@[^\s,@]+|https://[^\s,]+|tel:\+?[\d-]+)"
 _ORIGIN = r"https?://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d{1,5})?"
 
 
@@ -441,8 +455,8 @@ class OidcConfig:
     name_prefix: str = text(
         "oidc:",
         "What stands before that claim in the caller's name, so that no provider can give names of others.",
-        pattern=r"[A-Za-z0-9_.@/+=-]{0,64}:",
-        expected="up to 64 letters, digits and _.@/+=-, and a colon",
+        pattern=r"(?!cert:|unix:)[A-Za-z0-9_.@/+=-]{0,64}:",
+        expected="up to 64 letters, digits and _.@/+=-, and a colon; not cert: or unix:, which name others",
     )
     skew_s: int = whole_seconds(
         60,
@@ -530,6 +544,13 @@ class SecurityConfig:
         pattern=rf"(?:{_ORIGIN}(?:\s*,\s*{_ORIGIN})*)?",
         expected='text like "https://tools.example.org,http://localhost:3000"; * is not allowed',
     )
+    contact: str = text(
+        "",
+        "What /.well-known/security.txt shows to everybody: whom to tell of a hole in this daemon, separated by commas, "
+        "the best first. Empty: there is no such file.",
+        pattern=rf"(?:{_CONTACT}(?:\s*,\s*{_CONTACT})*)?",
+        expected='text like "mailto:security@example.org,https://example.org/report"',
+    )
     oidc: OidcConfig = field(default_factory=OidcConfig)
 
 
@@ -582,6 +603,30 @@ class ConsoleConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Metrics for Prometheus."""
+
+    open: bool = switch(
+        False,
+        'With security.authentication = "required": answer GET /metrics to everybody, whatever names may; '
+        "/metrics/topics, which has topics' names, stays closed.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OtelConfig:
+    """Traces of the daemon, by OpenTelemetry."""
+
+    endpoint: str = text(
+        "",
+        "The collector that takes its spans by OTLP over HTTP, as http://127.0.0.1:4318; empty: there are none. "
+        "Only requests whose traceparent says that their trace is recorded have one.",
+        pattern=r"(?:https?://\S+)?",
+        expected="an http or https URL",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownConfig:
     """The end of the daemon."""
 
@@ -604,7 +649,7 @@ class CacheConfig:
 
     max_bytes: int = size(
         64 * MIB,
-        "The memory of the scan cache over all topics; 0 switches it off.",
+        "The memory of the scan cache over all topics, up to an eighth of it for pages that are read again; 0 switches it off.",
         small="readers that keep up read from the store",
         large="memory that the rest of the daemon cannot use",
         low=0,

@@ -87,6 +87,16 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
 
 export const get = async (path, query, signal) => (await ask(path, { query, signal })).data;
 
+// What may be refused, or not be there; null: it was.
+export async function optional(answer) {
+  try {
+    return await answer;
+  } catch (error) {
+    if (error instanceof Problem) return null;
+    throw error;
+  }
+}
+
 // Events of one stream, one after the other. EventSource cannot send a token, and a token in a URL would leak.
 export async function* events(path, query, { signal, lastId, opened }) {
   const headers = { Accept: "text/event-stream" };

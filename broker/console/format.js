@@ -1,8 +1,10 @@
 // How numbers, times, bytes and payloads are written. Nothing here touches the page.
 
+// Between a number and its unit, where no line breaks.
+const GAP = "\u00a0";
 const GROUPED = new Intl.NumberFormat("en-US");
 
-export const count = (value, estimated) => (value == null ? "–" : (estimated ? "≤ " : "") + GROUPED.format(value));
+export const count = (value, estimated) => (value == null ? "–" : (estimated ? `≤${GAP}` : "") + GROUPED.format(value));
 
 export const rate = (value) => (value == null ? "–" : value === 0 ? "0" : value < 10 ? value.toFixed(1) : GROUPED.format(Math.round(value)));
 
@@ -15,17 +17,17 @@ export function bytes(value, estimated) {
     unit += 1;
   }
   const text = unit === 0 || size >= 100 ? Math.round(size) : size.toFixed(1);
-  return `${estimated ? "≤ " : ""}${text} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+  return `${estimated ? `≤${GAP}` : ""}${text}${GAP}${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
 export function duration(ms) {
   if (ms == null) return "–";
   const s = Math.max(0, Math.round(ms / 1000));
   const [d, h, m] = [Math.floor(s / 86400), Math.floor(s / 3600) % 24, Math.floor(s / 60) % 60];
-  if (d > 0) return h > 0 ? `${d} d ${h} h` : `${d} d`;
-  if (h > 0) return m > 0 ? `${h} h ${m} min` : `${h} h`;
-  if (m > 0) return s % 60 > 0 && m < 10 ? `${m} min ${s % 60} s` : `${m} min`;
-  return `${s} s`;
+  if (d > 0) return h > 0 ? `${d}${GAP}d ${h}${GAP}h` : `${d}${GAP}d`;
+  if (h > 0) return m > 0 ? `${h}${GAP}h ${m}${GAP}min` : `${h}${GAP}h`;
+  if (m > 0) return s % 60 > 0 && m < 10 ? `${m}${GAP}min ${s % 60}${GAP}s` : `${m}${GAP}min`;
+  return `${s}${GAP}s`;
 }
 
 const two = (value) => String(value).padStart(2, "0");
@@ -45,7 +47,7 @@ export const many = (n, one, more = `${one}s`) => `${typeof n === "number" ? GRO
 
 // --- JSON -------------------------------------------------------------------------------------------
 
-const LONG = /"(?:\\.|[^"\\])*"|-?\d{16,}(?![\d.eE])/g;
+const LONG = /"(?:\\.|[^"\\])*"|(?<![\d.eE+-])-?\d{16,}(?![\d.eE])/g;
 
 // Answers of the daemon. Ids and pointers pass 2^53, so numbers that long stay text.
 export const parse = (text) => JSON.parse(text.replace(LONG, (found) => (found[0] === '"' ? found : `"${found}"`)));

@@ -10,7 +10,7 @@ import { Overview } from "./pages/overview.js";
 import { Producers } from "./pages/producers.js";
 import { Topic } from "./pages/topic.js";
 import { Transactions } from "./pages/transactions.js";
-import { Component, Confirm, Option, createRef, go, goQuery, here, html, onMove, render } from "./ui.js";
+import { Component, Confirm, Dialog, Option, createRef, go, goQuery, here, html, onMove, render } from "./ui.js";
 
 const PAGES = { overview: Overview, topics: Topic, transactions: Transactions, producers: Producers, cluster: Cluster, audit: Audit, lineage: Lineage };
 const NAV = [
@@ -31,6 +31,8 @@ const KEYS = [
 const TOAST_MS = 6000;
 // Screen readers are told of at most one change in this time.
 const POLITE_MS = 5000;
+// After so long it is asked again whose token this is.
+const WHO_MS = 2000;
 
 class App extends Component {
   constructor() {
@@ -64,8 +66,13 @@ class App extends Component {
       this.setState({ who: await get("/v1/whoami"), login: false });
     } catch (error) {
       if (error instanceof Problem && error.status === 404) this.setState({ who: { name: "anonymous", via: "open", grants: null } });
-      else if (!(error instanceof Problem)) setTimeout(() => this.learnWho(), 2000);
+      else if (!(error instanceof Problem)) setTimeout(() => this.learnWhoOnceSeen(), WHO_MS);
     }
+  }
+
+  learnWhoOnceSeen() {
+    if (document.visibilityState !== "hidden") this.learnWho();
+    else document.addEventListener("visibilitychange", () => this.learnWhoOnceSeen(), { once: true });
   }
 
   // Whether the name has the verb on `namespace:topic`, `namespace:*` or `service`. What the daemon says decides; this
@@ -186,11 +193,11 @@ class App extends Component {
           <button type="button" data-testid="refresh" title="Refresh (r)" onClick=${() => this.refresh()}>Refresh</button>
           <button type="button" data-testid="help" aria-label="Keys" title="Keys (?)" onClick=${() => this.setState({ help: true })}>?</button>
           <label class="theme"><span class="offscreen">Theme</span>
-            <select data-testid="theme" value=${theme} onChange=${(event) => this.setTheme(event.currentTarget.value)}>
+            <select data-testid="theme" title="Theme" value=${theme} onChange=${(event) => this.setTheme(event.currentTarget.value)}>
               ${["auto", "light", "dark"].map((each) => html`<${Option} value=${each} chosen=${theme} />`)}
             </select>
           </label>
-          <span class="who" data-testid="who" title=${who?.via ? `by ${who.via}` : ""}>${who?.name ?? ""}</span>
+          <span class="who" data-testid="who" title=${who?.name ? `${who.name}${who.via ? `, by ${who.via}` : ""}` : ""}>${who?.name ?? ""}</span>
           ${token.get() && !login && html`<button type="button" data-testid="logout" onClick=${() => this.logout()}>Log out</button>`}
         </div>
       </header>
@@ -255,32 +262,16 @@ class Login extends Component {
       <p>This daemon wants to know who you are. Paste a token; <code>plainsong token create</code> makes one. It stays in this tab.</p>
       <label>Token<input ref=${this.field} data-testid="login-token" type="password" autocomplete="off" spellcheck="false" value=${typed} onInput=${(event) => this.setState({ typed: event.currentTarget.value })} /></label>
       <p class="buttons"><button type="submit" class="primary" data-testid="login-submit" disabled=${!typed.trim()}>Log in</button></p>
-      ${(error || why) && html`<p class="error" role="alert" data-testid="login-error">${error || why}</p>`}
+      ${(error || why) && html`<p class="error" role="status" data-testid="login-error">${error || why}</p>`}
     </form>`;
   }
 }
 
-class Help extends Component {
-  dialog = createRef();
-
-  componentDidMount() {
-    this.before = document.activeElement;
-    this.dialog.current.showModal();
-  }
-
-  componentWillUnmount() {
-    // While it is open nothing else can have the focus.
-    this.dialog.current?.close();
-    this.before?.focus?.();
-  }
-
-  render({ close }) {
-    return html`<dialog ref=${this.dialog} data-testid="help-dialog" aria-labelledby="help-title" onClose=${close}>
-      <h2 id="help-title">Keys</h2>
-      <dl class="keys">${KEYS.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}</dl>
-      <p class="buttons"><button type="button" onClick=${close}>Close</button></p>
-    </dialog>`;
-  }
+function Help({ close }) {
+  return html`<${Dialog} title="Keys" close=${close} data-testid="help-dialog">
+    <dl class="keys">${KEYS.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}</dl>
+    <p class="buttons"><button type="button" onClick=${close}>Close</button></p>
+  </${Dialog}>`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));

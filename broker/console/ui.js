@@ -3,7 +3,7 @@
 import { Component, Fragment, createRef, h, render } from "./vendor/preact.mjs";
 import htm from "./vendor/htm.mjs";
 import { Away, Problem, now } from "./api.js";
-import { bytes, count, duration, many, time } from "./format.js";
+import { count } from "./format.js";
 
 export { Component, Fragment, createRef, render };
 export const html = htm.bind(h);
@@ -21,19 +21,27 @@ export const onMove = (handler) => {
   moved = handler;
 };
 
-export function go(path, { replace = false } = {}) {
-  history[replace ? "replaceState" : "pushState"](null, "", path);
+export function go(path, { replace = false, state = null } = {}) {
+  history[replace ? "replaceState" : "pushState"](replace ? history.state : state, "", path);
   moved();
 }
 
 // The same page with other values in its query; null takes one away.
-export function goQuery(changes, { replace = false } = {}) {
+export function goQuery(changes, { replace = false, state = null } = {}) {
   const query = new URLSearchParams(location.search);
   for (const [name, value] of Object.entries(changes)) {
     if (value == null || value === "") query.delete(name);
     else query.set(name, value);
   }
-  go(query.size ? `${location.pathname}?${query}` : location.pathname, { replace });
+  go(query.size ? `${location.pathname}?${query}` : location.pathname, { replace, state });
+}
+
+// The daemon pages forwards only. Back is where one came from; in an address that somebody has sent, the first page.
+export const nextPage = (name, after) => goQuery({ [name]: after }, { state: { paged: name } });
+
+export function previousPage(name) {
+  if (history.state?.paged === name) history.back();
+  else goQuery({ [name]: null });
 }
 
 export const topicUrl = (ns, topic) => `/console/topics/${encodeURIComponent(ns)}/${encodeURIComponent(topic)}`;
@@ -47,6 +55,8 @@ export function TopicLink({ name }) {
 
 // Between two loads of a page that the daemon's events ask for.
 const PAUSE_MS = 1000;
+// Ages and deadlines go on in such steps.
+const TICK_MS = 1000;
 
 // --- a page -----------------------------------------------------------------------------------------
 
@@ -58,6 +68,7 @@ export class Page extends Component {
   componentDidMount() {
     document.title = `${this.title} · Plainsong`;
     this.props.app.live.attach(this);
+    this.ticking = setInterval(() => this.tick(), TICK_MS);
   }
 
   componentDidUpdate(previous) {
@@ -66,7 +77,18 @@ export class Page extends Component {
 
   componentWillUnmount() {
     this.gone = true;
+    clearInterval(this.ticking);
     this.props.app.live.detach(this);
+  }
+
+  // A daemon that has nothing new says nothing, and time goes on. Away or out of sight, what is shown stays as it was.
+  tick() {
+    if (this.state.at && this.props.app.live.word === "live") this.setState({ ticked: now() });
+  }
+
+  // The time that ages and deadlines are shown for; `at` is when what is shown was found.
+  get when() {
+    return Math.max(this.state.at ?? 0, this.state.ticked ?? 0);
   }
 
   // The query of the page has changed.
@@ -138,7 +160,7 @@ export class Page extends Component {
 
 export function ErrorPanel({ error }) {
   if (!error) return null;
-  return html`<div class="error" role="alert" data-testid="error">
+  return html`<div class="error" role="status" data-testid="error">
     <strong>${error.message}</strong>
     ${error.hint && html`<span>${error.hint}</span>`}
     ${error.outcome === "unknown" && html`<span>It is not known whether it happened.</span>`}
@@ -191,13 +213,13 @@ export function Option({ value, chosen }) {
 
 export const PAGE_ROWS = 100;
 
-// Which rows of a long list are in the document: never more than a hundred.
-export function Pager({ from, total, onMove, name = "rows" }) {
-  if (total <= PAGE_ROWS) return null;
+// Which rows of a long list are in the document: a page of them.
+export function Pager({ from, total, onMove, name = "rows", size = PAGE_ROWS }) {
+  if (total <= size) return null;
   return html`<p class="pager">
-    <button type="button" data-testid=${`${name}-previous`} disabled=${from === 0} onClick=${() => onMove(Math.max(0, from - PAGE_ROWS))}>Previous</button>
-    <button type="button" data-testid=${`${name}-next`} disabled=${from + PAGE_ROWS >= total} onClick=${() => onMove(from + PAGE_ROWS)}>Next</button>
-    <span>${count(from + 1)}–${count(Math.min(total, from + PAGE_ROWS))} of ${count(total)}</span>
+    <button type="button" data-testid=${`${name}-previous`} disabled=${from === 0} onClick=${() => onMove(Math.max(0, from - size))}>Previous</button>
+    <button type="button" data-testid=${`${name}-next`} disabled=${from + size >= total} onClick=${() => onMove(from + size)}>Next</button>
+    <span>${count(from + 1)}–${count(Math.min(total, from + size))} of ${count(total)}</span>
   </p>`;
 }
 
@@ -209,6 +231,21 @@ export function Spark({ values, label }) {
   return html`<svg class="spark" data-testid="spark" viewBox="0 0 60 16" role="img" aria-label=${label} preserveAspectRatio="none">
     <polyline points=${points} fill="none" stroke="currentColor" stroke-width="1" vector-effect="non-scaling-stroke" />
   </svg>`;
+}
+
+// A field that says what the address says also when that has changed by a link or by going back.
+export class FilterField extends Component {
+  field = createRef();
+
+  componentDidUpdate({ shown }) {
+    const field = this.field.current;
+    // While somebody types, the address follows the field.
+    if (shown !== this.props.shown && (!this.props.typing || field !== document.activeElement)) field.value = this.props.shown ?? "";
+  }
+
+  render({ shown, typing, ...rest }) {
+    return html`<input ref=${this.field} data-filter spellcheck="false" defaultValue=${shown ?? ""} ...${rest} />`;
+  }
 }
 
 // A button of something that a name may or may not do.
@@ -235,16 +272,11 @@ export async function copy(app, text, what) {
   app.say(`${what} copied`);
 }
 
-// --- asking before something changes ----------------------------------------------------------------
+// --- above the page ---------------------------------------------------------------------------------
 
-// `question` is {title, lines, name, action, run}: `name` has to be typed, `run` does it.
-export class Confirm extends Component {
+// A dialog that has the focus while it is open, and gives it back.
+export class Dialog extends Component {
   dialog = createRef();
-
-  constructor() {
-    super();
-    this.state = { typed: "", error: null, busy: false };
-  }
 
   componentDidMount() {
     this.before = document.activeElement;
@@ -255,6 +287,21 @@ export class Confirm extends Component {
     // While it is open nothing else can have the focus.
     this.dialog.current?.close();
     this.before?.focus?.();
+  }
+
+  render({ title, close, children, ...rest }) {
+    return html`<dialog ref=${this.dialog} aria-labelledby="dialog-title" onClose=${close} onCancel=${close} ...${rest}>
+      <h2 id="dialog-title">${title}</h2>
+      ${children}
+    </dialog>`;
+  }
+}
+
+// Asks before something changes. `question` is {title, lines, name, action, run}: `name` has to be typed, `run` does it.
+export class Confirm extends Component {
+  constructor() {
+    super();
+    this.state = { typed: "", error: null, busy: false };
   }
 
   async run() {
@@ -269,52 +316,22 @@ export class Confirm extends Component {
 
   render({ question, close }, { typed, error, busy }) {
     const ready = !question.name || typed === question.name;
-    return html`<dialog ref=${this.dialog} aria-labelledby="confirm-title" onClose=${close} onCancel=${close}>
+    return html`<${Dialog} title=${question.title} close=${close}>
       <form
         onSubmit=${(event) => {
           event.preventDefault();
           if (ready && !busy) this.run();
         }}
       >
-        <h2 id="confirm-title">${question.title}</h2>
         <div data-testid="confirm-text">${question.lines.map((line) => html`<p>${line}</p>`)}</div>
         ${question.name &&
-        html`<label>Type <strong>${question.name}</strong> to confirm<input data-testid="confirm-name" autocomplete="off" spellcheck="false" value=${typed} onInput=${(event) => this.setState({ typed: event.currentTarget.value })} /></label>`}
+        html`<label><span>Type <strong>${question.name}</strong> to confirm</span><input data-testid="confirm-name" autocomplete="off" spellcheck="false" value=${typed} onInput=${(event) => this.setState({ typed: event.currentTarget.value })} /></label>`}
         ${error && html`<${ErrorPanel} error=${error} />`}
         <p class="buttons">
           <button type="button" data-testid="cancel" onClick=${close}>Cancel</button>
-          <button type="submit" class="danger" data-testid="confirm" disabled=${!ready || busy}>${question.action}</button>
+          <button type="submit" class=${question.harmless ? "primary" : "danger"} data-testid="confirm" disabled=${!ready || busy}>${question.action}</button>
         </p>
       </form>
-    </dialog>`;
+    </${Dialog}>`;
   }
-}
-
-// What a preview of section "No regret" says, in sentences.
-export function effectLines({ effect = {}, warnings = [] }) {
-  const lines = [];
-  const said = { hides: "become invisible", returns: "become visible again", removes: "are removed" };
-  for (const [name, words] of Object.entries(said)) {
-    const found = effect[name];
-    if (!found || !found.messages) continue;
-    const span = found.oldestMs ? `, published between ${time(found.oldestMs)} and ${time(found.newestMs)}` : "";
-    lines.push(`${count(found.messages, found.estimated)} messages (${bytes(found.bytes, found.estimated)}) ${words}${span}.`);
-  }
-  if (effect.topics?.length) {
-    const total = effect.topics.reduce((sum, each) => sum + (each.messages ?? 0), 0);
-    const names = effect.topics.map((each) => `${each.topic} (${count(each.messages)})`).join(", ");
-    lines.push(`${count(total)} messages in ${effect.topics.length} topics disappear: ${names}.`);
-  }
-  if (effect.releases) {
-    const { heldPolls = 0, hiddenMessages = 0 } = effect.releases;
-    lines.push(`${count(heldPolls)} waiting polls go on, and ${count(hiddenMessages)} messages behind it become visible.`);
-  }
-  const counts = ["readers", "producers", "openTransactions", "parkedPolls"]
-    .filter((name) => effect[name] > 0)
-    .map((name) => `${count(effect[name])} ${{ readers: "readers", producers: "producers", openTransactions: "open transactions", parkedPolls: "waiting polls" }[name]}`);
-  if (counts.length) lines.push(`It also concerns ${counts.join(", ")}.`);
-  if (effect.moves?.topicsOpen > 0) lines.push(`${many(effect.moves.topicsOpen, "open topic")} of it go to others.`);
-  if (effect.undeleteUntilMs) lines.push(`It can be brought back until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - now())}).`);
-  lines.push(...warnings);
-  return lines.length ? lines : ["Nothing that readers see changes."];
 }

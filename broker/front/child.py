@@ -37,6 +37,7 @@ from broker.security.peer_names import ConnectionNames
 from broker.security.quotas import Quotas
 from broker.security.tokens import parse_tokens
 from broker.tls import certificates_of
+from broker.tracing import open_traces, traced
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -106,8 +107,14 @@ class FrontEnd:
         names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
         guard = Guard(
             required=settings.authentication == "required",
+            open_metrics=config.metrics.open,
             peer_names=names,
-            quotas=Quotas(time.monotonic, share=1 / config.http.processes),
+            counters=FrontForwarding(self._link),
+            quotas=Quotas(
+                time.monotonic,
+                share=1 / config.http.processes,
+                refused=lambda limit: self._link.notify("quota_refused", limit),
+            ),
         )
         if guard.required and settings.oidc.issuer:
             from broker.security.oidc import OidcProvider
@@ -140,7 +147,11 @@ class FrontEnd:
     async def _serve(self, config: Config, guard: Guard, nursery: trio.Nursery, *, has_peers: bool) -> None:
         settings = http_settings(config)
         forwarding = FrontForwarding(self._link)
-        endpoints = tuple(metered(looked_at_again(each, guard), guard) for each in forwarding.endpoints())
+        traces = open_traces(config)
+        endpoints = tuple(
+            traced(looked_at_again(metered(each, guard), guard, counts=False), traces)
+            for each in forwarding.endpoints()
+        )
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
         check = origin_check(config)
         if guard.required:
@@ -172,6 +183,8 @@ class FrontEnd:
         )
         with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()
+        if traces is not None:
+            await traces.aclose()
 
     async def _hand_peer_over(
         self, stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event

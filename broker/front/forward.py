@@ -70,6 +70,14 @@ class FrontForwarding:
         """Has the owning process count a TLS handshake of this one."""
         self._link.notify("handshake", result)
 
+    def authenticated(self, via: str, result: str) -> None:
+        """Has the owning process count a credential that was looked at here."""
+        self._link.notify("authenticated", [via, result])
+
+    def forbidden(self, verb: str) -> None:
+        """Has the owning process count a request that was refused here for want of a verb."""
+        self._link.notify("forbidden", verb)
+
     async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
         try:
             return await self._link.call(kind, value, body, at_once=at_once)

@@ -68,7 +68,7 @@ AFTER_LINK_S = 5.0
 LAST_S = 1.0
 #: The least budget of answers of a front end; they stream through it.
 MIN_ANSWER_BYTES = 4 << 20
-_SECTIONS = ("http", "security", "tls", "cluster", "log", "shutdown")
+_SECTIONS = ("http", "security", "metrics", "tls", "otel", "cluster", "log", "shutdown")
 
 
 async def serve_front_ends(
@@ -348,6 +348,9 @@ class Answering:
             "stream": self._stream,
             "counted": self._counted,
             "refused": self._refused,
+            "quota_refused": self._quota_refused,
+            "authenticated": self._authenticated,
+            "forbidden": self._forbidden,
         }
 
     async def changed_tables(self, epoch: int) -> list[Any]:
@@ -391,6 +394,22 @@ class Answering:
         error, identity, address, target, request_id = call.value
         who = decode_identity(identity)
         self._guard.refused(RefusedRequest(error, who, Peer(address), target, request_id))
+        return Reply()
+
+    async def _quota_refused(self, call: Call) -> Reply:
+        """Counts a request that a front end has refused for its name's quota."""
+        self._guard.quotas.count_refusal(call.value)
+        return Reply()
+
+    async def _authenticated(self, call: Call) -> Reply:
+        """Counts a credential that a front end has looked at."""
+        via, result = call.value
+        self._guard.counters.authenticated(via, result)
+        return Reply()
+
+    async def _forbidden(self, call: Call) -> Reply:
+        """Counts a request that a front end has refused for want of a verb."""
+        self._guard.counters.forbidden(call.value)
         return Reply()
 
     async def _counted(self, call: Call) -> Reply:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self
@@ -103,6 +105,12 @@ TINY_BYTES = 4 << 10
 TINY_STEP_BYTES = 64 << 10
 STEP_BYTES = 1 << 20
 _STEP_MEMBERS = 500
+#: Long work is a gzip body of more members, or one that decompresses to more than so many times its size; and what is
+#: read at once of a chunked body, if it has more chunks.
+FEW_PARTS = 64
+LIKELY_RATIO = 50
+#: After a slice of long work there is none for so many times as long: others have two thirds of the time at least.
+REST = 2.0
 #: A body may decompress to so many times its size. Deflate cannot do much more: this is what bombs are made of.
 MAX_RATIO = 1000
 #: Beyond the first thousand a gzip body's members must have so many bytes on average; an empty one has 20.
@@ -122,12 +130,22 @@ class BodyBudget:
     those that are still coming, or wait for something, give way.
     """
 
-    __slots__ = ("_search_s", "_yielding", "answers", "inflating", "max_bytes", "reserved_bytes", "yielded")
+    __slots__ = (
+        "_search_s",
+        "_yielding",
+        "answers",
+        "inflating",
+        "long_work",
+        "max_bytes",
+        "reserved_bytes",
+        "yielded",
+    )
 
     def __init__(self, max_bytes: int, answers: AnswerBudget | None = None) -> None:
         self.max_bytes = max_bytes
         self.reserved_bytes = 0
         self.answers = answers or AnswerBudget()
+        self.long_work = LongWork()
         #: The threads that decompress bodies; others' work must not wait for them.
         self.inflating = trio.CapacityLimiter(INFLATING_THREADS)
         #: Requests that had to give way.
@@ -191,11 +209,12 @@ class BodyBudget:
 class Reservation:
     """One request's share of the budget; released at the end of the ``with`` block."""
 
-    __slots__ = ("_budget", "_gives_way", "gave_way", "inflating", "reserved_bytes")
+    __slots__ = ("_budget", "_gives_way", "gave_way", "inflating", "long_work", "reserved_bytes")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.inflating = budget.inflating
+        self.long_work = budget.long_work
         self._gives_way: Callable[[], object] | None = None
         self.reserved_bytes = 0
         #: Whether it had to give way: the request is to be refused.
@@ -263,6 +282,43 @@ class Reservation:
         self.release()
 
 
+class LongWork:
+    """Bodies whose bytes cost far more than others' are taken apart in slices, one at a time for the whole server.
+
+    ``async with`` it for a slice, of about a millisecond. Behind each there is none for a while, so that a few
+    connections that send nothing but such bodies cannot have the processor to themselves. Slices are granted in the
+    order in which they were asked for.
+    """
+
+    __slots__ = ("_begun_s", "_free_s", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+        self._begun_s = 0.0
+        #: When the rest behind the last slice is over.
+        self._free_s = -inf
+
+    async def charge(self, seconds: float) -> None:
+        """Counts so much that was done outside of a slice, and rests for it."""
+        self._free_s = max(self._free_s, trio.current_time()) + (1 + REST) * seconds
+        await trio.sleep_until(self._free_s)
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            if trio.current_time() < self._free_s:
+                await trio.sleep_until(self._free_s)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._begun_s = trio.current_time()
+
+    async def __aexit__(self, kind: object, error: object, tb: object) -> None:
+        now_s = trio.current_time()
+        self._free_s = now_s + REST * (now_s - self._begun_s)
+        self._lock.release()
+
+
 def too_large(max_body_bytes: int) -> BodyTooLarge:
     """The refusal of a body over the bound."""
     return BodyTooLarge(
@@ -313,27 +369,30 @@ async def decoded_body(
     unpacking = _Gunzip(body, max_body_bytes)
     if len(body) <= TINY_BYTES:
         unpacking.step(TINY_STEP_BYTES)
-        reservation.grow(len(unpacking.body))
+        reservation.grow(unpacking.size)
     late_s = trio.current_time() + timeout_s
     while not unpacking.ended:
         if trio.current_time() > late_s:
             raise MalformedBody(f"the gzip body was not decompressed within {timeout_s:g} s")
-        counted_bytes = len(unpacking.body)
-        await trio.to_thread.run_sync(unpacking.step, STEP_BYTES, limiter=reservation.inflating)
-        reservation.grow(len(unpacking.body) - counted_bytes)
+        counted_bytes = unpacking.size
+        async with reservation.long_work if unpacking.is_unlikely else nullcontext():
+            await trio.to_thread.run_sync(unpacking.step, STEP_BYTES, limiter=reservation.inflating)
+        reservation.grow(unpacking.size - counted_bytes)
         await trio.lowlevel.checkpoint()
-    return bytes(unpacking.body)
+    return unpacking.body()
 
 
 class _Gunzip:
-    """Decompresses a gzip body of one or more members, a step at a time; ``body`` is what came out so far."""
+    """Decompresses a gzip body of one or more members, a step at a time; ``size`` bytes came out so far."""
 
     def __init__(self, packed: bytes, max_bytes: int) -> None:
-        self.body = bytearray()
+        #: It gives its bytes away without a copy, which of 64 MiB would take as long as hundreds of publishes.
+        self._body = io.BytesIO()
+        self.size = 0
+        self._members = 0
         self.ended = False
         self._packed = memoryview(packed)
         self._max_bytes = max_bytes
-        self._members = 0
         self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
         #: How far ``packed`` was given to the unpacker, what it has left of that, and how much it is given next.
         self._at = 0
@@ -342,12 +401,21 @@ class _Gunzip:
 
     def step(self, most_bytes: int) -> None:
         """Decompresses about so many bytes, or so many members that it takes no longer. Raises as ``decoded_body``."""
-        end, members = len(self.body) + most_bytes, self._members + _STEP_MEMBERS
+        end, members = self.size + most_bytes, self._members + _STEP_MEMBERS
         try:
-            while not self.ended and len(self.body) < end and self._members < members:
-                self._unpack(end - len(self.body))
+            while not self.ended and self.size < end and self._members < members:
+                self._unpack(end - self.size)
         except zlib.error as error:
             raise MalformedBody(f"the body is not gzip: {error}") from None
+
+    @property
+    def is_unlikely(self) -> bool:
+        """Whether hardly anybody means well who sends such a body."""
+        return self._members > FEW_PARTS or self.size > LIKELY_RATIO * len(self._packed)
+
+    def body(self) -> bytes:
+        """All of it, once it has ended."""
+        return self._body.getvalue()
 
     def _unpack(self, most_bytes: int) -> None:
         data: bytes | memoryview = self._left
@@ -359,10 +427,11 @@ class _Gunzip:
         unpacker = self._unpacker
         part = unpacker.decompress(data, most_bytes)
         self._left = unpacker.unconsumed_tail
-        self.body += part
-        if len(self.body) > self._max_bytes:
+        self._body.write(part)
+        self.size += len(part)
+        if self.size > self._max_bytes:
             raise too_large(self._max_bytes)
-        if len(self.body) > MAX_RATIO * len(self._packed):
+        if self.size > MAX_RATIO * len(self._packed):
             raise BodyTooLarge(
                 f"the body decompresses to more than {MAX_RATIO} times its size", hint="send it as it is"
             )

@@ -6,7 +6,6 @@ and refuses them before the application sees them.
 
 from __future__ import annotations
 
-import re
 import ssl
 from contextlib import contextmanager
 from itertools import chain
@@ -15,17 +14,24 @@ from typing import TYPE_CHECKING, Any
 import h11
 import trio
 from h11._readers import ChunkedReader
-from hypercorn.events import Closed, Updated
+from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
-from broker.http.budgets import BodyBudget, Pace, Reservation, body_deadline, too_large, too_slow
+from broker.http.budgets import FEW_PARTS, BodyBudget, Pace, Reservation, body_deadline, too_large, too_slow
 from broker.http.lane import WAITED_MS
-from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
+from broker.http.messages import (
+    EVENT_STREAM,
+    answer_for,
+    ends_connection,
+    new_request_id,
+    sane_request_id,
+    status_of,
+)
 from broker.http.peer import NO_PEER
 from broker.http.tls_socket import TlsStream
 from broker.http.websocket import StreamSocket
-from broker.http.wire import MAX_LINE_BYTES, reason_phrase
+from broker.http.wire import ChunkedBody, reason_phrase
 from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
@@ -44,9 +50,16 @@ if TYPE_CHECKING:
     from broker.http.peer import Peer
     from broker.security.guard import Admission, Guard
 
-_BARE_LF = re.compile(rb"(?<!\r)\n")
+#: Chunks that are taken apart for one event: behind each other connections have their turns.
+EVENT_CHUNKS = 128
+#: What brings less than this of a body may be made of as many chunks. Behind the first few of a body each is counted as
+#: so much long work: measured with chunks of one byte.
+TINY_EVENT_BYTES = 1 << 10
+TINY_EVENT_S = 0.0004
 #: How long the rest of a body is read and dropped after its request has been answered.
 LINGER_S = 2.0
+#: How long the last answer of a connection over HTTP/2 has to leave before it is cut.
+LAST_ANSWER_S = 0.1
 #: The key of a scope's ``extensions`` for the request's ``Passage``.
 PASSAGE = "plainsong.passage"
 #: The key for a function that ends the request's connection.
@@ -77,12 +90,16 @@ class Passage:
         #: The answer's share of the budget, until it has left.
         self.room: AnswerRoom = budget.answers.room()
         self.received_bytes = 0
+        #: Parts of the body that had hardly a byte.
+        self.tiny_events = 0
         self.body_ended = trio.Event()
         #: Whether the application waits for more of the body.
         self.receiving = 0
         self.started = trio.current_time()
         self.refusal: PlainsongError | None = None
         self.answering = False
+        #: Whether its connection ends behind its answer.
+        self.is_last = False
         #: The answer's body, if it is made while it is sent.
         self.stream: BodyStream | None = None
         #: Who sent it, and what decides whether they may.
@@ -97,7 +114,11 @@ class Passage:
         """Its route is known: whether its sender may ask it. Raises PlainsongError."""
         length = self.headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdigit() else 0
-        self.guard.enter(self.admission, route, path, self.peer, self.request_id, size)
+        try:
+            self.guard.enter(self.admission, route, path, self.peer, self.request_id, size)
+        except PlainsongError as error:
+            self.is_last = ends_connection(error)
+            raise
 
     async def answer_reader(self, answer: Callable[[Asked], Awaitable[Answer]], asked: Asked) -> Answer:
         """The answer to a request that may wait for something: as ``Lane._answer_reader``."""
@@ -171,6 +192,11 @@ class Gate:
         try:
             with passage.reservation:
                 await self._pass(passage, scope, receive, send)
+            if passage.is_last and scope["http_version"] >= "2":  # where no header says so
+                await trio.sleep(LAST_ANSWER_S)
+                cut: Any = scope.get("extensions", {}).get(CUT)
+                if cut is not None:
+                    cut()
         finally:
             if passage.stream is not None:  # the framework closes only a stream that it has begun to send
                 with trio.CancelScope(shield=True):
@@ -187,6 +213,9 @@ class Gate:
                 passage.refusal = too_slow(passage.received_bytes)
             elif message["type"] == "http.request":
                 self._count(passage, message)
+                passage.tiny_events += len(message["body"]) <= TINY_EVENT_BYTES
+                if passage.tiny_events > FEW_PARTS:
+                    await self._budget.long_work.charge(TINY_EVENT_S)
             else:
                 passage.body_ended.set()  # the client has gone
             if passage.refusal is not None:
@@ -233,7 +262,7 @@ class Gate:
         guard = passage.guard = self._guard
         if not guard.required:
             return None
-        is_open = _is_open(scope["path"]) or (
+        is_open = guard.asks_nobody(scope["path"]) or (
             scope["method"] == "OPTIONS" and "access-control-request-method" in passage.headers
         )
         try:
@@ -296,8 +325,7 @@ class Gate:
 
     def _stream_refusal(self, message: Any, passage: Passage, scope: Any) -> PlainsongError | None:
         """Why an answer that is a stream of events is refused to a page, which could read one where it reads no other."""
-        kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
-        if scope["method"] != "GET" or not any(kind.startswith(b"text/event-stream") for kind in kinds):
+        if scope["method"] != "GET" or not _is_endless(message["headers"]):
             return None
         return self._check.refusal("GET", passage.headers, passage.peer, streams=True)
 
@@ -327,7 +355,7 @@ class Gate:
     def _marked(self, headers: Any, passage: Passage, scope: Any) -> list[tuple[bytes, bytes]]:
         marked = [*headers, (b"x-request-id", passage.request_id.encode("ascii"))]
         marked += _encoded(self._check.cors_headers(passage.headers, (name.decode("latin-1") for name, _ in headers)))
-        if scope["http_version"] < "2" and (self._is_stopping() or passage.refusal is not None):
+        if scope["http_version"] < "2" and (self._is_stopping() or passage.refusal is not None or passage.is_last):
             marked.append((b"connection", b"close"))
         return marked
 
@@ -366,42 +394,53 @@ async def _refuse_websocket(send: Any) -> None:
     await send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
 
 
-def _is_open(path: str) -> bool:
-    """Whether nobody is asked for a name there. (The routes say so too; a test compares.)"""
-    return path in ("/ping", "/livez", "/readyz", "/console") or path.startswith("/console/")
-
-
 def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def _is_endless(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether this is the head of an answer without an end."""
-    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+    return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM.encode()) for name, value in headers)
 
 
 # --- HTTP/1.1 --------------------------------------------------------------------------------------
 
 
-class _StrictChunks(ChunkedReader):
-    """Takes no line of a chunked body that ends in a bare LF, or does not end: as ``wire.ChunkedBody``.
+class _Chunks(ChunkedReader):
+    """Reads a chunked body as the lane does.
 
-    h11 waits for the CRLF behind it, and takes bare LFs in trailers.
+    h11 takes lines that end in a bare LF, and makes an event of each chunk: bodies in chunks of one byte kept everybody
+    else waiting for seconds.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._body = ChunkedBody()
+        #: What followed the body, once it has ended.
+        self._rest: bytes | None = None
+
     def __call__(self, buf: Any) -> Any:
-        """See h11's readers."""
-        data = buf._data  # a copy for each of many small chunks would take as long as all of them
-        if self._reading_trailer:
-            is_refused = _BARE_LF.search(data) is not None
-        elif self._bytes_in_chunk or self._bytes_to_discard:
-            is_refused = False
-        else:
-            end = data.find(b"\n", 0, MAX_LINE_BYTES + 2)
-            is_refused = not data.endswith(b"\r", 0, end) if end >= 0 else len(data) > MAX_LINE_BYTES
-        if is_refused:
-            raise h11.LocalProtocolError("a line of the chunked body does not end")
-        return super().__call__(buf)
+        """See h11's readers: the next of the body, and then its end. What followed that is in ``buf`` again."""
+        if self._rest is None:
+            self._feed(bytes(buf.maybe_extract_at_most(len(buf)) or b""))
+            data = self._body.taken()
+            if data:
+                return h11.Data(data=data)
+        if self._rest is None:
+            return None
+        later = buf.maybe_extract_at_most(len(buf)) or b""
+        buf += self._rest
+        buf += later
+        return h11.EndOfMessage()
+
+    def _feed(self, data: bytes) -> None:
+        before = self._body.size
+        try:
+            self._rest = self._body.feed(data, EVENT_CHUNKS)
+            while self._body.is_behind and self._body.size == before:
+                self._rest = self._body.feed(b"", EVENT_CHUNKS)
+        except MalformedBody as error:
+            raise h11.LocalProtocolError(error.detail) from None
 
 
 class _LastAnswerFirst(h11.Connection):
@@ -414,7 +453,7 @@ class _LastAnswerFirst(h11.Connection):
     def _get_io_object(self, role: Any, event: Any, io_dict: Any) -> Any:
         """What reads or writes in the present state."""
         found = super()._get_io_object(role, event, io_dict)
-        return _StrictChunks() if type(found) is ChunkedReader else found
+        return _Chunks() if type(found) is ChunkedReader else found
 
     def receive_data(self, data: bytes) -> None:
         """Feeds ``data``, unless no request can follow."""
@@ -483,6 +522,7 @@ class RefusingH11(H11Protocol):
         obsolete (RFC 9113, section 3.1), and clients that offer it go on in HTTP/1.1.
         """
         if event.method == b"PRI":
+            await self.send(Updated(idle=True))  # it is no request: without one the connection rests, and is not kept
             await super()._check_protocol(event)
 
     async def _maybe_recycle(self) -> None:
@@ -517,9 +557,10 @@ class RefusingH11(H11Protocol):
             *((name.lower().encode(), value.encode()) for name, value in answer.headers),
         ]
         headers = list(chain(own, self.config.response_headers("h11")))
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
+        head = h11.Response(status_code=status_code, headers=headers, reason=reason_phrase(status_code).encode("ascii"))
+        # In one piece: the application may be about to answer too, and after a head of its own the body could not follow.
+        events = (head, h11.Data(data=body), h11.EndOfMessage())
+        await self.send(RawData(data=b"".join(self.connection.send(event) or b"" for event in events)))
 
 
 def _wants_websocket(request: h11.Request) -> bool:

@@ -70,6 +70,10 @@ class HypercornConnection(TCPServer):
         #: Of its readers: of one answer after the other, or of all streams together over HTTP/2.
         self._pace = Pace(hypercorn.settings)
         self._header_timeout_s = hypercorn.settings.header_timeout_s
+        #: Until when its first request has to come: whoever has shown no credential yet holds no connection for long.
+        self._unproven_until_s = trio.current_time() + self._header_timeout_s if hypercorn.asks_for_names else inf
+        #: Whether what was read last had a request in it, which may be answered by now.
+        self._was_asked = False
         self._conversations = hypercorn.conversations
         self._peer = peer
         self._idle = True
@@ -148,6 +152,10 @@ class HypercornConnection(TCPServer):
         if isinstance(event, Updated):
             self._idle = event.idle
             self._pace.restart()
+        # Over HTTP/2 more is sent than answers, and over HTTP/1.1 its preface looks like a request.
+        is_h11 = isinstance(self.protocol.protocol, H11Protocol)
+        if isinstance(event, RawData) if is_h11 else isinstance(event, Updated) and not event.idle:
+            self._was_asked, self._unproven_until_s = True, inf
         if isinstance(event, Closed) or self._idle:
             self._answered.set()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._send_timeout_s):
@@ -199,7 +207,7 @@ class HypercornConnection(TCPServer):
 
     async def _read_data(self) -> None:
         """Feeds the protocol until the client leaves, or takes too long for the head of a request."""
-        deadline = inf
+        deadline = self._unproven_until_s
         while True:
             if not self._closing:
                 self._reading.deadline = deadline
@@ -212,13 +220,16 @@ class HypercornConnection(TCPServer):
                 break
             linger_until = self._reading.deadline
             self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
+            self._was_asked = False
             if not self._closing:  # else nothing would answer it
                 await self.protocol.handle(RawData(bytes(data)))
             if not data:
                 await self._answer_the_last()
                 break
-            if not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):
-                deadline = inf
+            if not self._idle:
+                self._unproven_until_s = inf
+            if self._was_asked or not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):
+                deadline = self._unproven_until_s
             elif deadline == inf:
                 deadline = trio.current_time() + self._header_timeout_s
         await self.protocol.handle(Closed())
@@ -247,6 +258,7 @@ class HypercornServer:
         guard: Guard = OPEN,
     ) -> None:
         self.settings = settings
+        self.asks_for_names = guard.required
         self.conversations = None if begin is None else Conversations(begin, settings, budget, check, guard)
         self.config = Config()
         self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import select
 import socket
@@ -18,6 +19,7 @@ from trio.lowlevel import wait_readable, wait_writable
 
 from broker.http import wire
 from broker.http.budgets import (
+    FEW_PARTS,
     FREE_BYTES,
     BodyBudget,
     Pace,
@@ -29,7 +31,15 @@ from broker.http.budgets import (
     too_large,
     too_slow,
 )
-from broker.http.messages import Request, answer_for, new_request_id, only_plain, sane_request_id, status_of
+from broker.http.messages import (
+    Request,
+    answer_for,
+    ends_connection,
+    new_request_id,
+    only_plain,
+    sane_request_id,
+    status_of,
+)
 from broker.http.tls_socket import TlsSocket
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
 from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
@@ -88,8 +98,11 @@ class Lane:
         "_gathering",
         "_head",
         "_head_bytes",
+        "_head_due_s",
         "_held",
         "_in_step",
+        "_is_metered",
+        "_is_paid",
         "_leaving",
         "_parts",
         "_request_id",
@@ -110,6 +123,11 @@ class Lane:
         #: Who was let in by the last head, and by which: it counts for as long as the guard's epoch stands.
         self._admission = OPEN_ADMISSION
         self._admitted_head: Head | None = None
+        #: Whether its name has a quota; and whether the request has taken its cost, which its task must not take again.
+        self._is_metered = False
+        self._is_paid = False
+        #: Until when its first head has to be whole: whoever has shown no credential yet holds no connection for long.
+        self._head_due_s = trio.current_time() + parts.settings.header_timeout_s if parts.guard.required else inf
         #: In a handler of the task; whether one was started without it; after a request whose end we know.
         self._busy = False
         self._started = False
@@ -196,7 +214,13 @@ class Lane:
             return True
         if not self._is_admitted(head):
             return True
-        if len(pending) < end:
+        if self._head_due_s < inf:
+            self._head_due_s = connection.scope.deadline = inf
+        is_whole = len(pending) >= end
+        # Whoever is over its quota is refused by the task, before more of the body is read.
+        if self._is_metered and not self._is_within(head, takes=is_whole):
+            return True
+        if not is_whole:
             return not self._gather(head, end - len(pending))
         if self._gathering:
             self._end_gathering()
@@ -224,6 +248,7 @@ class Lane:
             self._started = False
             self._held.release()
             connection.pending = pending
+            self._is_paid = self._is_metered
             return True
         if self._started:
             parts.reactor.works(connection)
@@ -241,10 +266,17 @@ class Lane:
                 guard.authorize(admission, head.endpoint.route, head.path)
         except PlainsongError:
             return False
-        if admission is None or head.query or guard.quotas.concern(admission.who):
+        if admission is None or head.query:
             return False
+        seat = self._connection.peer.seat
+        self._is_metered = guard.quotas.concern(admission.who) or (seat is not None and bool(seat.name))
         self._admission, self._admitted_head = admission, head
         return True
+
+    def _is_within(self, head: Head, *, takes: bool) -> bool:
+        """Whether a request is within the quotas of its name, and then, if it ``takes``, has its cost taken."""
+        peer, guard = self._connection.peer, self._parts.guard
+        return guard.is_within(self._admission, head.endpoint.route, head.path, peer, head.length, takes=takes)
 
     def _gather(self, head: Head, missing_bytes: int) -> bool:
         """Waits for the rest of a body without the task; False: that is better left to it."""
@@ -340,8 +372,9 @@ class Lane:
                 return None
             if not waiting:
                 waiting = True
-                connection.scope.deadline = trio.current_time() + settings.header_timeout_s
+                connection.scope.deadline = min(trio.current_time() + settings.header_timeout_s, self._head_due_s)
             connection.pending += await connection.receive()
+        self._head_due_s = inf
         head = self._cut_head(connection.pending)
         if head is None:
             return None
@@ -352,7 +385,7 @@ class Lane:
         """Sleep until there is a request that needs the task; send what an answer without it could not."""
         connection = self._connection
         while True:
-            connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S if self._stopping else inf
+            connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S if self._stopping else self._head_due_s
             if not connection.ended:
                 await connection.rest()
             connection.scope.deadline = inf
@@ -425,6 +458,7 @@ class Lane:
         guard, connection, route = self._parts.guard, self._connection, head.endpoint.route
         if not guard.required:
             return OPEN_ADMISSION
+        was_paid, self._is_paid = self._is_paid, False
         try:
             try:
                 refuse_query_token(head.query)
@@ -432,10 +466,11 @@ class Lane:
             except PlainsongError as error:
                 guard.refused(RefusedRequest(error, NOBODY, connection.peer, "service", request_id))
                 raise
-            guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
+            if not was_paid:
+                guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
             guard.requested(route.name, status_of(error), 0.0)
-            if 0 <= head.length <= len(connection.pending):
+            if 0 <= head.length <= len(connection.pending) and not ends_connection(error):
                 connection.pending = connection.pending[head.length :]
             else:
                 self._in_step = False  # nothing more of its body is read
@@ -724,8 +759,8 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
 
 #: A large body is read in pieces of this size.
 BODY_RECEIVE_BYTES = 256 << 10
-#: So much of a chunked body is taken apart in one turn of the event loop: some 3 ms, if every chunk is of one byte.
-CHUNKED_STEP_BYTES = 16 << 10
+#: Chunks that are taken apart in one slice of long work: under a millisecond.
+SLICE_CHUNKS = 500
 
 
 async def read_body(connection: Connection, head: Head, held: Reservation, settings: HttpSettings) -> bytes:
@@ -749,11 +784,13 @@ async def read_body(connection: Connection, head: Head, held: Reservation, setti
         data, connection.pending = connection.pending, b""
         held.grow(len(data) - held.reserved_bytes)
         intake.received_bytes = len(data)
-        parts = [data]
+        body = io.BytesIO(data)
+        body.seek(len(data))
         while intake.received_bytes < length:
-            parts.append(await intake.receive(min(length - intake.received_bytes, BODY_RECEIVE_BYTES)))
-            held.grow(len(parts[-1]))  # not before it has come: what is announced costs nothing
-        return b"".join(parts)
+            data = await intake.receive(min(length - intake.received_bytes, BODY_RECEIVE_BYTES))
+            held.grow(len(data))  # not before it has come: what is announced costs nothing
+            body.write(data)
+        return body.getvalue()  # not a copy
     finally:
         held.keeps()
 
@@ -763,16 +800,17 @@ async def _read_chunks(connection: Connection, intake: _Intake, held: Reservatio
     data, connection.pending = connection.pending, b""
     intake.received_bytes = len(data)
     while True:
-        for at in range(0, len(data), CHUNKED_STEP_BYTES):
-            if at:
-                await trio.lowlevel.checkpoint()  # chunks may be of one byte each, and cost as much as whole requests
-            rest = chunked.feed(data[at : at + CHUNKED_STEP_BYTES])
-            if len(chunked.body) > max_body_bytes:
-                raise too_large(max_body_bytes)
-            held.grow(len(chunked.body) - held.reserved_bytes)
-            if rest is not None:
-                connection.pending = rest + data[at + CHUNKED_STEP_BYTES :]
-                return bytes(chunked.body)
+        rest = chunked.feed(data, FEW_PARTS)
+        while chunked.is_behind and chunked.size <= max_body_bytes:
+            async with held.long_work:
+                intake.check()
+                rest = chunked.feed(b"", SLICE_CHUNKS)
+        if chunked.size > max_body_bytes:
+            raise too_large(max_body_bytes)
+        held.grow(chunked.size - held.reserved_bytes)
+        if rest is not None:
+            connection.pending = rest
+            return chunked.taken()
         data = await intake.receive(BODY_RECEIVE_BYTES)
         await trio.lowlevel.checkpoint()
 
@@ -789,11 +827,17 @@ class _Intake:
         self.received_bytes = 0
         connection.scope.deadline = inf  # the deadline here is for the body, and has an answer
 
-    async def receive(self, max_bytes: int) -> bytes:
+    def check(self) -> float:
+        """When the body has to be there, with what has come of it. Raises PlainsongError: that was, or it gave way."""
         if self._held.gave_way:
             raise self._held.refusal()
-        deadline = body_deadline(self._started, self.received_bytes, self._settings)
-        with trio.CancelScope(deadline=deadline) as self._waiting:
+        deadline_s = body_deadline(self._started, self.received_bytes, self._settings)
+        if trio.current_time() > deadline_s:
+            raise too_slow(self.received_bytes)
+        return deadline_s
+
+    async def receive(self, max_bytes: int) -> bytes:
+        with trio.CancelScope(deadline=self.check()) as self._waiting:
             try:
                 data = await self._connection.receive(max_bytes)
             except PeerLeft:

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 
 from broker.http.peer import NO_PEER, Peer
 from broker.security.identity import ANONYMOUS, Identity
-from broker.security.masking import masked
 from broker.security.rights import EVERYTHING, Rights
 from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (
@@ -34,6 +33,7 @@ from plainsong.protocol.errors import (
     UnsupportedMediaType,
     nearest,
 )
+from plainsong.protocol.masking import holds_credential, masked
 from plainsong.protocol.names import TopicName, namespace_name, topic_name
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Request:
     """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
     peer: Peer = NO_PEER
     """Who is at the other end of the connection it came by."""
+    page_bytes: int | None = None
+    """How many bytes a page may have by the quotas of the name; None: as many as any."""
 
     @property
     def namespace(self) -> str:
@@ -184,12 +186,23 @@ def flag(parameters: dict[str, str], key: str) -> bool:
     return one_of(parameters, key, ("true", "false"), "false") == "true"
 
 
+def wants_representation(prefer: str) -> bool:
+    """Whether a ``Prefer`` header asks to be told what came of the request (RFC 7240)."""
+    preferences = (part.split(";")[0].strip().lower() for part in prefer.split(","))
+    return any(part.replace(" ", "").replace('"', "") == "return=representation" for part in preferences)
+
+
 # --- status ----------------------------------------------------------------------------------------
 #
 # Errors as answers: one table from error classes to statuses, and their form as problem+json.
 
 
 PROBLEM_TYPE = "application/problem+json"
+#: Of answers without an end.
+EVENT_STREAM = "text/event-stream"
+#: How long a stream of events says nothing, and what it says then.
+PING_S = 15.0
+PING = b": ping\n\n"
 #: Where a client that meets an error finds the whole interface (RFC 8631).
 PROBLEM_LINK = ("Link", '</openapi.json>; rel="service-desc"')
 #: The most specific class of an error that stands here decides.
@@ -245,6 +258,11 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
     # surrogateescape cannot occur in what we decode ourselves, but a detail may quote anything: never fail here.
     body = masked(json.dumps(problem, ensure_ascii=False)).encode("utf-8", "replace")
     return Answer(status, body, PROBLEM_TYPE, headers)
+
+
+def ends_connection(error: BaseException) -> bool:
+    """Whether a refusal is about the connection itself, which then has to end."""
+    return isinstance(error, QuotaExceeded) and error.ends_connection
 
 
 def only_plain(error: BaseException) -> PlainsongError | None:
@@ -335,5 +353,5 @@ def new_request_id() -> str:
 
 
 def sane_request_id(sent: str | None) -> str | None:
-    """``sent`` if it is at most 128 visible ASCII characters, else None."""
-    return sent if sent is not None and _SANE.fullmatch(sent) else None
+    """``sent`` if it is at most 128 visible ASCII characters, and no credential, else None."""
+    return sent if sent is not None and _SANE.fullmatch(sent) and not holds_credential(sent) else None

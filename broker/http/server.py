@@ -220,16 +220,18 @@ class _Server:
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serves one connection; its errors end no other."""
+        peer = peer_of(sock)
         try:
-            await self._dispatch(sock)
+            await self._dispatch(sock, peer)
         except Exception:
             log.exception("a connection failed")
         finally:
+            if peer.seat is not None:
+                self._parts.guard.quotas.disconnect(peer.seat)
             sock.close()
             self._open -= 1
 
-    async def _dispatch(self, sock: socket.socket) -> None:
-        peer = peer_of(sock)
+    async def _dispatch(self, sock: socket.socket, peer: Peer) -> None:
         if self._tls is None or peer.unix is not None:
             await self._talk(sock, peer)
             return

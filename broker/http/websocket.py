@@ -68,6 +68,8 @@ class StreamSocket:
         self._heard_s = trio.current_time()
         self._pinged = False
         self._taking = False
+        #: How many answered requests its name's quotas know of.
+        self._paid_for = 0
         #: The code and reason of the close that will follow; nothing more is taken.
         self._ending: tuple[int, str] | None = None
         self._leaving = False
@@ -193,10 +195,11 @@ class StreamSocket:
 
     async def _slow_down(self, size: int) -> None:
         """Waits as long as the quotas of its name want; what was taken is answered meanwhile."""
-        hold = self._hold
-        if hold is not None and self._shared.guard.required:
-            path = hold.path
-            await trio.sleep(self._shared.guard.quotas.pause_s(hold.who, path["namespace"], path["topic"], size))
+        hold, conversation = self._hold, self._conversation
+        if hold is not None and conversation is not None and self._shared.guard.required:
+            answered, self._paid_for = conversation.answered - self._paid_for, conversation.answered
+            quotas, path = self._shared.guard.quotas, hold.path
+            await trio.sleep(quotas.pause_s(hold.who, path["namespace"], path["topic"], size, answered))
 
     async def _whole_messages(self) -> tuple[list[bytes], tuple[int, str] | None]:
         """The complete messages; and the code and reason of the close, if there will be no more."""

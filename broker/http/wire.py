@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import time
@@ -288,26 +289,38 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00\r\n]*")
 
 
 class ChunkedBody:
-    """Collects one body; ``body`` holds what has arrived of it."""
+    """Collects one body, of which ``size`` bytes have been taken apart."""
 
-    __slots__ = ("_left", "_rest", "_trailer_bytes", "body")
+    __slots__ = ("_body", "_left", "_rest", "_trailer_bytes", "is_behind", "size")
 
     def __init__(self) -> None:
-        self.body = bytearray()
+        self._body = io.BytesIO()  # it gives its bytes away without a copy
+        self.size = 0
+        #: Whether the last ``feed`` ended at its bound: there is more of what was read.
+        self.is_behind = False
         self._rest = b""
         #: Bytes left of the chunk and its line end; None between chunks, negative in the trailers.
         self._left: int | None = None
         self._trailer_bytes = 0
 
-    def feed(self, data: bytes) -> bytes | None:
-        """Takes what was read. Returns None until the body has ended, then the bytes that follow it.
+    def taken(self) -> bytes:
+        """What there is of it since the last time."""
+        data = self._body.getvalue()
+        if data:
+            self._body = io.BytesIO()
+        return data
+
+    def feed(self, data: bytes, most_chunks: int = 1 << 62) -> bytes | None:
+        """Takes what was read, no more than ``most_chunks`` of it: each costs as much as thousands of bytes.
+
+        Returns None until the body has ended, then the bytes that follow it.
 
         Raises:
           MalformedBody: this is no chunked body.
         """
         data = self._rest + data
         at = 0
-        while True:
+        for _ in range(most_chunks):
             if self._left is not None and self._left >= 2:
                 at = self._take_chunk(data, at)
             if self._left is not None and self._left >= 0:
@@ -315,26 +328,32 @@ class ChunkedBody:
                 if not b"\r\n".startswith(line_end):
                     raise MalformedBody("a chunk is longer than its size says")
                 if len(line_end) < 2 or self._left > 2:
-                    break
+                    return self._stop(data, at)
                 at += 2
                 self._left = None
             line = self._line(data, at)
             if line is None:
-                break
+                return self._stop(data, at)
             at += len(line) + 2
             if self._left is None:
                 self._left = self._size(line)
             elif not line:
+                self.is_behind = False
                 return data[at:]
             elif not _TRAILER_LINE.fullmatch(line):
                 raise MalformedBody("the trailers of the chunked body are no headers")
+        return self._stop(data, at, is_behind=True)
+
+    def _stop(self, data: bytes, at: int, *, is_behind: bool = False) -> bytes | None:
         self._rest = data[at:]
+        self.is_behind = is_behind
         return None
 
     def _take_chunk(self, data: bytes, at: int) -> int:
         assert self._left is not None
         part = data[at : at + self._left - 2]
-        self.body += part
+        self._body.write(part)
+        self.size += len(part)
         self._left -= len(part)
         return at + len(part)
 
@@ -355,6 +374,6 @@ class ChunkedBody:
         """What is left of the chunk with its line end; -1 for the last, empty chunk."""
         matched = _SIZE_LINE.fullmatch(line)
         if matched is None:
-            raise MalformedBody(f"{line[:40]!r} is not the size of a chunk")
+            raise MalformedBody(f"{line[:40].decode('latin-1')!r} is not the size of a chunk")
         size = int(matched[1], 16)
         return size + 2 if size else -1

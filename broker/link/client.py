@@ -48,6 +48,8 @@ class Link:
         self._leaving = False
         self._why = "the link has ended"
         self.ended = trio.Event()
+        #: Whether the peer has shown to be of version 0.1, which calls requests otherwise.
+        self.is_0_1 = False
 
     @property
     def is_open(self) -> bool:
@@ -405,7 +407,8 @@ class Links:
         self._secret = secret
         self._nursery = nursery
         self._bounds = bounds
-        self._dial = dial
+        #: How a connection to an address is made.
+        self.dial = dial
         self._peers: dict[str, _Peer] = {}
         self._closed = False
 
@@ -489,7 +492,7 @@ class Links:
     async def _connected(self, address: str, peer: _Peer) -> trio.abc.Stream | None:
         try:
             with trio.fail_after(self._bounds.dial_s):
-                stream = await self._dial(address)
+                stream = await self.dial(address)
         except (OSError, ValueError, trio.TooSlowError) as error:
             what = "it does not answer" if isinstance(error, trio.TooSlowError) else str(error)
             self._failed(peer, f"{address} cannot be reached: {what}")

@@ -15,6 +15,7 @@ from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS
 from plainsong.protocol.errors import MalformedBody
 from plainsong.protocol.page import Page
+from plainsong.protocol.trace import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from broker.http.messages import BodyStream
 
 #: The headers that handlers read, beside those of events in binary mode. Bodies travel decompressed; answers are compressed where the client is connected.
-_HEADERS = ("content-type", "accept", "prefer", "if-match", "last-event-id", "plainsong-reader")
+_HEADERS = (
+    "content-type",
+    "accept",
+    "prefer",
+    "if-match",
+    "last-event-id",
+    "plainsong-reader",
+    TRACEPARENT,
+    TRACESTATE,
+)
 _EVENT_PREFIX = "ce-"
 
 
@@ -32,7 +42,8 @@ def encode_request(route: str, request: Request) -> list[Any]:
     """A request, without its body. Who asks travels with it: the owner looks up by itself what the name may."""
     headers = _kept_headers(request.headers)
     parts = [route, dict(request.path), request.query, headers, request.request_id, request.waited_ms]
-    return [*parts, encode_identity(request.who), request.peer.address]
+    parts += [encode_identity(request.who), request.peer.address]
+    return parts if request.page_bytes is None else [*parts, request.page_bytes]
 
 
 def decode_request(value: list[Any], body: bytes) -> tuple[str, Request]:
@@ -40,7 +51,9 @@ def decode_request(value: list[Any], body: bytes) -> tuple[str, Request]:
     route, path, query, headers, request_id, waited_ms, *more = value
     request = Request(path, query, headers, body, request_id, waited_ms)
     if more:
-        request.who, request.peer = decode_identity(more[0]), Peer(str(more[1]))
+        who, address, *page_bytes = more
+        request.who, request.peer = decode_identity(who), Peer(str(address))
+        request.page_bytes = page_bytes[0] if page_bytes else None
     return route, request
 
 
@@ -55,6 +68,8 @@ def decode_identity(value: list[Any] | None) -> Identity:
     """The reverse of ``encode_identity``. Raises ValueError."""
     if value is None:
         return ANONYMOUS
+    if not isinstance(value, list) or len(value) != 5 or not isinstance(value[3], list):
+        raise ValueError("a name on a link lacks a part or has a wrong one")
     name, via, credential, groups, expires_ms = value
     return Identity(name, via, credential, tuple(groups), expires_ms)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
+
+from storage.directory import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,26 +71,11 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_guarded(path: Path, data: bytes) -> None:
     """Replaces ``path`` by a file of ``data``, durably: a reader sees the old one or the new one. Raises OSError."""
     path = path.resolve()
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(path, data, mode=mode)
 
 
 def write_secret(path: Path, text: str) -> None:

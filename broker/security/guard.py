@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from broker.security.identity import On, Verb
 
 log = logging.getLogger("plainsong.security")
+METRICS_PATH = "/metrics"
+_FOR_EVERYBODY = frozenset(("/ping", "/livez", "/readyz", "/console", "/.well-known/security.txt"))
 REALM = 'Bearer realm="plainsong"'
 #: The longest credential that is looked at.
 MAX_CREDENTIAL_BYTES = 8 << 10
@@ -138,18 +140,21 @@ class Guard:
 
     Args:
       required: ``security.authentication``; False: everybody is ``anonymous`` and may everything.
+      open_metrics: ``metrics.open``: nobody is asked for a name at ``GET /metrics``.
     """
 
     def __init__(
         self,
         *,
         required: bool = False,
+        open_metrics: bool = False,
         peer_names: PeerNames | None = None,
         counters: Counters | None = None,
         quotas: Quotas | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.required = required
+        self._open_metrics = open_metrics
         self.epoch = 0
         self.tokens: TokenTable = NO_TOKENS
         self.grants: GrantTable = NO_GRANTS
@@ -157,7 +162,8 @@ class Guard:
         #: Called with every refusal; the audit's.
         self.on_refused: Callable[[RefusedRequest], None] = lambda refusal: None
         self._peer_names: PeerNames = peer_names or (lambda peer: None)
-        self._counters: Counters = counters or NoCounters()
+        #: Counts what is decided here; of a daemon with front ends, also what they decide.
+        self.counters: Counters = counters or NoCounters()
         self._now_ms = now_ms
         self._rights: dict[tuple[str, tuple[str, ...], bool], Rights] = {}
         self._decisions: Decisions = {}
@@ -200,7 +206,7 @@ class Guard:
             self.expire_ended()
 
     def expire_ended(self) -> None:
-        """Forgets what is remembered if a credential has ended that was let in: a provider's token, a certificate."""
+        """Forgets what is remembered if a credential has ended that was let in."""
         if self._next_end_ms is not None and self._next_end_ms <= self._now_ms():
             self.expire()
 
@@ -208,10 +214,6 @@ class Guard:
         """Waits until the epoch is another than this one."""
         while self.epoch == epoch:
             await self._moved.wait()
-
-    def next_end_ms(self) -> int | None:
-        """When the next credential ends that is known here."""
-        return self.tokens.next_end_ms(self._now_ms())
 
     # --- who --------------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class Guard:
         if authorization is None:
             who = self._peer_names(peer)
             if who is None:
-                self._counters.authenticated("none", "missing")
+                self.counters.authenticated("none", "missing")
                 raise _no_credential()
             if who.expires_ms is not None and who.expires_ms <= self._now_ms():
                 raise self._refused(who.via, "the certificate is expired", result="expired")
@@ -249,7 +251,7 @@ class Guard:
         try:
             who = await self.provider.verify(self._bearer(headers["authorization"]), peer)
         except PlainsongError:
-            self._counters.authenticated("oidc", "refused")
+            self.counters.authenticated("oidc", "refused")
             raise
         return self._admitted(who)
 
@@ -282,17 +284,17 @@ class Guard:
 
     def _admitted(self, who: Identity, *, count: bool = True) -> Admission:
         if count:
-            self._counters.authenticated(who.via, "ok")
+            self.counters.authenticated(who.via, "ok")
         self._ends_at(who)
         return Admission(who, self.rights_of(who), self.epoch)
 
     def _ends_at(self, who: Identity) -> None:
-        ends_ms = None if who.via == "token" else who.expires_ms  # of our own tokens the table knows
+        ends_ms = who.expires_ms
         if ends_ms is not None and (self._next_end_ms is None or ends_ms < self._next_end_ms):
             self._next_end_ms = ends_ms
 
     def _refused(self, via: str, why: str, *, result: str = "refused") -> Unauthenticated:
-        self._counters.authenticated(via, result)
+        self.counters.authenticated(via, result)
         return invalid_token(why)
 
     def rights_of(self, who: Identity) -> Rights:
@@ -318,6 +320,12 @@ class Guard:
 
     # --- whether ----------------------------------------------------------------------------------
 
+    def asks_nobody(self, path: str) -> bool:
+        """Whether no name is needed there. (The routes say so too; a test compares.)"""
+        if path in _FOR_EVERYBODY or path.startswith("/console/"):
+            return True
+        return self._open_metrics and path == METRICS_PATH
+
     def authorize(self, admission: Admission, route: GuardedRoute, path: Mapping[str, str]) -> None:
         """Whether a name may ask this route about this path, by its verbs alone: before anything is looked up.
 
@@ -327,7 +335,7 @@ class Guard:
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
         if namespace == SYSTEM and topic == AUDIT_TOPIC and route.name in _AUDIT_WRITES:
             raise Forbidden("the audit is written by the daemon alone")
-        if not self.required:
+        if not self.required or (self._open_metrics and route.name == "metrics"):
             return
         rights, on = admission.rights, route.on
         match on:
@@ -346,7 +354,7 @@ class Guard:
             case _:
                 return
         if not allowed:
-            self._counters.forbidden(route.verbs[0])
+            self.counters.forbidden(route.verbs[0])
             raise forbidden(admission.who, route.verbs[0], target)
 
     def enter(
@@ -366,10 +374,28 @@ class Guard:
         try:
             self.authorize(admission, route, path)
             if self.required:
+                self.quotas.connect(admission.who, peer.seat)
                 self.quotas.enter(admission.who, route.name, path.get("namespace", ""), path.get("topic", ""), length)
         except PlainsongError as error:
             self.refused(RefusedRequest(error, admission.who, peer, target_of(path), request_id))
             raise
+
+    def is_within(
+        self,
+        admission: Admission,
+        route: GuardedRoute,
+        path: Mapping[str, str],
+        peer: Peer,
+        length: int,
+        *,
+        takes: bool,
+    ) -> bool:
+        """Whether a request that was authorized is within its quotas; if it ``takes``, its cost is then taken.
+
+        False: ``enter`` has to be asked, which may refuse it; nothing was taken, and no refusal is counted.
+        """
+        namespace, topic = path.get("namespace", ""), path.get("topic", "")
+        return self.quotas.allow(admission.who, peer.seat, route.name, namespace, topic, length, takes=takes)
 
     def refused(self, refusal: RefusedRequest) -> None:
         """A request was refused for who sent it."""

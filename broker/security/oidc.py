@@ -75,6 +75,8 @@ class PublicKey:
     curve: str | None
     alg: str | None
     key: Any
+    made_of: str
+    """The hash of what it is made of: a provider may put another key in the place of one, under its name."""
 
     @property
     def id(self) -> str:
@@ -117,8 +119,8 @@ def _public_key(fields: Any) -> PublicKey | None:
         key = jwk.import_key(kept)
     except (JoseError, ValueError, TypeError, KeyError):
         return None
-    own = sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
-    return PublicKey(kid or own, kept["kty"], kept.get("crv"), alg, key)
+    own = sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return PublicKey(kid or own[:16], kept["kty"], kept.get("crv"), alg, key, own)
 
 
 class OidcProvider:
@@ -191,10 +193,10 @@ class OidcProvider:
             return True
 
     def _put(self, keys: tuple[PublicKey, ...]) -> None:
-        gone = {key.id for key in self._keys} - {key.id for key in keys}
+        gone = {key.made_of for key in self._keys} - {key.made_of for key in keys}
         self._keys = keys
         if gone:
-            for hashed in [hashed for hashed, (_, kid, _) in self._known.items() if kid in gone]:
+            for hashed in [hashed for hashed, (_, made_of, _) in self._known.items() if made_of in gone]:
                 del self._known[hashed]
             self._on_change()
 
@@ -255,7 +257,7 @@ class OidcProvider:
         who = self._named(claimed, key, peer)
         while len(self._known) >= MAX_KNOWN:
             self._known.popitem(last=False)
-        self._known[sha256(token.encode()).digest()] = who, key.id, claimed.get("cnf")
+        self._known[sha256(token.encode()).digest()] = who, key.made_of, claimed.get("cnf")
         return who
 
     async def _key_for(self, kid: Any, alg: str) -> PublicKey:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
 
 log = logging.getLogger("plainsong.security")
-#: How often credentials are looked at for those that have expired: a second is half of what is promised.
-EXPIRY_S = 1.0
 
 
 class SecurityFileUnusable(Exception):
@@ -86,22 +84,13 @@ class SecurityFiles:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Looks at the files, and for credentials that expire, until cancelled."""
-        looked_s = trio.current_time()
-        end_ms = self._guard.next_end_ms()
+        """Looks at the files every ``reload_s`` (0: only when it is told to), until cancelled."""
         while True:
-            with trio.move_on_after(min(EXPIRY_S, self._reload_s or EXPIRY_S)):
+            with trio.move_on_after(self._reload_s or inf):
                 await self._wanted.wait()
-            asked = self._wanted.is_set()
             self._wanted = trio.Event()
-            if asked or (self._reload_s and trio.current_time() - looked_s >= self._reload_s * 0.9):
-                looked_s = trio.current_time()
-                for what, path in self._paths.items():
-                    await self._look_at(what, path)
-            now_ms = time.time_ns() // 1_000_000
-            if end_ms is not None and end_ms <= now_ms:
-                self._guard.expire()
-            end_ms = self._guard.next_end_ms()
+            for what, path in self._paths.items():
+                await self._look_at(what, path)
 
     async def _look_at(self, what: str, path: Path) -> None:
         stamp = await trio.to_thread.run_sync(stamp_of, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import trio
@@ -37,6 +38,16 @@ class Security:
             if self.provider is not None:
                 nursery.start_soon(self.provider.run)
 
+    def digests(self) -> dict[str, str | None] | None:
+        """What other instances can compare with theirs: of the grants file, and of the ids of valid tokens.
+
+        None: nobody is asked for a name.
+        """
+        if not self.guard.required:
+            return None
+        ids = "\n".join(self.guard.tokens.valid_ids(time.time_ns() // 1_000_000))
+        return {"grants": self.files.digests.get("grants"), "tokens": sha256(ids.encode()).hexdigest()[:12]}
+
     @property
     def stale(self) -> dict[str, str] | None:
         """Which tables are not those of their files, and why, as ``readyz`` shows it."""
@@ -57,6 +68,7 @@ def build_security(
     names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
     guard = Guard(
         required=settings.authentication == "required",
+        open_metrics=config.metrics.open,
         peer_names=names,
         counters=counters,
         quotas=Quotas(time.monotonic, refused=on_quota),

@@ -118,10 +118,9 @@ class TokenTable:
         """The entry of a token, whatever its state."""
         return self.by_hash.get(hash_of(token))
 
-    def next_end_ms(self, now_ms: int) -> int | None:
-        """When the next active token expires."""
-        ends = [entry.expires_ms for entry in self.entries if entry.expires_ms is not None and entry.revoked_ms is None]
-        return min((end for end in ends if end > now_ms), default=None)
+    def valid_ids(self, now_ms: int) -> list[str]:
+        """The ids of the active tokens, sorted."""
+        return sorted(entry.id for entry in self.entries if entry.state(now_ms) == "active")
 
 
 NO_TOKENS = TokenTable.of(())

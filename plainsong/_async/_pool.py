@@ -13,6 +13,8 @@ from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, answ
 from plainsong.transport.http import KEEP_ALIVE_S, place_of
 
 if TYPE_CHECKING:
+    import ssl
+
     from plainsong.calls import Send
     from plainsong.settings import Settings
 
@@ -28,6 +30,9 @@ class Pool:
         self._max_connections = settings.max_connections
         #: By scheme; of Unix sockets by path.
         self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
+        #: What the connections of https trust and show, and the pools of those that did so before the files changed.
+        self._context: ssl.SSLContext | None = None
+        self._replaced: list[httpcore2.AsyncConnectionPool] = []
         self._closed = False
 
     async def carry(self, send: Send) -> Answer | Failure:
@@ -44,17 +49,24 @@ class Pool:
         scheme, path, *_ = place_of(url)
         # TLS's context takes a moment to make, and plain connections do without.
         kind = path.decode() if scheme == b"unix" else scheme.decode()
+        if scheme == b"https" and self._context is not (context := self._credentials.tls_context()):
+            self._context = context
+            if kind in self._pools:
+                self._replaced.append(self._pools.pop(kind))
         pool = self._pools.get(kind)
         if pool is None:
             pool = self._pools[kind] = httpcore2.AsyncConnectionPool(
                 max_connections=self._max_connections,
                 keepalive_expiry=KEEP_ALIVE_S,
-                ssl_context=self._credentials.tls_context() if scheme == b"https" else None,
+                ssl_context=self._context if scheme == b"https" else None,
                 uds=kind if scheme == b"unix" else None,
             )
         return pool
 
     async def _carry(self, send: Send) -> Answer | Failure:
+        if self._replaced:
+            await self._close_replaced()
+        # Used at once: one that was replaced meanwhile would be closed.
         pool = self._pool_for(send.url)
         try:
             with anyio.move_on_after(send.timeout_s + _GRACE_S):
@@ -70,9 +82,16 @@ class Pool:
             return failure_of(error, send.timeout_s)
         return Failure("timeout", f"no answer within {send.timeout_s:g} s")
 
+    async def _close_replaced(self) -> None:
+        """Close the pools that were replaced and have no request under way."""
+        for pool in list(self._replaced):
+            if all(connection.is_idle() for connection in pool.connections):
+                self._replaced.remove(pool)
+                await pool.aclose()
+
     async def aclose(self) -> None:
         """Close all connections. Idempotent."""
         self._closed = True
-        pools, self._pools = self._pools, {}
-        for pool in pools.values():
+        pools, self._pools, self._replaced = [*self._pools.values(), *self._replaced], {}, []
+        for pool in pools:
             await pool.aclose()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from plainsong import calls, publisher_queue
+from plainsong import calls, publisher_queue, tracing
 from plainsong._async._backend import Owned, shielded
 from plainsong._async._pool import Pool
+from plainsong._async.events import AsyncEvents
 from plainsong._async.producer import AsyncProducer
 from plainsong._async.publisher import AsyncPublisher
 from plainsong._async.read import AsyncReader, reading_in
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from plainsong.messages import (
         Bodies,
         DroppedMessage,
+        EventKind,
         MessageId,
         Outgoing,
         Page,
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     )
     from plainsong.participants import AnyParticipant
     from plainsong.positions import Position, Start
-    from plainsong.protocol.requests import Isolation
+    from plainsong.protocol.requests import Isolation, PublishRequest
     from plainsong.publisher_queue import Mode, Overflow
     from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import TransactionKind, Under
@@ -280,7 +282,7 @@ class AsyncClient:
                     f"transaction is {transaction!r}", hint='use a Transaction, its write pointer, or "own"'
                 )
             request.write_pointer = pointer_of(transaction)
-            return await channel.call(publish_under(channel.namespace, topic, request), deadline_s)
+            return await self._send(topic, request, publish_under(channel.namespace, topic, request), deadline_s)
         # Most programs have no block: looking is cheaper than asking.
         block = block_of(self, AsyncTransactionContext) if blocks.get() and not direct else None
         if block is not None:
@@ -289,7 +291,15 @@ class AsyncClient:
             raise NoMessages("the list is empty")
         request = outgoing_request(many, serializer, ttl_s)
         call = calls.publish(channel.namespace, topic, request, retry_unknown=retry_unknown)
-        return await channel.call(call, deadline_s)
+        return await self._send(topic, request, call, deadline_s)
+
+    async def _send(
+        self, topic: str, request: PublishRequest, call: Call[Receipt], deadline_s: float | None
+    ) -> Receipt:
+        with tracing.sending(self._channel.namespace, topic, len(request.messages)) as span:
+            receipt = await self._channel.call(span.carried(call), deadline_s)
+            span.sent(receipt)
+        return receipt
 
     async def store(
         self,
@@ -312,7 +322,8 @@ class AsyncClient:
         if not request.messages:
             raise NoMessages("the list is empty")
         request.write_pointer = pointer_of(transaction)
-        await self._channel.call(store(self.namespace, topic, request), deadline_s)
+        with tracing.sending(self.namespace, topic, len(request.messages)) as span:
+            await self._channel.call(span.carried(store(self.namespace, topic, request)), deadline_s)
 
     async def rollback(self, topic: str, transaction: Transaction | int) -> None:
         """Hides from committed readers everything that a transaction published or stored in a topic. Idempotent.
@@ -480,7 +491,7 @@ class AsyncClient:
         """
         request = unnumbered_atomic_request(routing_key, messages, serializer_for(serializer), ttl_s, attributes)
         call = calls.publish(self._channel.namespace, topic, request)
-        return await self._channel.call(call, deadline_s)
+        return await self._send(topic, request, call, deadline_s)
 
     # --- managing producers ----------------------------------------------------------------------
 
@@ -600,14 +611,18 @@ class AsyncClient:
         request.transaction = snapshot
         if until is not None:
             request.end_before = await channel.resolve_end(topic, until, deadline_s)
-        if snapshot is not None:
-            return await channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
 
         def asked(isolation: Isolation) -> Call[Page[Any]]:
             request.isolation = isolation
             return calls.poll(channel.namespace, origin, request)
 
-        return await channel.read(asked, isolation, deadline_s)
+        begun = tracing.begun_ns()
+        if snapshot is not None:
+            page = await channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
+        else:
+            page = await channel.read(asked, isolation, deadline_s)
+        tracing.received(channel.namespace, topic, page, begun)
+        return page
 
     @overload
     def read(
@@ -812,6 +827,21 @@ class AsyncClient:
         """What an operator should look at, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
         return await self._channel.call(calls.attention())
 
+    def events(self, *topics: str, kinds: Iterable[EventKind] = ()) -> AsyncEvents:
+        """What changes at the service: first what there is, then each change, of each kind one a second at most.
+
+        It goes on when the daemon comes back, or at another of the client's URLs; use it in an ``async with`` block.
+
+        Args:
+          topics: whose figures are wanted, 200 at most: ``orders`` is of this namespace, ``shop:orders`` of that one.
+          kinds: ``topics``, ``transactions``, ``attention``, ``cluster``; by default all, ``topics`` if some are named.
+        Returns:
+          an asynchronous iterator of ``ServiceEvent``, which raises as a call does that cannot succeed.
+        Raises:
+          InvalidName.
+        """
+        return AsyncEvents(self._channel, calls.events_path(self.namespace, topics, kinds))
+
     async def history(self, topic: str) -> dict[str, Any]:
         """Messages published and read, and bytes, in each of the last sixty minutes. Raises TopicNotFound."""
         return await self._channel.call(calls.topic_history(self.namespace, topic))
@@ -838,11 +868,14 @@ class AsyncClient:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return await self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
+    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """Changes the properties that are named, as for ``create_topic``; None returns one to its default.
 
         Of two changes at the same moment none is lost: each keeps what the other has set.
 
+        Returns:
+          what that came to, as the daemon says: ``before``, ``after``, and in ``effect`` what it ``hides``; empty when
+          it had been done already.
         Raises:
           TopicNotFound, InvalidProperty. PreconditionFailed: others changed it again and again meanwhile.
         """
@@ -851,30 +884,57 @@ class AsyncClient:
             current, etag = await self._channel.call(calls.describe_topic_state(self.namespace, topic))
             given = calls.changed_properties(current, changes)
             if tries and not calls.is_changed(current, given):
-                return  # its answer was lost, and the second attempt met what the first had done
+                break  # its answer was lost, and the second attempt met what the first had done
             try:
-                await self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
-                return
+                return await self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
             except PreconditionFailed:
                 if tries == CHANGE_TRIES - 1:
                     raise
+        return {}
 
-    async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
-        """Replaces all properties; those not given return to their defaults. Raises TopicNotFound, InvalidProperty."""
+    async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+        """Replaces all properties; those not given return to their defaults.
+
+        Returns:
+          what that came to, as of ``set_properties``.
+        Raises:
+          TopicNotFound, InvalidProperty.
+        """
         given = calls.changed_properties({}, calls.checked_properties(properties))
-        await self._channel.call(calls.set_properties(self.namespace, topic, given))
+        return await self._channel.call(calls.set_properties(self.namespace, topic, given))
 
-    async def delete_topic(self, topic: str) -> None:
+    async def delete_topic(self, topic: str) -> dict[str, Any]:
         """Deletes the topic and its messages for every reader.
 
+        Returns:
+          what that came to, as the daemon says: in ``effect`` what it ``removes``, and ``undeleteUntilMs``.
         Raises:
           TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
         """
-        await self._channel.call(calls.delete_topic(self.namespace, topic))
+        return await self._channel.call(calls.delete_topic(self.namespace, topic))
 
-    async def undelete_topic(self, topic: str) -> None:
-        """Restores a deleted topic. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
-        await self._channel.call(calls.undelete_topic(self.namespace, topic))
+    async def undelete_topic(self, topic: str) -> dict[str, Any]:
+        """Restores a deleted topic.
+
+        Returns:
+          what that came to, as the daemon says: in ``effect`` what it ``returns``.
+        Raises:
+          TopicExists, TopicNotFound, PartlyCleaned: nothing happened.
+        """
+        return await self._channel.call(calls.undelete_topic(self.namespace, topic))
+
+    async def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> dict[str, Any]:
+        """Takes the rows from one id to another out of a topic, both included, so that readers pass damaged ones.
+
+        The daemon copies them to a file as they are. Needs ``admin`` on the topic.
+
+        Returns:
+          what that came to, as the daemon says: in ``after`` the file, in ``effect`` what it ``removes``.
+        Raises:
+          TopicNotFound; NotFound: there are no rows between these ids; InvalidMessageId, LowSpace.
+        """
+        ids = [each if isinstance(each, str) else each.hex() for each in (first, last)]
+        return await self._channel.call(calls.set_aside(self.namespace, topic, ids[0], ids[1]))
 
     async def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
         """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
@@ -1044,13 +1104,13 @@ class AsyncTopic:
         """``AsyncClient.properties``."""
         return await self._client.properties(self.name)
 
-    async def set_properties(self, **properties: Unpack[TopicOptions]) -> None:
+    async def set_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """``AsyncClient.set_properties``."""
-        await self._client.set_properties(self.name, **properties)
+        return await self._client.set_properties(self.name, **properties)
 
-    async def replace_properties(self, **properties: Unpack[TopicOptions]) -> None:
+    async def replace_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """``AsyncClient.replace_properties``."""
-        await self._client.replace_properties(self.name, **properties)
+        return await self._client.replace_properties(self.name, **properties)
 
     async def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
         """``AsyncClient.stats``."""
@@ -1060,13 +1120,13 @@ class AsyncTopic:
         """``AsyncClient.readers``."""
         return await self._client.readers(self.name)
 
-    async def delete(self) -> None:
+    async def delete(self) -> dict[str, Any]:
         """``AsyncClient.delete_topic``."""
-        await self._client.delete_topic(self.name)
+        return await self._client.delete_topic(self.name)
 
-    async def undelete(self) -> None:
+    async def undelete(self) -> dict[str, Any]:
         """``AsyncClient.undelete_topic``."""
-        await self._client.undelete_topic(self.name)
+        return await self._client.undelete_topic(self.name)
 
 
 class AsyncNamespaces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from plainsong import tracing
 from plainsong._async._backend import BLOCK_HINT, let_others_run, now, shielded
 from plainsong._async._futures import AsyncProduced, AsyncProducedWhole, Settling, settle
 from plainsong._async.delivery import AsyncDelivery, begin
@@ -222,6 +223,7 @@ class AsyncProducer:
         """
         using = self._state.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
+        tracing.stamp(request)
         given: Sequence[int | None] = ids if sequence_ids is None else list(sequence_ids)
         block = None if direct or transaction else block_of(self._client, AsyncTransactionContext)
         if block is None:
@@ -255,6 +257,7 @@ class AsyncProducer:
         """
         using = self._state.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
+        tracing.stamp(request)
         return await self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
 
     def begin(self, routing_key: str, *, timeout_s: float | None = None) -> AsyncLightweightTransaction:

@@ -7,7 +7,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from plainsong import calls
+from plainsong import calls, tracing
 from plainsong._async._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock, connect, let_others_run, now
 from plainsong._async._futures import AsyncTicket, Settling
 from plainsong._async.publisher import AsyncSender
@@ -262,7 +262,7 @@ class AsyncStream:
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
-        if type(messages) is not bytes or not self._as_it_is or ttl_s is not None:
+        if type(messages) is not bytes or not self._as_it_is or ttl_s is not None or tracing.is_on():
             many = as_list(messages)
             return await self.send(outgoing_request(many, self._serializer, ttl_s))
         ticket = AsyncTicket(self._settling, 1)
@@ -280,6 +280,7 @@ class AsyncStream:
 
     async def send(self, request: PublishRequest) -> AsyncTicket:
         """As ``publish``, for a request with any of its fields."""
+        tracing.stamp(request)
         ticket = AsyncTicket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:

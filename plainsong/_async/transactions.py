@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from plainsong import transactions as service
 from plainsong._async.transaction import begun
@@ -63,6 +63,20 @@ class AsyncTransactions:
     async def invalidate(self, transaction: Transaction | int) -> TransactionState:
         """Ends it at once; hides its messages from committed readers, and the daemon's cleaning rolls them back."""
         return await self._channel.call(service.invalidate(service.id_of(transaction)))
+
+    async def end(
+        self, transaction: Transaction | int, how: Literal["abort", "invalidate"] = "abort"
+    ) -> dict[str, Any]:
+        """``abort`` or ``invalidate`` by hand, which says what came to pass.
+
+        Returns:
+          ``state`` as those; in ``effect`` the ``topics`` with the messages that readers lose, and what it
+          ``releases``. Counting asks every topic of the transaction.
+        Raises:
+          TransactionNotInProgress: it is committed, or rolled back and not to be invalidated. TransactionNotFound.
+        """
+        call = service.abort if how == "abort" else service.invalidate
+        return await self._channel.call(service.ended(call(service.id_of(transaction))))
 
     async def checkpoint(self, transaction: Transaction) -> Transaction:
         """The same transaction with another write pointer. Raises TransactionNotInProgress, TransactionNotFound."""

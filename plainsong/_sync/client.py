@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from plainsong import calls, publisher_queue
+from plainsong import calls, publisher_queue, tracing
 from plainsong._sync._backend import Owned, shielded
 from plainsong._sync._pool import Pool
+from plainsong._sync.events import Events
 from plainsong._sync.producer import Producer
 from plainsong._sync.publisher import Publisher
 from plainsong._sync.read import Reader, reading_in
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from plainsong.messages import (
         Bodies,
         DroppedMessage,
+        EventKind,
         MessageId,
         Outgoing,
         Page,
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     )
     from plainsong.participants import TransactionAware
     from plainsong.positions import Position, Start
-    from plainsong.protocol.requests import Isolation
+    from plainsong.protocol.requests import Isolation, PublishRequest
     from plainsong.publisher_queue import Mode, Overflow
     from plainsong.serializers import SerializerLike, SerializerOf
     from plainsong.transactions import TransactionKind, Under
@@ -284,7 +286,7 @@ class Client:
                     f"transaction is {transaction!r}", hint='use a Transaction, its write pointer, or "own"'
                 )
             request.write_pointer = pointer_of(transaction)
-            return channel.call(publish_under(channel.namespace, topic, request), deadline_s)
+            return self._send(topic, request, publish_under(channel.namespace, topic, request), deadline_s)
         # Most programs have no block: looking is cheaper than asking.
         block = block_of(self, TransactionContext) if blocks.get() and not direct else None
         if block is not None:
@@ -293,7 +295,13 @@ class Client:
             raise NoMessages("the list is empty")
         request = outgoing_request(many, serializer, ttl_s)
         call = calls.publish(channel.namespace, topic, request, retry_unknown=retry_unknown)
-        return channel.call(call, deadline_s)
+        return self._send(topic, request, call, deadline_s)
+
+    def _send(self, topic: str, request: PublishRequest, call: Call[Receipt], deadline_s: float | None) -> Receipt:
+        with tracing.sending(self._channel.namespace, topic, len(request.messages)) as span:
+            receipt = self._channel.call(span.carried(call), deadline_s)
+            span.sent(receipt)
+        return receipt
 
     def store(
         self,
@@ -316,7 +324,8 @@ class Client:
         if not request.messages:
             raise NoMessages("the list is empty")
         request.write_pointer = pointer_of(transaction)
-        self._channel.call(store(self.namespace, topic, request), deadline_s)
+        with tracing.sending(self.namespace, topic, len(request.messages)) as span:
+            self._channel.call(span.carried(store(self.namespace, topic, request)), deadline_s)
 
     def rollback(self, topic: str, transaction: Transaction | int) -> None:
         """Hides from committed readers everything that a transaction published or stored in a topic. Idempotent.
@@ -484,7 +493,7 @@ class Client:
         """
         request = unnumbered_atomic_request(routing_key, messages, serializer_for(serializer), ttl_s, attributes)
         call = calls.publish(self._channel.namespace, topic, request)
-        return self._channel.call(call, deadline_s)
+        return self._send(topic, request, call, deadline_s)
 
     # --- managing producers ----------------------------------------------------------------------
 
@@ -602,14 +611,18 @@ class Client:
         request.transaction = snapshot
         if until is not None:
             request.end_before = channel.resolve_end(topic, until, deadline_s)
-        if snapshot is not None:
-            return channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
 
         def asked(isolation: Isolation) -> Call[Page[Any]]:
             request.isolation = isolation
             return calls.poll(channel.namespace, origin, request)
 
-        return channel.read(asked, isolation, deadline_s)
+        begun = tracing.begun_ns()
+        if snapshot is not None:
+            page = channel.call(calls.poll(channel.namespace, origin, request), deadline_s)
+        else:
+            page = channel.read(asked, isolation, deadline_s)
+        tracing.received(channel.namespace, topic, page, begun)
+        return page
 
     @overload
     def read(
@@ -814,6 +827,21 @@ class Client:
         """What an operator should look at, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
         return self._channel.call(calls.attention())
 
+    def events(self, *topics: str, kinds: Iterable[EventKind] = ()) -> Events:
+        """What changes at the service: first what there is, then each change, of each kind one a second at most.
+
+        It goes on when the daemon comes back, or at another of the client's URLs; use it in a ``with`` block.
+
+        Args:
+          topics: whose figures are wanted, 200 at most: ``orders`` is of this namespace, ``shop:orders`` of that one.
+          kinds: ``topics``, ``transactions``, ``attention``, ``cluster``; by default all, ``topics`` if some are named.
+        Returns:
+          an iterator of ``ServiceEvent``, which raises as a call does that cannot succeed.
+        Raises:
+          InvalidName.
+        """
+        return Events(self._channel, calls.events_path(self.namespace, topics, kinds))
+
     def history(self, topic: str) -> dict[str, Any]:
         """Messages published and read, and bytes, in each of the last sixty minutes. Raises TopicNotFound."""
         return self._channel.call(calls.topic_history(self.namespace, topic))
@@ -838,11 +866,14 @@ class Client:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
+    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """Changes the properties that are named, as for ``create_topic``; None returns one to its default.
 
         Of two changes at the same moment none is lost: each keeps what the other has set.
 
+        Returns:
+          what that came to, as the daemon says: ``before``, ``after``, and in ``effect`` what it ``hides``; empty when
+          it had been done already.
         Raises:
           TopicNotFound, InvalidProperty. PreconditionFailed: others changed it again and again meanwhile.
         """
@@ -851,30 +882,57 @@ class Client:
             current, etag = self._channel.call(calls.describe_topic_state(self.namespace, topic))
             given = calls.changed_properties(current, changes)
             if tries and not calls.is_changed(current, given):
-                return  # its answer was lost, and the second attempt met what the first had done
+                break  # its answer was lost, and the second attempt met what the first had done
             try:
-                self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
-                return
+                return self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
             except PreconditionFailed:
                 if tries == CHANGE_TRIES - 1:
                     raise
+        return {}
 
-    def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> None:
-        """Replaces all properties; those not given return to their defaults. Raises TopicNotFound, InvalidProperty."""
+    def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+        """Replaces all properties; those not given return to their defaults.
+
+        Returns:
+          what that came to, as of ``set_properties``.
+        Raises:
+          TopicNotFound, InvalidProperty.
+        """
         given = calls.changed_properties({}, calls.checked_properties(properties))
-        self._channel.call(calls.set_properties(self.namespace, topic, given))
+        return self._channel.call(calls.set_properties(self.namespace, topic, given))
 
-    def delete_topic(self, topic: str) -> None:
+    def delete_topic(self, topic: str) -> dict[str, Any]:
         """Deletes the topic and its messages for every reader.
 
+        Returns:
+          what that came to, as the daemon says: in ``effect`` what it ``removes``, and ``undeleteUntilMs``.
         Raises:
           TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
         """
-        self._channel.call(calls.delete_topic(self.namespace, topic))
+        return self._channel.call(calls.delete_topic(self.namespace, topic))
 
-    def undelete_topic(self, topic: str) -> None:
-        """Restores a deleted topic. Raises TopicExists, TopicNotFound, PartlyCleaned: nothing happened."""
-        self._channel.call(calls.undelete_topic(self.namespace, topic))
+    def undelete_topic(self, topic: str) -> dict[str, Any]:
+        """Restores a deleted topic.
+
+        Returns:
+          what that came to, as the daemon says: in ``effect`` what it ``returns``.
+        Raises:
+          TopicExists, TopicNotFound, PartlyCleaned: nothing happened.
+        """
+        return self._channel.call(calls.undelete_topic(self.namespace, topic))
+
+    def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> dict[str, Any]:
+        """Takes the rows from one id to another out of a topic, both included, so that readers pass damaged ones.
+
+        The daemon copies them to a file as they are. Needs ``admin`` on the topic.
+
+        Returns:
+          what that came to, as the daemon says: in ``after`` the file, in ``effect`` what it ``removes``.
+        Raises:
+          TopicNotFound; NotFound: there are no rows between these ids; InvalidMessageId, LowSpace.
+        """
+        ids = [each if isinstance(each, str) else each.hex() for each in (first, last)]
+        return self._channel.call(calls.set_aside(self.namespace, topic, ids[0], ids[1]))
 
     def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
         """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
@@ -1044,13 +1102,13 @@ class Topic:
         """``Client.properties``."""
         return self._client.properties(self.name)
 
-    def set_properties(self, **properties: Unpack[TopicOptions]) -> None:
+    def set_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """``Client.set_properties``."""
-        self._client.set_properties(self.name, **properties)
+        return self._client.set_properties(self.name, **properties)
 
-    def replace_properties(self, **properties: Unpack[TopicOptions]) -> None:
+    def replace_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """``Client.replace_properties``."""
-        self._client.replace_properties(self.name, **properties)
+        return self._client.replace_properties(self.name, **properties)
 
     def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
         """``Client.stats``."""
@@ -1060,13 +1118,13 @@ class Topic:
         """``Client.readers``."""
         return self._client.readers(self.name)
 
-    def delete(self) -> None:
+    def delete(self) -> dict[str, Any]:
         """``Client.delete_topic``."""
-        self._client.delete_topic(self.name)
+        return self._client.delete_topic(self.name)
 
-    def undelete(self) -> None:
+    def undelete(self) -> dict[str, Any]:
         """``Client.undelete_topic``."""
-        self._client.undelete_topic(self.name)
+        return self._client.undelete_topic(self.name)
 
 
 class Namespaces:

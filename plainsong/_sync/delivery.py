@@ -13,7 +13,7 @@ import uuid
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NoReturn
 
-from plainsong import calls
+from plainsong import calls, tracing
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
 from plainsong.producer_queue import FINAL, Session, as_answered, as_found, check_name, checked_sequence_id, refusal
 from plainsong.protocol.backoff import Backoff
@@ -181,7 +181,10 @@ class Delivery:
         request.producer_epoch = session.epoch
         request.generation = session.generation or None
         call = calls.publish_in_session(channel.namespace, session.topic, request)
-        return channel.attempt(call, max(0.001, self._until_s - channel.now()))
+        with tracing.sending(channel.namespace, session.topic, len(request.messages), request.attributes) as span:
+            receipt, error = channel.attempt(span.carried(call), max(0.001, self._until_s - channel.now()))
+            span.sent(receipt)
+        return receipt, error
 
     def _pause(self, error: PlainsongError) -> None:
         pause_s = pause_after(error, self._backoff)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from plainsong import tracing
 from plainsong._sync._backend import BLOCK_HINT, now, shielded
 from plainsong._sync._futures import Produced, ProducedWhole, Settling, settle
 from plainsong._sync.delivery import Delivery, begin
@@ -220,6 +221,7 @@ class Producer:
         """
         using = self._state.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
+        tracing.stamp(request)
         given: Sequence[int | None] = ids if sequence_ids is None else list(sequence_ids)
         block = None if direct or transaction else block_of(self._client, TransactionContext)
         if block is None:
@@ -253,6 +255,7 @@ class Producer:
         """
         using = self._state.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
+        tracing.stamp(request)
         return self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
 
     def begin(self, routing_key: str, *, timeout_s: float | None = None) -> LightweightTransaction:

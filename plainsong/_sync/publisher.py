@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from plainsong import calls
+from plainsong import calls, tracing
 from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
 from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
@@ -287,6 +287,7 @@ class Publisher:
         ttl_s = attributes = None
         if type(message) is Outgoing:
             message, ttl_s, attributes = parts_of(message)
+        attributes = tracing.stamped(attributes)
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
@@ -386,8 +387,12 @@ class Publisher:
 
     def _attempt(self, batch: Batch[Sent]) -> tuple[Receipt | None, PlainsongError | None]:
         try:
-            call = calls.publish(self._channel.namespace, batch.lane.topic, batch.request())
-            return self._channel.attempt(call, self._queue.left_s(batch, now()))
+            topic, request = batch.lane.topic, batch.request()
+            call = calls.publish(self._channel.namespace, topic, request)
+            with tracing.sending(self._channel.namespace, topic, len(request.messages), request.attributes) as span:
+                receipt, error = self._channel.attempt(span.carried(call), self._queue.left_s(batch, now()))
+                span.sent(receipt)
+            return receipt, error
         except PlainsongError as error:
             return None, error
         except Exception as bug:  # an escaped exception would leave the futures pending forever

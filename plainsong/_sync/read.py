@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from plainsong import calls
+from plainsong import calls, tracing
 from plainsong._sync._backend import Messages, ReaderStop, now, run_blocking, run_from_worker, shielded
 from plainsong.errors import Closed, DeadlineExceeded
 from plainsong.messages import Origin
@@ -261,6 +261,7 @@ class Reading:
             request.isolation = isolation
             return calls.poll(self._channel.namespace, track.origin, request)
 
+        begun = tracing.begun_ns()
         try:
             if self._transaction is None:
                 page = self._channel.read(asked, self._plan.isolation)
@@ -271,6 +272,7 @@ class Reading:
                 raise
             self._turns.remove(track)
             return []
+        tracing.received(self._channel.namespace, track.origin.topic, page, begun)
         return self._taken(track, page)
 
     def _request(self, track: Track) -> PollRequest:
@@ -332,11 +334,13 @@ class Reading:
                 isolation=isolation,
             )
 
+        begun = tracing.begun_ns()
         pages = self._channel.read(asked, self._plan.isolation)
         found: list[Message[Any]] = []
         passing: PlainsongError | None = None
         for name, page in pages.items():
             if not isinstance(page, PlainsongError):
+                tracing.received(self._channel.namespace, name, page, begun)
                 found += self._taken(tracks[name], page)
             elif isinstance(page, Unavailable):
                 passing = page

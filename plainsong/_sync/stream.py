@@ -8,7 +8,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from plainsong import calls
+from plainsong import calls, tracing
 from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock, connect, now
 from plainsong._sync._futures import Settling, Ticket
 from plainsong._sync.publisher import Sender
@@ -259,7 +259,7 @@ class Stream:
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
-        if type(messages) is not bytes or not self._as_it_is or ttl_s is not None:
+        if type(messages) is not bytes or not self._as_it_is or ttl_s is not None or tracing.is_on():
             many = as_list(messages)
             return self.send(outgoing_request(many, self._serializer, ttl_s))
         ticket = Ticket(self._settling, 1)
@@ -275,6 +275,7 @@ class Stream:
 
     def send(self, request: PublishRequest) -> Ticket:
         """As ``publish``, for a request with any of its fields."""
+        tracing.stamp(request)
         ticket = Ticket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from plainsong import tracing
 from plainsong.calls import waiting_for_service
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.messages import own_ttls
@@ -96,6 +97,7 @@ class TransactionMessages:
         """Buffers messages; whether the caller must call ``spill``. Raises NoTransaction."""
         if self._transaction is None:
             raise NoTransaction("there is no transaction to publish in", hint="begin one first")
+        tracing.stamp(request)
         waiting = self._topics.get(topic)
         if waiting is None:
             waiting = self._topics[topic] = TopicBuffer()
@@ -225,7 +227,9 @@ class TransactionMessages:
         self.touch(topic)
         try:
             call = waiting_for_service(publish_under(self._channel.namespace, topic, request))
-            receipt = self._channel.call(call, left_s(self._channel, self._transaction))
+            with tracing.sending(self._channel.namespace, topic, len(request.messages), request.attributes) as span:
+                receipt = self._channel.call(span.carried(call), left_s(self._channel, self._transaction))
+                span.sent(receipt)
         except PlainsongError as error:
             self._in_doubt |= error.outcome != "not-applied"
             raise

@@ -35,12 +35,17 @@ def help_verb(ctx: click.Context, verb: tuple[str, ...]) -> None:
 @json_option
 def version(as_json: bool) -> None:
     """Show the versions of what is installed here."""
-    found = {"plainsong": __version__, **{name: each for name in DISTRIBUTIONS if (each := _version(name))}}
-    found["python"] = platform.python_version()
+    found = installed_versions()
     if as_json:
         echo_json(found)
     else:
         output.echo_lines(output.facts(list(found.items())))
+
+
+def installed_versions() -> dict[str, str]:
+    """Of the distributions that are installed here, and of Python."""
+    found = {"plainsong": __version__, **{name: each for name in DISTRIBUTIONS if (each := _version(name))}}
+    return {**found, "python": platform.python_version()}
 
 
 def _version(name: str) -> str | None:

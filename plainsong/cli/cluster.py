@@ -11,6 +11,7 @@ from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
+from plainsong.cli.dry_run import dry_run_option, show_dry_run
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import echo_json, escaped, note
 from plainsong.protocol.cluster import SLICES
@@ -52,6 +53,26 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
         return
     output.echo_lines(output.table(_HEADINGS, [_row(each, found["instance"]) for each in found["instances"]]))
     output.echo_lines(["", *output.facts(_facts(found))])
+    for line in security_differences(found["instances"]):
+        note(line)
+
+
+def security_differences(instances: list[dict[str, Any]]) -> list[str]:
+    """What is not the same at all instances of their security files, in sentences; empty: nothing, as far as is known."""
+    found = []
+    for what, hint in (
+        ("grants", "names may do more at some than at others"),
+        ("tokens", "some refuse what others take"),
+    ):
+        kinds: dict[str, list[str]] = {}
+        for each in instances:
+            security = each.get("security")
+            if security is not None:
+                kinds.setdefault(security[what] or "none", []).append(escaped(each["name"]))
+        if len(kinds) > 1:
+            shown = "; ".join(f"{digest} at {', '.join(names)}" for digest, names in sorted(kinds.items()))
+            found.append(f"warning: the {what} of the instances differ, so {hint}: {shown}")
+    return found
 
 
 _HEADINGS = ("INSTANCE", "ADDRESS", "STATE", ">WEIGHT", ">TOPICS")
@@ -91,7 +112,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [(escaped(name), escaped(value)) for name, value in facts]
 
 
-@cluster.command(cls=Verb, examples=["plainsong cluster drain host-1", "plainsong cluster drain host-1 --no-wait"])
+@cluster.command(cls=Verb, examples=["plainsong cluster drain host-1", "plainsong cluster drain host-1 --dry-run"])
 @click.argument("instance")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until its topics have moved.")
 @click.option(
@@ -102,16 +123,21 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     metavar="SECONDS",
     help="How long to wait.",
 )
+@dry_run_option
 @json_option
 @where_options
-def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where) -> None:
+def drain(instance: str, wait: bool, within: float, dry_run: bool, as_json: bool, where: Where) -> None:
     """Move all topics of INSTANCE to the others.
 
     The instance keeps answering, and can then be stopped without a pause for
     clients. It stays drained until undrain, also across restarts.
     """
     with where.client() as client:
-        run_call(client, calls.drain_instance(instance, drained=True))
+        call = calls.drain_instance(instance, drained=True)
+        if dry_run:
+            show_dry_run(run_call(client, calls.dry_run(call)), as_json=as_json)
+            return
+        done = run_call(client, call)
         left = _wait_until_empty(client, instance, within) if wait else None
     if left:
         raise CommandFailed(
@@ -119,7 +145,8 @@ def drain(instance: str, wait: bool, within: float, as_json: bool, where: Where)
             hint="look again: plainsong cluster status",
             code=Exit.UNAVAILABLE,
         )
-    _show_change({"instance": instance, "drained": True, "topicsOpen": left}, f"{instance} is drained", as_json=as_json)
+    change = {**done, "instance": instance, "drained": True, "topicsOpen": left}
+    _show_change(change, f"{instance} is drained", as_json=as_json)
 
 
 def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | None:

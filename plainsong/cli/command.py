@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from plainsong.protocol.errors import BadRequest, NotFound, PlainsongError, QuotaExceeded, Unavailable
+from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -181,10 +182,15 @@ def verbose_option(*, hidden: bool = False) -> click.Option:
     )
 
 
+class _Masked(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
 def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(_Masked("%(message)s"))
         logger = logging.getLogger("plainsong")
         logger.setLevel(logging.DEBUG)
         logger.handlers, logger.propagate = [handler], False

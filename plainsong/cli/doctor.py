@@ -20,7 +20,7 @@ from plainsong.cli import ping
 from plainsong.cli.command import CommandFailed, Verb, json_option, one_line
 from plainsong.cli.connection import where_options
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, show_bytes, show_count, show_seconds
+from plainsong.cli.output import echo_json, echo_lines, show_bytes, show_count, show_seconds
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
@@ -42,21 +42,45 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
 
 @click.command(
     cls=Verb,
-    examples=["plainsong doctor", "plainsong doctor --data-dir /srv/plainsong", "plainsong doctor --no-daemon --json"],
+    examples=[
+        "plainsong doctor",
+        "plainsong doctor --data-dir /srv/plainsong",
+        "plainsong doctor --no-daemon --json",
+        "plainsong doctor --bundle facts.tar.gz --no-names",
+    ],
 )
 @click.option(
     "--data-dir", metavar="DIR", help="The daemon's data directory; default: that of a local daemon, else ./data."
 )
 @click.option("--no-daemon", is_flag=True, help="Check this machine only.")
+@click.option("--bundle", metavar="FILE.tar.gz", help="Also write what was found, without secrets, for somebody else.")
+@click.option("--config", metavar="FILE", help="With --bundle: the daemon's settings file.")
+@click.option("--log", metavar="FILE", help="With --bundle: the daemon's log; default: the journal of its unit.")
+@click.option("--no-names", is_flag=True, help="With --bundle: hashes for the names of topics.")
 @json_option
 @where_options
-def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -> None:
+def doctor(
+    data_dir: str | None,
+    no_daemon: bool,
+    bundle: str | None,
+    config: str | None,
+    log: str | None,
+    no_names: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
     """Check disk, clock, limits and daemon.
 
     Measures how long the data disk takes to sync (with a small file of its own,
     for a second at most) and whether that is plausible, and says what an
     acknowledged message survives. Ends with 1 when a check is bad.
+
+    --bundle writes a tar file with these findings, versions, settings, metrics,
+    instances, what needs attention, open transactions and the end of the log,
+    and lists what it holds. No payload, attribute, token or key is in it.
     """
+    if bundle is None and (config or log or no_names):
+        raise click.UsageError("--config, --log and --no-names are for --bundle")
     found = [] if no_daemon else ping.ask(where)
     findings = [finding for each in found for finding in look_at_daemon(each)]
     if any(each.answers for each in found):
@@ -80,11 +104,21 @@ def doctor(data_dir: str | None, no_daemon: bool, as_json: bool, where: Where) -
         findings += look_at_limits()
     findings += look_at_clock()
     sentence = survives(store, trust, directory)
+    checks = [{"what": f.what, "state": f.state, "says": f.says, "hint": f.hint} for f in findings]
+    found_all = {"checks": checks, "survives": sentence, "store": store or None, "syncs": trust}
+    contents: list[str] = []
+    if bundle is not None:
+        from plainsong.cli.bundle import gather  # here, since nothing else of this verb needs it
+
+        made = gather(where, found_all, config=config, log=log, hides_names=no_names)
+        made.write(Path(bundle))
+        contents = made.contents()
     if as_json:
-        checks = [{"what": f.what, "state": f.state, "says": f.says, "hint": f.hint} for f in findings]
-        echo_json({"checks": checks, "survives": sentence, "store": store or None, "syncs": trust})
+        echo_json(found_all | ({"bundle": {"file": bundle, "holds": list(made.files)}} if bundle is not None else {}))
     else:
         _print(findings, sentence)
+        if bundle is not None:
+            echo_lines([f"\n{bundle} holds:", *(f"  {line}" for line in contents)])
     bad = [finding.what for finding in findings if finding.state == "bad"]
     if bad:
         raise CommandFailed(f"checks failed: {', '.join(bad)}", hint="the lines marked BAD say what to do")

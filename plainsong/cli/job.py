@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import wraps
@@ -238,6 +238,9 @@ def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
         code = Exit.INTERRUPTED
         raise
     except Exception as error:
+        if _came_of_an_interrupt(error):
+            code = Exit.INTERRUPTED
+            raise KeyboardInterrupt from error
         if trace:
             traceback.print_exc()
         code = error.code if isinstance(error, CommandFailed) else Exit.FAILED
@@ -254,7 +257,18 @@ def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
         run.progress.clear()
         run.progress.event("end", exit=int(code))
         run.metrics.end(int(code))
-        run.close()
+        # What an interrupt has cut in the middle may fail to close, which is no news then.
+        with suppress(Exception) if code == Exit.INTERRUPTED else nullcontext():
+            run.close()
+
+
+def _came_of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether an error was raised on the way out of an interrupt: Spark may fail to stop what was cut in the middle."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__context__
+    return False
 
 
 @contextmanager

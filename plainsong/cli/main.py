@@ -8,12 +8,14 @@ import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from plainsong import __version__
-from plainsong.cli.command import CommandFailed, Exit, resolved, shared_options
+from plainsong.cli.command import CommandFailed, Exit, one_line, resolved, shared_options
+from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +50,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "stats": Listed("plainsong.cli.stats:stats", "Show message counts, sizes, ages and rates."),
         "top": Listed("plainsong.cli.stats:top", "Watch topics live."),
         "attention": Listed("plainsong.cli.attention:attention", "Show what needs attention, worst first."),
+        "events": Listed("plainsong.cli.events:events", "Follow what changes at the service."),
     },
     "The daemon": {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -65,6 +68,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "cluster": Listed("plainsong.cli.cluster:cluster", "Show instances and owners; drain and move."),
         "audit": Listed("plainsong.cli.audit:audit", "Show who changed what, and who was refused."),
         "ping": Listed("plainsong.cli.ping:ping", "Check whether daemons are reachable and ready."),
+        "check": Listed("plainsong.cli.check:check", "Check daemons for a monitoring system."),
         "doctor": Listed("plainsong.cli.doctor:doctor", "Check disk, clock, limits and daemon."),
         "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),
     },
@@ -183,7 +187,11 @@ def _misfit(point: EntryPoint) -> CommandFailed | None:
 
 def _not_installed(name: str, listed: Listed) -> click.Command:
     what, distribution = ELSEWHERE[listed.where.partition(".")[0]]
-    error = CommandFailed(f"{what} is not installed here", hint=f"pip install {distribution}", code=Exit.USAGE)
+    error = CommandFailed(
+        f"{what} is not installed here",
+        hint=f"pip install {distribution} (its wheel is where this one came from; `make dist` builds it)",
+        code=Exit.USAGE,
+    )
     return _failing(name, "not installed", error)
 
 
@@ -244,18 +252,22 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     try:
         code = command.main(list(arguments), prog_name=name, standalone_mode=False)
     except CommandFailed as error:
-        return _report(error)
+        failed = error
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return Exit.USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else name
-        return _report(CommandFailed(error.format_message(), hint=f"try {path} --help", code=Exit.USAGE))
+        failed = CommandFailed(error.format_message(), hint=f"try {path} --help", code=Exit.USAGE)
     except click.ClickException as error:
-        return _report(CommandFailed(error.format_message()))
+        failed = CommandFailed(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    return code if isinstance(code, int) else Exit.OK
+    else:
+        return code if isinstance(code, int) else Exit.OK
+    # A command line that cannot be parsed has no parameters to ask.
+    failed.as_json |= "--json" in takewhile(lambda each: each != "--", arguments)
+    return _report(failed)
 
 
 def main() -> None:
@@ -270,9 +282,10 @@ def main() -> None:
 def _report(error: CommandFailed) -> int:
     if error.as_json:
         fields = {"error": error.message, "hint": error.hint, "code": error.word, "outcome": error.outcome}
-        click.echo(json.dumps({**fields, "exit": int(error.code), **error.more}, ensure_ascii=False), err=True)
+        said = json.dumps({**fields, "exit": int(error.code), **error.more}, ensure_ascii=False)
+        click.echo(masked(said), err=True)
         return error.code
-    click.echo(f"error: {error.message}", err=True)
+    click.echo(masked(f"error: {error.message}"), err=True)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        click.echo(masked(f"hint: {one_line(error.hint)}"), err=True)
     return error.code

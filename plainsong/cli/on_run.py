@@ -16,6 +16,7 @@ from plainsong.cli.output import echo_json, escaped, note, show_messages
 from plainsong.protocol.errors import PlainsongError, PositionChanged
 from plainsong.react.reaction import DeadLetters, Done, Reaction, Stuck
 from plainsong.react.stopping import Stopped
+from plainsong.tracing import processing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,9 @@ class OnRun:
         self._as_json = as_json
         letters = None if dead_letter is None else DeadLetters(client, dead_letter, keeper.name)
         report = _silent if dry_run else EventPrinter(retry_policy, dead_letter, as_json=as_json)
-        self._reaction = Reaction(effect, stop, retry_policy, letters, report, waits=not ends)
+        self._reaction = Reaction(
+            _traced(effect, client.namespace), stop, retry_policy, letters, report, waits=not ends
+        )
 
     def run(self, topic: str, reader: Reader) -> None:
         """Reads and reacts until the end.
@@ -255,3 +258,11 @@ class DryRunEffect:
         else:
             click.echo(f"{message.id} ({len(message.payload)} bytes): {self._line}")
         return Done()
+
+
+def _traced(effect: Effect, namespace: str) -> Effect:
+    def attempted(message: Message, attempt: int) -> Verdict:
+        with processing(message, namespace=namespace):
+            return effect(message, attempt)
+
+    return attempted

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -15,7 +16,9 @@ from plainsong.cli.connection import where_options
 from plainsong.cli.output import echo_json, show_seconds
 
 if TYPE_CHECKING:
-    from plainsong._sync._pool import Pool
+    from collections.abc import Callable, Iterator, Sequence
+
+    from plainsong.calls import Answer
     from plainsong.cli.connection import Where
 
 TIMEOUT_S = 5.0
@@ -45,8 +48,13 @@ class ProbeResult:
         return {**fields, "seconds": [round(each, 6) for each in self.seconds]}
 
 
-def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
-    """Asks every daemon of ``where``, and pings each ``count`` times.
+#: Sends a GET for a path to one of the URLs.
+Ask: TypeAlias = "Callable[[str, str], Answer | Failure]"
+
+
+@contextmanager
+def asking(where: Where, timeout_s: float) -> Iterator[tuple[Sequence[str], Ask]]:
+    """The URLs of ``where``, and what asks each of them by itself.
 
     Raises:
       InvalidParameter: a URL or the token file is invalid.
@@ -58,22 +66,46 @@ def ask(where: Where, *, count: int = 5) -> list[ProbeResult]:
         where.urls,
         namespace=where.namespace,
         **where.access,
-        connect_timeout_s=TIMEOUT_S,
-        request_timeout_s=TIMEOUT_S,
-        deadline_s=TIMEOUT_S,
+        connect_timeout_s=min(timeout_s, TIMEOUT_S),
+        request_timeout_s=timeout_s,
+        deadline_s=timeout_s,
         retry=False,
         max_connections=1,
     )
     wire = Pool(settings)
+
+    def ask_one(url: str, path: str) -> Answer | Failure:
+        return wire.carry(Send(url, Request("GET", path), min(timeout_s, TIMEOUT_S), timeout_s))
+
     try:
-        return [_one(wire, url, count) for url in settings.urls]
+        yield settings.urls, ask_one
     finally:
         wire.close()
 
 
-def _one(wire: Pool, url: str, count: int) -> ProbeResult:
+def ask(where: Where, *, count: int = 5, live: bool = False) -> list[ProbeResult]:
+    """Asks every daemon of ``where``, and pings each ``count`` times; or only whether it lives.
+
+    Raises:
+      InvalidParameter: a URL or the token file is invalid.
+    """
+    with asking(where, TIMEOUT_S) as (urls, ask_one):
+        return [_living(ask_one, url) if live else _one(ask_one, url, count) for url in urls]
+
+
+def _living(ask_one: Ask, url: str) -> ProbeResult:
     found = ProbeResult(url)
-    version = _get(wire, url, "/version", found)
+    began = time.perf_counter()
+    alive = _get(ask_one, url, "/livez", found)
+    found.seconds.append(time.perf_counter() - began)
+    found.answers = isinstance(alive, dict) and alive.get("alive") is True
+    found.detail = found.detail or ("" if found.answers else "not a plainsong daemon")
+    return found
+
+
+def _one(ask_one: Ask, url: str, count: int) -> ProbeResult:
+    found = ProbeResult(url)
+    version = _get(ask_one, url, "/version", found)
     if version is None:
         return found
     if not isinstance(version, dict) or not version.keys() & {"version", "code"}:
@@ -84,14 +116,14 @@ def _one(wire: Pool, url: str, count: int) -> ProbeResult:
     found.version, found.store = str(version.get("version", "")), str(version.get("store", ""))
     for _ in range(count):
         began = time.perf_counter()
-        _get(wire, url, "/ping", found)
+        _get(ask_one, url, "/ping", found)
         found.seconds.append(time.perf_counter() - began)
-    ready = _get(wire, url, "/readyz", found)
+    ready = _get(ask_one, url, "/readyz", found)
     if isinstance(ready, dict):
         found.ready = ready.get("ready") is True
         found.reasons = [str(each.get("detail", each)) for each in ready.get("reasons", [])]
         if "cluster" in ready:
-            found.unreached = _unreached(_get(wire, url, "/v1/cluster", found))
+            found.unreached = _unreached(_get(ask_one, url, "/v1/cluster", found))
     return found
 
 
@@ -103,9 +135,9 @@ def _unreached(cluster: Any) -> list[str]:
     return [f"{each.get('name')} at {each.get('address')}" for each in instances if each.get("topicsOpen") is None]
 
 
-def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
+def _get(ask_one: Ask, url: str, path: str, found: ProbeResult) -> Any:
     """Returns the answer as JSON, or as text; None when there is none, with the reason in ``found``."""
-    answer = wire.carry(Send(url, Request("GET", path), TIMEOUT_S, TIMEOUT_S))
+    answer = ask_one(url, path)
     if isinstance(answer, Failure):
         found.detail = answer.detail
         return None
@@ -121,31 +153,36 @@ def _get(wire: Pool, url: str, path: str, found: ProbeResult) -> Any:
         "plainsong ping",
         "plainsong ping --url http://a.example:7420,http://b.example:7420",
         "plainsong ping --json",
+        "plainsong ping --live --url unix:/run/plainsong/plainsong.sock",
     ],
 )
 @click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="Pings to each.")
+@click.option("--live", is_flag=True, help="Ask only whether it lives, as a health check that restarts it does.")
 @json_option
 @where_options
-def ping(count: int, as_json: bool, where: Where) -> None:
+def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
     """Check whether daemons are reachable and ready.
 
     Asks each URL. Ends with 0 when at least one daemon is ready, with 5 when
-    none is.
+    none is. With --live a daemon that is not ready (its disk is full, or it
+    recovers) is as good as one that is: to restart it would mend nothing.
     """
-    found = ask(where, count=count)
+    found = ask(where, count=count, live=live)
     if as_json:
         echo_json([each.as_json() for each in found])
     else:
         for each in found:
-            click.echo(_line(each))
-    if not any(each.ready for each in found):
+            click.echo(_line(each, live=live))
+    if not any(each.answers if live else each.ready for each in found):
         hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
-        raise CommandFailed("no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
+        raise CommandFailed("no daemon answers" if live else "no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
 
 
-def _line(found: ProbeResult) -> str:
+def _line(found: ProbeResult, *, live: bool = False) -> str:
     if not found.answers:
         return f"{found.url}  no answer: {one_line(found.detail)}"
+    if live:
+        return f"{found.url}  {show_seconds(min(found.seconds))}  alive"
     ready = "ready" if found.ready else "NOT READY: " + one_line("; ".join(found.reasons))
     version = one_line(found.version) or "(shows its version to names alone)"
     return f"{found.url}  {show_seconds(min(found.seconds))}  plainsong {version}  {ready}"

@@ -53,7 +53,7 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
     output.echo_lines(output.table(headings, [_row(each, now) for each in found["producers"]]))
     output.echo_lines(["", *output.facts(_about_all(topic, found))])
     if found["next"] is not None:
-        note(f"more producers: --after {found['next']}")
+        note(one_line(f"more producers: --after {found['next']}"))
 
 
 def _row(each: dict[str, Any], now: int) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
     """
     with where.client(topic) as client:
         last = _found(client, topic, producer, None)["lastSequenceId"]
-        confirmed(f"Forget {producer} of {topic}? Messages that it sends again are stored again.", yes=yes)
+        confirmed(f"Forget {one_line(producer)} of {topic}? Messages that it sends again are stored again.", yes=yes)
         run_call(client, calls.delete_producer(client.namespace, topic, producer))
     if as_json:
         echo_json({"deleted": producer, "lastSequenceId": last})

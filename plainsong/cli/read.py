@@ -298,7 +298,7 @@ def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, a
 def _lines(seen: Seen, now: int) -> list[str]:
     """State, payload, and then origin and attributes, if it has any."""
     if seen.state == "damaged":
-        return [f"{seen.id}  damaged", f"  {one_line(seen.detail)}"]
+        return [f"{seen.id}  {seen.state}", f"  {one_line(seen.detail)}"]
     expires = "" if seen.expires_ms is None else f"  expires in {show_length(max(0, seen.expires_ms - now))}"
     pointer = "" if seen.write_pointer is None else f" by {seen.write_pointer}"
     first = f"{seen.id}  {seen.state}{pointer}  {output.show_bytes(seen.size)}{expires}"

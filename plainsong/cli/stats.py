@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong import Client
+    from plainsong._sync.client import TopicColumn
     from plainsong.cli.connection import Where
 
 HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN", ">HIDDEN")
@@ -125,6 +126,8 @@ def _for_people(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
 
 #: Topics shown; each costs a request each time.
 MAX_TOPICS = 200
+#: The longest page of a list of topics.
+MAX_PAGE = 500
 #: Move to the upper left; clear the rest of the line; clear the rest of the screen.
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -201,9 +204,33 @@ def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict
     there = client.topics()
     wanted = [each for each in topics if not is_pattern(each) or there]
     names = chosen(there, wanted) if there or wanted else []
-    rows = numbers(client, names[:MAX_TOPICS])
+    more = len(names) - MAX_TOPICS
+    if more > 0:
+        names = _busiest(client, set(names))
+    rows = numbers(client, names)
     rows.sort(key=lambda row: (-row[1]["publishPerSecond"] - row[1]["pollPerSecond"], -row[1]["bytes"], row[0]))
-    return rows, len(names) - len(rows)
+    return rows, max(0, more)
+
+
+def _busiest(client: Client, names: set[str]) -> list[str]:
+    """Those of many topics that are worth a request: the daemon knows the figures of all, and sorts them."""
+    found: dict[str, float] = {}
+    columns: tuple[TopicColumn, ...] = ("publishPerSecond", "pollPerSecond")
+    for column in columns:
+        after: str | None = None
+        count = 0
+        while count < MAX_TOPICS:
+            page = client.overview(
+                namespace=client.namespace, sort=column, descending=True, limit=MAX_PAGE, after=after
+            )
+            for each in page["topics"]:
+                if each["name"] in names:
+                    count += 1
+                    found[each["name"]] = each["publishPerSecond"] + each["pollPerSecond"]
+            after = page["next"]
+            if after is None:
+                break
+    return sorted(found, key=lambda name: (-found[name], name))[:MAX_TOPICS]
 
 
 def _lines(where: Where, rows: list[tuple[str, dict[str, Any]]], more: int, complaint: str, *, live: bool) -> list[str]:

@@ -15,7 +15,7 @@ from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
-from plainsong.cli.dry_run import dry_run_option, show_dry_run
+from plainsong.cli.dry_run import dry_run_option, effect_lines, show_dry_run
 from plainsong.cli.options import (
     DEFAULT,
     Length,
@@ -29,7 +29,7 @@ from plainsong.cli.options import (
     show_property,
     show_time,
 )
-from plainsong.cli.output import confirmed, echo_json, named
+from plainsong.cli.output import confirmed, echo_json, named, note
 from plainsong.cli.producer import show_effective
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
 from plainsong.protocol.ids import bound_at
@@ -282,12 +282,13 @@ def set_properties(
         if hidden:
             shown = show_property("ttl", changes["ttl"])
             confirmed(f"A ttl of {shown} hides {output.show_messages(hidden)} of {topic} for ever. Set it?", yes=yes)
-        run_call(client, call)
+        done = run_call(client, call)
         now = client.properties(topic)
     if as_json:
-        echo_json({"name": topic, "properties": now})
+        echo_json({**done, "name": topic, "properties": now})
     else:
-        output.echo_lines(output.facts([(name, show_property(name, value)) for name, value in sorted(now.items())]))
+        facts = output.facts([(name, show_property(name, value)) for name, value in sorted(now.items())])
+        output.echo_lines([*facts, *effect_lines(done)])
 
 
 def _hidden_by_ttl(client: Client, topic: str, ttl: str | None) -> int:
@@ -318,22 +319,26 @@ def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, whe
     until the daemon has cleaned up, after an hour by default.
     """
     with where.client(*topics) as client:
-        if dry_run:
-            for each in topics:
-                told = run_call(client, calls.dry_run(calls.delete_topic(client.namespace, each)))
-                show_dry_run(told, as_json=as_json)
-            return
         # One unknown name, and nothing is deleted.
-        stats = [client.stats(each) for each in topics]
-        messages = sum(each["messages"] for each in stats)
-        shown = output.show_messages(messages, estimated=any(each["estimated"] for each in stats))
+        told = [run_call(client, calls.dry_run(calls.delete_topic(client.namespace, each))) for each in topics]
+        if dry_run:
+            for each in told:
+                show_dry_run(each, as_json=as_json)
+            return
+        removes = [each["effect"]["removes"] for each in told]
+        messages = sum(each["messages"] for each in removes)
+        shown = output.show_messages(messages, estimated=any(each["estimated"] for each in removes))
+        for name, each in zip(topics, told, strict=True):
+            note("\n".join([f"{name}:", *(f"  {line}" for line in effect_lines(each))]))
         confirmed(f"Delete {named(topics)} with {shown}?", yes=yes)
-        for each in topics:
-            client.delete_topic(each)
+        for name, each in zip(topics, told, strict=True):
+            # What was shown is what is deleted: not a topic that was changed or made anew meanwhile.
+            done = run_call(client, calls.delete_topic(client.namespace, name, each["etag"]))
             if as_json:
-                echo_json({"deleted": each})
+                echo_json({**done, "deleted": name})
             else:
-                click.echo(f"deleted {each}; for a while, plainsong topic undelete {each} restores it")
+                click.echo(f"deleted {name}; for a while, plainsong topic undelete {name} restores it")
+                output.echo_lines([f"  {line}" for line in effect_lines(done)])
 
 
 @topic.command(examples=["plainsong topic undelete greetings"])
@@ -343,12 +348,53 @@ def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, whe
 def undelete(topic: str, as_json: bool, where: Where) -> None:
     """Restore a deleted topic with its messages."""
     with where.client() as client:
-        client.undelete_topic(topic)
+        done = client.undelete_topic(topic)
         stats = client.stats(topic)
     if as_json:
-        echo_json({"name": topic, "messages": stats["messages"]})
+        echo_json({**done, "name": topic, "messages": stats["messages"]})
     else:
         click.echo(f"restored topic {topic} with {output.show_messages(stats['messages'])}")
+
+
+@topic.command(
+    name="set-aside",
+    examples=[
+        "plainsong topic set-aside orders FROM TO --dry-run",
+        "plainsong topic set-aside shop:orders FROM TO --yes",
+    ],
+)
+@click.argument("topic", metavar="[NS:]TOPIC")
+@click.argument("first", metavar="FROM")
+@click.argument("last", metavar="TO")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@json_option
+@where_options
+def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_json: bool, where: Where) -> None:
+    """Take damaged rows out of a topic, so that readers pass.
+
+    FROM and TO are ids, both included, as the scrub names them (GET /v1/scrub).
+    The daemon copies the rows as they are to a file in its data directory, and
+    readers never see them again; whole ones among them are lost to readers too.
+    """
+    namespace, colon, name = topic.rpartition(":")
+    with where.client(name) as client:
+        call = calls.set_aside(namespace if colon else client.namespace, name, first, last)
+        told = run_call(client, calls.dry_run(call))
+        if dry_run:
+            show_dry_run(told, as_json=as_json)
+            return
+        note("\n".join(f"  {line}" for line in effect_lines(told)))
+        effect = told["effect"]
+        shown = output.show_messages(effect["removes"]["messages"], estimated=effect["removes"]["estimated"])
+        confirmed(f"Take {shown} out of {topic} for ever, {effect['damagedRows']} damaged?", yes=yes)
+        done = run_call(client, call)
+    if as_json:
+        echo_json(done)
+    else:
+        rows = done["after"]["rows"]
+        count = "all rows that can be read are" if rows is None else f"{output.counted(rows, 'row')} are"
+        click.echo(f"set aside: {count} in {done['after']['file']} of the daemon's data directory")
 
 
 # --- apply -----------------------------------------------------------------------------------------
@@ -419,7 +465,7 @@ def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where
 def _carry_out(client: Client, changes: Sequence[Change]) -> None:
     """Carries out the changes, deletions last. Raises PlainsongError that says how far it came."""
     at = client.namespace
-    steps: dict[str, Callable[[Change], Call[None]]] = {
+    steps: dict[str, Callable[[Change], Call[Any]]] = {
         "create": lambda change: calls.create_topic(at, change.topic, change.send, if_not_exists=False),
         "change": lambda change: calls.set_properties(at, change.topic, change.send),
         "delete": lambda change: calls.delete_topic(at, change.topic),

@@ -11,13 +11,16 @@ from plainsong import transactions as service
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Verb, VerbGroup, json_option, one_line
 from plainsong.cli.connection import complete_topic, run_call, where_options
-from plainsong.cli.dry_run import dry_run_option, show_dry_run
+from plainsong.cli.dry_run import dry_run_option, effect_lines, show_dry_run
 from plainsong.cli.options import Place, now_ms, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json, escaped, note
 from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from plainsong import Client, TransactionStatus
+    from plainsong.calls import Call
     from plainsong.cli.connection import Where
     from plainsong.protocol.page import Held
     from plainsong.sql import Recovery
@@ -52,6 +55,7 @@ def transaction_json(status: TransactionStatus) -> dict[str, Any]:
         "topics": list(status.topics),
         "hiddenMessages": status.hidden_messages,
         "keptUntilMs": status.kept_until_ms,
+        "name": status.name,
     }
 
 
@@ -77,6 +81,8 @@ def facts_of(status: TransactionStatus) -> list[tuple[str, str]]:
         pairs.append(("write pointer", f"{status.write_pointer}, since its last checkpoint"))
     begun = f"{show_time(status.issued_ms)}, {show_length(max(0, now - status.issued_ms))} ago"
     pairs += [("type", status.type or "-"), ("client", escaped(status.client_id or "-")), ("begun", begun)]
+    if status.name is not None:
+        pairs.append(("begun by", escaped(status.name)))
     left = left_ms(status, now)
     if left is not None:
         pairs.append(("times out", f"in {show_length(left)}, and becomes invalid"))
@@ -257,8 +263,8 @@ def abort(transaction: int, yes: bool, dry_run: bool, as_json: bool, where: Wher
             call = calls.dry_run(service.abort(transaction))
             show_dry_run(run_call(client, call), as_json=as_json)
             return
-        _confirm(client.transactions.get(transaction), "Abort", yes=yes)
-        _show_end(transaction, client.transactions.abort(transaction), as_json=as_json)
+        _confirm(client, "Abort", transaction, service.abort(transaction), yes=yes)
+        _show_end(transaction, client.transactions.end(transaction), as_json=as_json)
 
 
 @click.command(cls=Verb, examples=["plainsong tx invalidate 1769860800000000000 --yes"])
@@ -279,8 +285,8 @@ def invalidate(transaction: int, yes: bool, dry_run: bool, as_json: bool, where:
             call = calls.dry_run(service.invalidate(transaction))
             show_dry_run(run_call(client, call), as_json=as_json)
             return
-        _confirm(client.transactions.get(transaction), "Invalidate", yes=yes)
-        _show_end(transaction, client.transactions.invalidate(transaction), as_json=as_json)
+        _confirm(client, "Invalidate", transaction, service.invalidate(transaction), yes=yes)
+        _show_end(transaction, client.transactions.end(transaction, "invalidate"), as_json=as_json)
 
 
 @click.command(
@@ -322,18 +328,28 @@ def truncate(
         click.echo(f"removed {removed} from the list")
 
 
-def _confirm(status: TransactionStatus, verb: str, *, yes: bool) -> None:
-    """Asks for confirmation; the daemon refuses a transaction that it does not know."""
+def _confirm(client: Client, verb: str, transaction: int, call: Call[Any], *, yes: bool) -> None:
+    """Says what that would do, and asks; the daemon refuses a transaction that it does not know."""
+    if yes:
+        return
+    status = client.transactions.get(transaction)
     if status.state == "in_progress":
         age = show_length(max(0, now_ms() - status.issued_ms))
+        note(
+            "\n".join(
+                f"  {line}" for line in effect_lines(run_call(client, calls.dry_run(call))) or ["nobody waits for it"]
+            )
+        )
         confirmed(f"{verb} {status.id} of client {escaped(status.client_id or '-')}, {age} old?", yes=yes)
 
 
-def _show_end(transaction: int, state: str, *, as_json: bool) -> None:
+def _show_end(transaction: int, done: Mapping[str, Any], *, as_json: bool) -> None:
+    state = str(done["state"])
     if as_json:
-        echo_json({"id": str(transaction), "state": state})
+        echo_json({**done, "id": str(transaction)})
     else:
         click.echo(f"{transaction} is {_ENDS.get(state, shown_state(state))}")
+        output.echo_lines([f"  {each}" for each in effect_lines(done)])
 
 
 # --- pruning, recover ------------------------------------------------------------------------------

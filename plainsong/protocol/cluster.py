@@ -160,7 +160,7 @@ class Placement:
             pins, drained = value["pins"], value["drained"]
             if all(isinstance(each, str) for each in (*pins.values(), *drained)):
                 return cls(dict(pins), frozenset(drained))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         raise UnreadablePlacement(f"{text[:80]!r} is no placement")
 

@@ -381,6 +381,8 @@ class QuotaExceeded(PlainsongError):
     #: The quota of a name or a topic that is used up, as in ``RateLimit-Policy`` and ``RateLimit``; empty: another one.
     policy: str = ""
     state: str = ""
+    #: Whether the connection has to end: there are too many of them.
+    ends_connection: bool = False
 
 
 # --- try again later ---------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from plainsong.protocol.errors import InvalidMessageId
 
 ID_BYTES = 20
+#: Publish timestamp and sequence id, which order the messages of a topic.
+POSITION_BYTES = 10
 #: Before every message.
 FIRST_BOUND = bytes(ID_BYTES)
 #: After every message: no timestamp has its sign bit set.
@@ -29,7 +31,7 @@ MAX_TIMESTAMP_MS = (1 << 63) - 1
 _ID = struct.Struct(">qHqH")
 _POSITION = struct.Struct(">qH")
 #: The last ten bytes of the id of a message in the message table.
-NO_PAYLOAD_PART = bytes(10)
+NO_PAYLOAD_PART = bytes(ID_BYTES - POSITION_BYTES)
 
 
 class MessageId(NamedTuple):

@@ -149,7 +149,7 @@ class Vocabulary:
         """
         try:
             return self._unpacked(data, 0)
-        except (ValueError, TypeError, KeyError, RecursionError, msgpack.exceptions.UnpackException) as broken:
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, msgpack.UnpackException) as broken:
             raise MalformedBody("a value of a link cannot be read", hint=f"{type(broken).__name__}: {broken}") from None
 
     def _unpacked(self, data: bytes | memoryview, depth: int) -> Any:
@@ -375,6 +375,7 @@ _SINGLE = (
     VisibilityLevel,
     properties.TopicProperties,
     records.Metadata,
+    records.SetAside,
     records.Reader,
     records.NamespaceProperties,
 )
@@ -399,11 +400,24 @@ def _range_from(given: dict[str, Any]) -> range:
     return range(given["start"], given["stop"])
 
 
+def _held_fields(held: page.Held) -> dict[str, Any]:
+    """As version 0.1 has them, so that instances of both can forward each other's pages: one more message than is counted means more."""
+    hidden = page.HIDDEN_COUNTED + 1 if held.hidden_more else held.hidden_messages
+    return {"pointer": held.write_pointer, "since_ms": held.since_ms, "hidden": hidden}
+
+
+def _held_from(given: dict[str, Any]) -> page.Held:
+    hidden = given.get("hidden")
+    more = hidden is not None and hidden > page.HIDDEN_COUNTED
+    return page.Held(given["pointer"], given.get("since_ms"), page.HIDDEN_COUNTED if more else hidden, more)
+
+
 def new_vocabulary() -> Vocabulary:
     """A vocabulary of all classes of this package that travel."""
     words = Vocabulary()
     for module in _WHOLE_MODULES:
-        words.register(*_plain_classes(module))
+        words.register(*(cls for cls in _plain_classes(module) if cls is not page.Held))
+    words.register_as(page.Held, _held_fields, _held_from)
     words.register(*_SINGLE)
     words.register_as(View, _view_fields, _view_from)
     words.register_as(range, lambda run: {"start": run.start, "stop": run.stop}, _range_from)  # of sequence ids

@@ -7,9 +7,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from plainsong.protocol.errors import InvalidName
+from plainsong.protocol.masking import holds_credential, masked
 
 #: Most bytes of a name. Source: the HTTP contract; also the longest path segment that is accepted everywhere.
 MAX_NAME_BYTES = 255
+#: Shorter texts that begin as a token does are names like any other.
+_SHORTEST_TOKEN = 40
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
 
@@ -31,7 +34,7 @@ def namespace_name(text: str) -> str:
       InvalidName: it is empty, longer than 255 bytes, or has a character other than letters, digits and ``_``.
     """
     if _NAMESPACE.match(text):
-        return text
+        return refuse_credential(text)
     raise InvalidName(f"namespace {_shown(text)}", hint="use 1 to 255 letters, digits and underscores")
 
 
@@ -44,7 +47,7 @@ def topic_name(namespace: str, topic: str) -> TopicName:
     """
     namespace_name(namespace)
     if _TOPIC.match(topic):
-        return TopicName(namespace, topic)
+        return TopicName(namespace, refuse_credential(topic))
     raise InvalidName(f"topic {_shown(topic)}", hint="use 1 to 255 letters, digits, underscores and hyphens")
 
 
@@ -55,9 +58,17 @@ def reader_name(text: str) -> str:
       InvalidName: as above.
     """
     if _TOPIC.match(text):
-        return text
+        return refuse_credential(text)
     raise InvalidName(f"reader {_shown(text)}", hint="use 1 to 255 letters, digits, underscores and hyphens")
 
 
+def refuse_credential(text: str) -> str:
+    """``text``, unless somebody gives a token as a name: names are in lists, logs and metrics. Raises InvalidName."""
+    if len(text) >= _SHORTEST_TOKEN and holds_credential(text):
+        raise InvalidName("this looks like a token, and names are no secrets", hint="make a new one in its place")
+    return text
+
+
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...") + " is not allowed"
+    shown = masked(text)
+    return repr(shown if len(shown) <= 80 else shown[:77] + "...") + " is not allowed"

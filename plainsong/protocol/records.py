@@ -4,7 +4,7 @@ Each is one version byte and a msgpack map with one-letter keys. A later version
 ignores; it raises the byte when older programs would misread the row.
 
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
-                 f floor
+                 f floor  w creator  a set aside: first and last position, rows
     high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
                  q last sequence id of each bucket  e last position of the buckets dropped
     reader       p position  c changed
@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
 from plainsong.protocol.errors import PlainsongError
-from plainsong.protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS, checked_id, pack_position
+from plainsong.protocol.ids import MAX_TIMESTAMP_MS, POSITION_BYTES, SEQUENCES_PER_MS, checked_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.properties import Deduplication, TopicProperties, parse_properties
 
@@ -32,7 +32,20 @@ if TYPE_CHECKING:
 _VERSION = 1
 _MAX_GENERATION = (1 << 31) - 1
 _BUCKET_NUMBERS = 5
-_POSITION_BYTES = 10
+
+
+class SetAside(NamedTuple):
+    """A stretch of a topic whose rows were taken out of its order, damaged ones among them."""
+
+    first: bytes
+    """The positions (10 bytes) of the first and the last."""
+    last: bytes
+    rows: int | None
+    """Those of them that could be read, and are kept in a file; None: some could not be."""
+
+
+#: Stretches that a topic can have; those that have expired are forgotten.
+MAX_SET_ASIDE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,10 @@ class Metadata:
     """Rows of this deleted generation may already be gone: it cannot be brought back."""
     floor_ms: int = 0
     """Messages published before this had expired under earlier properties, and stay expired."""
+    creator: str = ""
+    """The name that created it, or brought it back; empty: nobody was asked for a name."""
+    set_aside: tuple[SetAside, ...] = ()
+    """Ascending, and none overlaps the next."""
 
     @property
     def etag(self) -> str:
@@ -68,6 +85,10 @@ class Metadata:
             record["k"] = True
         if self.floor_ms:
             record["f"] = self.floor_ms
+        if self.creator:
+            record["w"] = self.creator
+        if self.set_aside:
+            record["a"] = [list(each) for each in self.set_aside]
         return pack_record(record)
 
     @classmethod
@@ -83,9 +104,18 @@ class Metadata:
                 deleted_ms=checked_number(record["d"]) if deleted else None,
                 partly_cleaned=record.get("k", False) is True,
                 floor_ms=checked_number(record.get("f", 0)),
+                creator=str(record.get("w", "")),
+                set_aside=tuple(_set_aside(each) for each in record.get("a", ())),
             )
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a metadata row lacks a field or has a wrong one: {error!r}") from error
+
+
+def _set_aside(each: list[Any]) -> SetAside:
+    first, last, rows = each
+    if _checked_position(first) is None or _checked_position(last) is None:
+        raise ValueError("a stretch has two positions")
+    return SetAside(first, last, None if rows is None else checked_number(rows))
 
 
 @dataclass(slots=True)
@@ -194,7 +224,7 @@ def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) ->
 
 
 def _checked_position(value: object) -> bytes | None:
-    if value is not None and (not isinstance(value, bytes) or len(value) != _POSITION_BYTES):
+    if value is not None and (not isinstance(value, bytes) or len(value) != POSITION_BYTES):
         raise ValueError(f"{value!r} is no position")
     return value
 

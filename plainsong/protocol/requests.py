@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter, InvalidSequenceIds, NoMessages, TransactionRequired
+from plainsong.protocol.masking import holds_credential
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -257,8 +258,12 @@ def _check_fields(request: PublishRequest) -> None:
 
 
 def check_producer_name(text: str) -> None:
-    """Raise InvalidParameter unless ``text`` may name a producer: 1 to 255 bytes of UTF-8."""
+    """Raise InvalidParameter unless ``text`` may name a producer: 1 to 255 bytes of UTF-8, and no credential."""
     _check_bytes("producer", text, 1, MAX_PRODUCER_BYTES)
+    if holds_credential(text):
+        raise InvalidParameter(
+            "the producer's name looks like a token, and everybody would see it", hint="make a new one"
+        )
 
 
 def _check_producer(request: PublishRequest) -> None:

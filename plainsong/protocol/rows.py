@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from plainsong.protocol.ids import NO_PAYLOAD_PART, SEQUENCES_PER_MS
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS
 from plainsong.protocol.keys import DamagedRow
-from plainsong.protocol.page import length_prefix, read_varint
+from plainsong.protocol.page import ITEM_START, length_prefix, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +49,15 @@ _U32 = struct.Struct(">I")
 #: The bytes between a plain row's position and its value in wire form: the id's last ten bytes are zero, and the
 #: value brings the tenth.
 PLAIN_GAP = NO_PAYLOAD_PART[:9]
+#: What the wire form of a plain row has besides its value: the length of the id, the position, the gap.
+PLAIN_BESIDE_BYTES = len(ITEM_START) + POSITION_BYTES + len(PLAIN_GAP)
+
+
+def plain_wire(positions: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+    """The wire form of plain rows, one behind the other, without an object for each."""
+    parts = [ITEM_START, b"", PLAIN_GAP, b""] * len(values)
+    parts[1::4], parts[3::4] = positions, values
+    return b"".join(parts)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ topic.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,10 +43,17 @@ from plainsong.protocol.errors import MessageTooLarge, NoMessages, TransactionTo
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.names import MAX_NAME_BYTES, topic_name
 from plainsong.protocol.requests import check_publish
-from plainsong.sql.errors import OutboxMissing, OutboxUnusable, SqlMisused, first_line, without_driver
+from plainsong.sql.errors import (
+    OutboxMissing,
+    OutboxUnavailable,
+    OutboxUnusable,
+    SqlMisused,
+    first_line,
+    without_driver,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sqlalchemy.engine import Dialect
     from sqlalchemy.orm import SessionTransaction
@@ -124,6 +132,15 @@ def create_outbox(engine: Engine, name: str = TABLE) -> OutboxTables:
         if not all(inspect(engine).has_table(table.name) for table in tables):
             raise
     return tables
+
+
+@contextmanager
+def told_as_unavailable(failed: str) -> Iterator[None]:
+    """Raises OutboxUnavailable, which says what ``failed``, for what the database raises in the block."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise OutboxUnavailable(f"{failed}: {first_line(error)}") from error
 
 
 def check_dialect(dialect: Dialect) -> None:

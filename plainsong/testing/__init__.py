@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import unittest
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self
@@ -43,8 +44,8 @@ START_S = 30.0
 LEAVE_S = 30.0
 
 
-class DaemonNotInstalled(Exception):
-    """No program with the verb ``serve`` was found. The text says how to install one."""
+class DaemonNotInstalled(unittest.SkipTest):
+    """No program with the verb ``serve`` was found. The text says how to install one; pytest and unittest skip the test."""
 
 
 class DaemonFailed(Exception):
@@ -140,9 +141,12 @@ class Broker:
             words += ["--set", f"{name}={text}"]
         self._output = []
         self._socket.unlink(missing_ok=True)  # a killed daemon leaves it
-        self._process = subprocess.Popen(  # noqa: S603 - the command is the caller's own
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the command is the caller's own
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        except OSError as error:
+            raise DaemonFailed(f"{words[0]} cannot be run: {error.strerror}; is {COMMAND} right?") from error
         assert self._process.stdout is not None
         said = _Reading(self._process.stdout, self._output)
         serving = said.serving(START_S)

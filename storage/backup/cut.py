@@ -222,8 +222,13 @@ class Cut:
         return None
 
     async def _add(self, windows: Iterator[Window], table: str, page: Page) -> None:
-        while (window := await trio.to_thread.run_sync(next, windows, None)) is not None:
+        while True:
+            begun_s = trio.current_time()
+            window = await trio.to_thread.run_sync(next, windows, None)
+            if window is None:
+                return
             name = await trio.to_thread.run_sync(_name_of, window.data)
+            await self._pace.rest(trio.current_time() - begun_s, 0)
             page.objects.append(CutObject(name, table, window.count, len(window.data), *window.times_ms))
             self._remember(name, _Bounds(TABLES[table], window.first, window.last, None), window.data)
             if table == "messages":

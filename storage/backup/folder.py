@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from plainsong.protocol.keys import DamagedRow, parse_message_key, parse_payload
 from plainsong.protocol.rows import decode_row
 from storage.backup.objects import DamagedObject, compress, decode_rows, decompress, name_of
 from storage.base import StoreInUse, StoreTooNew, StoreUnusable
+from storage.directory import replace_file, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -114,7 +114,7 @@ class BackupFolder:
             path.chmod(0o700)
             folder._objects.mkdir(exist_ok=True)
             folder._backups.mkdir(exist_ok=True)
-            _write(path / FORMAT_NAME, canonical({"format": FORMAT}))
+            replace_file(path / FORMAT_NAME, canonical({"format": FORMAT}))
         except OSError as error:
             raise StoreUnusable(f"{path} cannot be made a folder of backups: {error.strerror}") from error
         return folder
@@ -173,7 +173,7 @@ class BackupFolder:
         place = self._place(name)
         place.parent.mkdir(exist_ok=True)
         kept = compress(data)
-        _write(place, kept)
+        replace_file(place, kept)
         return name_of(kept)
 
     def get(self, name: str) -> bytes:
@@ -222,7 +222,7 @@ class BackupFolder:
         try:
             found = json.loads(text)
             is_whole = isinstance(found, dict) and canonical(found) == text and sealed(found) == found
-        except ValueError:
+        except (ValueError, RecursionError):
             is_whole = False
         if not is_whole or found["id"] != backup_id:
             raise DamagedManifest(
@@ -238,7 +238,7 @@ class BackupFolder:
     def put_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Complete a backup: from here on it is there. Returns the manifest with its digest. Raises OSError."""
         complete = sealed({**manifest, "complete": True})
-        _write(self._backups / f"{manifest['id']}.json", canonical(complete))
+        replace_file(self._backups / f"{manifest['id']}.json", canonical(complete))
         return complete
 
     # --- verifying and removing ----------------------------------------------------------------
@@ -301,7 +301,7 @@ class BackupFolder:
         gone = [each for each, manifest in manifests.items() if not keep(manifest)]
         for each in gone:
             (self._backups / f"{each}.json").unlink()
-        _sync_directory(self._backups)
+        sync_directory(self._backups)
         kept = {
             entry["sha256"]
             for each, manifest in manifests.items()
@@ -339,26 +339,3 @@ def _first_fault(rows: Iterable[Row], table: str) -> str:
     except DamagedRow as error:
         return f"row {key.hex()}: {error.detail}"
     return ""
-
-
-def _write(place: Path, data: bytes) -> None:
-    """Write a file that is whole or absent, durably. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=place.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, place)
-    except BaseException:
-        os.unlink(name)
-        raise
-    _sync_directory(place.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

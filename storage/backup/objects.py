@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from bisect import bisect_left
-from itertools import accumulate
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.errors import StorageFailed
+from plainsong.protocol.ids import POSITION_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -112,7 +112,11 @@ class WindowedRows:
         self.floor = floor
         self._keys: list[bytes] = []
         self._rows: list[bytes] = []
-        self._bytes = 0
+        self._ends: list[int] = []
+        """Where each row ends, in bytes from the first row that was ever taken."""
+        self._begin = 0
+        """Where the first of these rows begins."""
+        self._end = 0
 
     def feed(self, rows: Iterable[Row]) -> None:
         """Take more rows. For any thread, one at a time."""
@@ -120,12 +124,13 @@ class WindowedRows:
             encoded = encode_row(row)
             self._keys.append(row[0])
             self._rows.append(encoded)
-            self._bytes += len(encoded)
+            self._end += len(encoded)
+            self._ends.append(self._end)
 
     @property
     def is_due(self) -> bool:
         """Whether a window is certain, whatever rows follow."""
-        return self._bytes > WINDOW_BYTES
+        return self._end - self._begin > WINDOW_BYTES
 
     def windows(self, *, complete: bool) -> Iterator[Window]:
         """The windows that are certain; with ``complete`` all of them, since no row follows."""
@@ -133,7 +138,7 @@ class WindowedRows:
             yield self._next()
 
     def _next(self) -> Window:
-        fitting = sum(1 for size in accumulate(map(len, self._rows)) if size <= WINDOW_BYTES) or 1
+        fitting = bisect_right(self._ends, self._begin + WINDOW_BYTES) or 1
         first = self._tail(self._keys[0])
         bits = self._largest_bits
         if fitting < len(self._keys):
@@ -145,13 +150,18 @@ class WindowedRows:
         count = len(self._keys)
         if end < 1 << 8 * self._tail_bytes:
             count = bisect_left(self._keys, self._prefix + end.to_bytes(self._tail_bytes, "big"))
-        times = [key[_TIME] for key in self._keys[:count]]
-        within = int.from_bytes(min(times), "big"), int.from_bytes(max(times), "big")
-        window = Window(self._keys[0], self._keys[count - 1], count, b"".join(self._rows[:count]), within)
-        del self._keys[:count], self._rows[:count]
-        self._bytes -= len(window.data)
+        data = b"".join(self._rows[:count])
+        window = Window(self._keys[0], self._keys[count - 1], count, data, self._times_ms(count))
+        self._begin = self._ends[count - 1]
+        del self._keys[:count], self._rows[:count], self._ends[:count]
         self.floor = end
         return window
+
+    def _times_ms(self, count: int) -> tuple[int, int]:
+        """The first and the last time in the first ``count`` keys; where a key is a position, they rise with it."""
+        keys = (self._keys[0], self._keys[count - 1]) if self._tail_bytes == POSITION_BYTES else self._keys[:count]
+        times = [key[_TIME] for key in keys]
+        return int.from_bytes(min(times), "big"), int.from_bytes(max(times), "big")
 
     def _tail(self, key: bytes) -> int:
         return int.from_bytes(key[len(self._prefix) :], "big")

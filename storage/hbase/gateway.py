@@ -9,6 +9,7 @@ The gateway must be started with ``-f`` (framed).
 
 from __future__ import annotations
 
+import ssl
 import struct
 import sys
 from contextlib import suppress
@@ -16,12 +17,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from thriftpy2.protocol.cybin import TCyBinaryProtocol  # type: ignore[attr-defined]
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyMemoryBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SIZE = struct.Struct("!i")
 #: A call of a function that no service has: a Thrift server says so at once, with or without an HBase.
@@ -84,14 +88,21 @@ class Gateway:
         self._unread_answers: list[tuple[int, str]] = []
 
     @classmethod
-    async def open(cls, address: Address) -> Gateway:
-        """Connect to a gateway that answers, even if its HBase does not. Raises OSError, trio.BrokenResourceError."""
-        gateway = cls(await trio.open_tcp_stream(*address), address)
+    async def open(cls, address: Address, tls: Callable[[], ssl.SSLContext] | None = None) -> Gateway:
+        """Connect to a gateway that answers, even if its HBase does not; with ``tls`` by TLS, in that context.
+
+        Raises:
+          OSError, trio.BrokenResourceError: nobody answers, or whoever does is no gateway.
+        """
+        gateway = cls(await connect(address, tls), address)
         try:
             await gateway._greet()
-        except BaseException:
+        except BaseException as error:
             with trio.CancelScope(shield=True):
                 await gateway.aclose()
+            # With TLS 1.3 a certificate is refused behind the handshake.
+            if isinstance(error, trio.BrokenResourceError) and isinstance(error.__cause__, ssl.SSLError):
+                raise OSError(_tls_failure(error.__cause__)) from error
             raise
         return gateway
 
@@ -123,6 +134,10 @@ class Gateway:
 
     async def _greet(self) -> None:
         await self._stream.send_all(_SIZE.pack(len(GREETING)) + GREETING)
+        self._buffer += await self._stream.receive_some(_RECEIVE_BYTES)
+        if not self._buffer:
+            tls = "" if isinstance(self._stream, trio.SSLStream) else ": does it want TLS (storage.hbase.tls)?"
+            raise OSError(f"it closed the connection{tls}")
         if not (await self._frame()).startswith(GREETED):
             raise OutOfStep("what answers is no Thrift gateway")
 
@@ -172,6 +187,31 @@ class Gateway:
         taken = bytes(self._buffer[:count])
         del self._buffer[:count]
         return taken
+
+
+async def connect(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> trio.abc.Stream:
+    """A stream to ``address``; with ``tls`` a server whose certificate is good for the host. Raises OSError."""
+    stream = await trio.open_tcp_stream(*address)
+    if tls is None:
+        return stream
+    try:
+        by_tls = trio.SSLStream(stream, tls(), server_hostname=address[0], https_compatible=True)
+        await by_tls.do_handshake()
+    except BaseException as error:
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(stream)
+        if isinstance(error, trio.BrokenResourceError):
+            raise OSError(_tls_failure(error.__cause__)) from error
+        raise
+    return by_tls
+
+
+def _tls_failure(cause: BaseException | None) -> str:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not good: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLEOFError) or not isinstance(cause, ssl.SSLError):
+        return "it closed the connection where TLS begins: does it speak TLS?"
+    return f"no TLS: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
 
 
 class TrioClient:

@@ -21,7 +21,8 @@ from storage.base import StoreError
 from storage.hbase.gateway import REFUSALS, Gateway, refusal_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    import ssl
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from storage.hbase.gateway import Address
 
@@ -39,8 +40,17 @@ class GatewayRefused(StoreError):
 class Pool:
     """At most ``size`` connections, to gateways at ``addresses`` in turn."""
 
-    def __init__(self, addresses: Sequence[Address], *, size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        size: int,
+        timeout_s: float,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         self._rotation = GatewayRotation(addresses)
+        self.tls = tls
+        """Gives the context of each new connection; None: no TLS."""
         self._slots = trio.Semaphore(size)
         #: A scan keeps its connection during calls about its rows: one is left for those, or all would wait for ever.
         self._scans = trio.Semaphore(max(1, size - 1))
@@ -157,7 +167,7 @@ class Pool:
         address = self._rotation.next()
         try:
             with trio.fail_after(_CONNECT_S):
-                gateway = await Gateway.open(address)
+                gateway = await Gateway.open(address, self.tls)
         except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or f"no answer in {_CONNECT_S:g} s"
             self._rotation.failed(address, why)

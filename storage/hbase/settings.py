@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
 
 #: Bytes of a cell's bound that its own head, and a key in it, may take.
 _CELL_MARGIN = 1 << 10
@@ -22,6 +27,8 @@ class HBaseOptions:
     """The largest cell; HBase's own bound is 10 MiB (hbase.client.keyvalue.maxsize)."""
     create_tables: bool = True
     """Whether to create missing tables; where that is not allowed, ``etc/hbase/tables.rb`` creates them."""
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """Gives the context of each new connection, so that renewed certificates are followed; None: no TLS."""
     gone_kept_s: float = 86_400.0
     """How long cells that say that a row is gone are kept; not a setting."""
 

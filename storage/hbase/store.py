@@ -94,7 +94,7 @@ class HBaseStore:
           StoreUnusable: no gateway answers, or one is not configured for the store; or a table is missing (NoTables:
             all are) and may not or cannot be created; or HBase does not answer.
         """
-        pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s)
+        pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s, tls=options.tls)
         tables = Tables(options.table_prefix)
         try:
             await check_gateways(pool, addresses, max_cell_bytes=options.max_cell_bytes)

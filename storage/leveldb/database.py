@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat, takewhile
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import plyvel
 
 from plainsong.protocol.effects import Table
-from storage.base import StoreError
+from storage.base import StoreDamaged, StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
+from storage.leveldb.torn_end import left_out, torn_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,6 +49,8 @@ class Shape:
     """Bits per key that spare a point read of an absent row its disk access: 10 spare 99 of 100."""
     paranoid_checks: bool = True
     """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
+    compressed: bool = True
+    """Whether blocks that are written are compressed; each says whether it is, so that any can be read."""
 
 
 # --- errors of an open database --------------------------------------------------------------------
@@ -63,14 +67,40 @@ _RUNNING: tuple[tuple[str, str], ...] = (
     ("Corruption", DAMAGED_HINT),
     ("Input/output error", "the disk fails: see the kernel's log, and have a copy ready"),
 )
+#: Texts in LevelDB's messages about a block whose neighbours may be read.
+_UNREADABLE = ("Corruption", "Input/output error")
+
+
+#: A failure that comes again within so long is logged at debug: looking for the end of a damaged block meets it some
+#: hundred times.
+QUIET_S = 10.0
+
+
+class _Failures:
+    """The failure that was logged last, as an error."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._at_s = 0.0
+
+    def level_of(self, text: str) -> int:
+        now_s = time.monotonic()
+        if text == self._last and now_s - self._at_s < QUIET_S:
+            return logging.DEBUG
+        self._last, self._at_s = text, now_s
+        return logging.ERROR
+
+
+_failures = _Failures()
 
 
 def call_failed(error: BaseException, doing: str) -> StoreError:
     """The error to raise when a call into an open database failed."""
     text = message_of(error)
-    log.error("the store failed", extra={"doing": doing, "why": text})
+    log.log(_failures.level_of(f"{doing}: {text}"), "the store failed", extra={"doing": doing, "why": text})
     hint = next((hint for words, hint in _RUNNING if words in text), "")
-    return StoreError(f"{doing}: {without_folders(text)}", hint=hint)
+    kind = Unreadable if any(words in text for words in _UNREADABLE) else StoreError
+    return kind(f"{doing}: {without_folders(text)}", hint=hint)
 
 
 def without_folders(text: str) -> str:
@@ -132,12 +162,13 @@ class Readable:
             )
         ) as iterator:
             first = next(iterator, None)
+            byte = _TABLE_BYTE[table]
             if first is None:
-                byte = _TABLE_BYTE[table]
                 look_for_damage(self._database, byte + start, byte + stop, reverse=reverse)
                 yield ()
                 return
-            found = chain((first,), iterator)
+            rest = _damage_behind(self._database, byte + start, byte + stop, reverse=reverse)
+            found = chain((first,), iterator, rest)
             rows = found if values else zip(found, repeat(b""))
             yield takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
@@ -155,6 +186,44 @@ class Snapshot(Readable):
             snapshot.close()
 
 
+def _opened(path: Path, shape: Shape, *, create: bool) -> Any:
+    """plyvel's database. Raises StoreUnusable."""
+
+    def attempt() -> Any:
+        return plyvel.DB(
+            str(path),
+            create_if_missing=create,
+            paranoid_checks=shape.paranoid_checks,
+            write_buffer_size=shape.write_buffer_bytes,
+            max_open_files=shape.max_open_files,
+            lru_cache_size=shape.block_cache_bytes,
+            block_size=shape.block_bytes,
+            max_file_size=shape.max_file_bytes,
+            bloom_filter_bits=shape.bloom_bits,
+            compression="snappy" if shape.compressed else None,
+        )
+
+    try:
+        return attempt()
+    except FOREIGN as error:
+        failed = opening_failed(error, path)
+        torn = torn_end(path) if isinstance(failed, StoreDamaged) else None
+        if torn is None:
+            raise failed from error
+        file, start = torn
+        lost_bytes = file.stat().st_size - start
+        try:
+            with left_out(file, start):
+                found = attempt()
+        except FOREIGN:
+            raise failed from error
+    log.warning(
+        "a commit that a power cut has torn, and that was not acknowledged, was left out",
+        extra={"file": str(file), "at": start, "bytes": lost_bytes},
+    )
+    return found
+
+
 class Database(Readable):
     """An open LevelDB. Methods block, are for threads, and raise StoreError; one thread at a time writes."""
 
@@ -170,21 +239,7 @@ class Database(Readable):
         """
         if check and not create:
             check_files(path)
-        try:
-            self._db: Any = plyvel.DB(
-                str(path),
-                create_if_missing=create,
-                paranoid_checks=shape.paranoid_checks,
-                write_buffer_size=shape.write_buffer_bytes,
-                max_open_files=shape.max_open_files,
-                lru_cache_size=shape.block_cache_bytes,
-                block_size=shape.block_bytes,
-                max_file_size=shape.max_file_bytes,
-                bloom_filter_bits=shape.bloom_bits,
-                compression="snappy",
-            )
-        except FOREIGN as error:
-            raise opening_failed(error, path) from error
+        self._db = _opened(path, shape, create=create)
         self._database = self._db
         self._path = path
         self._failed_write = ""
@@ -221,7 +276,7 @@ class Database(Readable):
         """Rows of the store's own use, with whole keys."""
         try:
             with closing(self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False)) as rows:
-                found = list(rows)
+                found = list(chain(rows, _damage_behind(self._db, start, stop, reverse=False)))
             if not found:
                 look_for_damage(self._db, start, stop)
             return found
@@ -285,17 +340,46 @@ def look_for_damage(database: Any, start: bytes, stop: bytes, *, reverse: bool =
     """Raise what LevelDB has against the rows at an end of a range in which none were found.
 
     plyvel's iterators (1.5.1) end without an error where the block they begin in is damaged and the last one there is;
-    from the second row on, and in its raw iterators, each step is checked.
+    in its raw iterators each step is checked.
     """
     with closing(database.raw_iterator(verify_checksums=True, fill_cache=False)) as raw:
-        if not reverse:
-            raw.seek(start)
-            return
-        raw.seek(stop)
-        if raw.valid():
-            raw.prev()
-        else:
-            raw.seek_to_last()
+        _seek_to_first(raw, start, stop, reverse=reverse)
+
+
+def _seek_to_first(raw: Any, start: bytes, stop: bytes, *, reverse: bool) -> None:
+    """To the row at which an iterator over the range begins, in its direction."""
+    if not reverse:
+        raw.seek(start)
+        return
+    raw.seek(stop)
+    if raw.valid():
+        raw.prev()
+    else:
+        raw.seek_to_last()
+
+
+def _damage_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[Row]:
+    """No rows, but what LevelDB has against those behind the last one that an iterator found, in its direction.
+
+    plyvel's iterators (1.5.1) end without an error, too, where the next block is damaged and the last one there is.
+    """
+    with closing(database.raw_iterator(verify_checksums=True, fill_cache=False)) as raw:
+        try:
+            raw.seek(start if reverse else stop)
+            if reverse and raw.valid():
+                raw.prev()
+            if raw.valid():
+                return  # a row behind the range: the iterator came to it, and was checked there
+            if reverse:
+                raw.seek_to_first()
+            else:
+                raw.seek_to_last()
+        except FOREIGN:
+            # Whether that is in the range, only its own rows tell.
+            _seek_to_first(raw, start, stop, reverse=reverse)
+            while raw.valid() and (raw.key() >= start if reverse else raw.key() < stop):
+                raw.prev() if reverse else raw.next()
+    yield from ()
 
 
 def size_of(path: Path) -> int:

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
-
-from storage.leveldb.volume import POSITION_BYTES, TAIL_BYTES, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from plainsong.protocol.effects import Put
     from storage.leveldb.volume import Extent, Volume
 
 
@@ -64,24 +60,6 @@ class Index:
             if start[:end] in self._groups:
                 yield start[:end]
         yield from self._names[bisect_left(self._names, start) : bisect_left(self._names, stop)]
-
-
-def runs_of(put: Put) -> Iterator[tuple[bytes, bytes, bytes, int, int]]:
-    """The rows of a put by their groups: group, first key, last key, rows, bytes."""
-    suffixes, values, prefix = put.suffixes, put.values, put.prefix
-    if not suffixes:
-        return
-    end = len(prefix) - (TAIL_BYTES[put.table] - POSITION_BYTES)
-    if len(suffixes[0]) == POSITION_BYTES and end > 0:
-        # What the daemon writes: all rows of a put have one group.
-        size = sum(map(len, values)) + len(values) * (len(prefix) + POSITION_BYTES)
-        yield prefix[:end], prefix + suffixes[0], prefix + suffixes[-1], len(values), size
-        return
-    rows = ((prefix + suffix, len(value)) for suffix, value in zip(suffixes, values, strict=True))
-    for group, run in groupby(rows, lambda row: group_of(put.table, row[0])):
-        found = list(run)
-        keys = [key for key, _ in found]
-        yield group, min(keys), max(keys), len(found), sum(len(key) + size for key, size in found)
 
 
 @dataclass(slots=True)

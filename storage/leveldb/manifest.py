@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_BLOCK_BYTES = 32768
-_HEADER = struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+# A file in log format: blocks of records, each a checksum, a length and a kind before its bytes.
+BLOCK_BYTES = 32768
+HEADER = struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 _CURRENT = re.compile(r"MANIFEST-\d{6,}\n\Z")
 # Tags of a version edit, and what follows each: n a number, s a string with its length.
 _LOG_NUMBER = 2
@@ -72,19 +73,19 @@ def _records(data: bytes) -> Iterator[bytes]:
     """The whole records of a file in log format, up to a torn end."""
     parts: list[bytes] = []
     at = 0
-    while at + _HEADER.size <= len(data):
-        left = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if left < _HEADER.size:
+    while at + HEADER.size <= len(data):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < HEADER.size:
             at += left
             continue
-        _, length, kind = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or at + length > len(data):
+        _, length, kind = HEADER.unpack_from(data, at)
+        at += HEADER.size
+        if kind not in (FULL, FIRST, MIDDLE, LAST) or at + length > len(data):
             return
-        parts = [] if kind in (_FULL, _FIRST) else parts
+        parts = [] if kind in (FULL, FIRST) else parts
         parts.append(data[at : at + length])
         at += length
-        if kind in (_FULL, _LAST):
+        if kind in (FULL, LAST):
             yield b"".join(parts)
 
 

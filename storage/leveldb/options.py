@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage.leveldb.compression import VOLUME_BLOCK_BYTES
 from storage.leveldb.database import KIB, MIB, Shape
 
 #: So small that LevelDB keeps the tables of a volume where they are: above a tenth of a table it would move the second
@@ -28,18 +29,20 @@ class LevelDBOptions:
     """Volumes held open, each with a few descriptors, its tables mapped, and some 300 KiB of their indexes."""
     paranoid_checks: bool = True
     """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
-    max_readers: int = 8
+    compression: str = "auto"
+    """Of the tables of new volumes: snappy, none, or auto, by a sample of what was written to the volume before."""
+    max_readers: int = 4
     """Threads that read at once. More than a few gain nothing under one interpreter lock; each keeps a list of rows."""
 
-    @property
-    def volume_shape(self) -> Shape:
+    def volume_shape(self, *, compressed: bool = True) -> Shape:
         """Of a volume."""
         return Shape(
             write_buffer_bytes=self.write_buffer_bytes,
             block_cache_bytes=_VOLUME_CACHE_BYTES,
             max_file_bytes=_VOLUME_FILE_BYTES,
-            block_bytes=16 * KIB,
+            block_bytes=VOLUME_BLOCK_BYTES,
             paranoid_checks=self.paranoid_checks,
+            compressed=compressed,
         )
 
     @property

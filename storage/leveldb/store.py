@@ -24,7 +24,7 @@ from storage.directory import DataDirectory
 from storage.leveldb.database import without_folders
 from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
 from storage.leveldb.options import LevelDBOptions
-from storage.leveldb.tables import LevelDBTables, MarkDead, Pin
+from storage.leveldb.tables import LevelDBTables, MarkDead, Pin, Seal
 from storage.leveldb.takeover import take_over
 
 if TYPE_CHECKING:
@@ -187,6 +187,15 @@ class LevelDBStore:
             rows += await self._run_inside(partial(_count, table=table, ranges=step), self._readers)
             await self._submit(PendingWrite([MarkDead(table, step)], sync=False))
         return rows
+
+    async def file_of(self, table: Table, key: bytes) -> str | None:
+        """See ``NamesFiles``: the table of LevelDB where there is but one, else its folder."""
+        return await self._run_inside(lambda tables: tables.file_of(table, key), self._readers)
+
+    async def begin_files(self) -> None:
+        """See ``BeginsFiles``: another volume is written from now on."""
+        newest = await self._run_inside(lambda tables: tables.volumes.newest, self._readers)
+        await self._submit(PendingWrite([Seal(newest)], sync=False))
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``; of the metadata it is not known without reading."""

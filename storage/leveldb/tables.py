@@ -10,6 +10,7 @@ all volumes between.
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Put, Table
-from storage.base import StoreConflict, StoreError, StoreUnusable, chunks
+from storage.base import StoreConflict, StoreDamaged, StoreError, StoreUnusable, chunks
 from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
 from storage.leveldb.manifest import check_files
@@ -140,7 +141,14 @@ class LevelDBTables:
     @staticmethod
     def create(directory: Path, options: LevelDBOptions) -> None:
         """Make an empty one; what an attempt that was cut off has left is used. Raises StoreUnusable."""
-        Database(directory / METADATA_NAME, options.metadata_shape, create=True).close()
+        metadata = directory / METADATA_NAME
+        try:
+            Database(metadata, options.metadata_shape, create=True).close()
+        except StoreDamaged:
+            # LevelDB does not sync the manifest of a new database before it names it: a power cut can leave one that
+            # is empty. Nothing was ever stored here, or the directory would have been refused.
+            shutil.rmtree(metadata)
+            Database(metadata, options.metadata_shape, create=True).close()
         make_first(directory / VOLUMES_NAME, options)
 
     def close(self) -> None:
@@ -164,6 +172,17 @@ class LevelDBTables:
         if table is not Table.METADATA:
             return self.volumes.get(table, key, view)
         return self.metadata.get(key) if view is None else view.metadata.get(table, key)
+
+    def file_of(self, table: Table, key: bytes) -> str | None:
+        """Where the row with this key would be, relative to the data directory; None: nowhere."""
+        if table is Table.METADATA:
+            return METADATA_NAME
+        places = self.volumes.places(table, key)
+        if not places:
+            return None
+        folder = places[-1].path
+        files = [*folder.glob("*.ldb"), *folder.glob("*.sst")]
+        return str((files[0] if len(files) == 1 else folder).relative_to(folder.parent.parent))
 
     def compare(self, expect: Sequence[Expect]) -> None:
         """Raise StoreConflict for the first expectation that does not hold."""

@@ -16,11 +16,15 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import POSITION_BYTES
 from storage.directory import sync_directory
 from storage.leveldb.database import FOREIGN, MIB, Database, Shape, call_failed, size_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from plainsong.protocol.effects import Put
 
 #: The tables whose rows are in volumes.
 TABLES = (Table.MESSAGE, Table.PAYLOAD)
@@ -35,7 +39,6 @@ _LAST = b"\xff" * 64
 _TYPICAL_ROW_BYTES = 200
 
 
-POSITION_BYTES = 10
 #: What follows the group in a key: a position; of payload keys a write pointer before it, whose first byte stays with
 #: the group, since pointers of transactions begin with 0 and staged ones, which sort behind them, with f.
 TAIL_BYTES = {Table.MESSAGE: POSITION_BYTES, Table.PAYLOAD: POSITION_BYTES + 7}
@@ -45,6 +48,24 @@ def group_of(table: Table, key: bytes) -> bytes:
     """The group of a key; empty for keys of no known form."""
     end = len(key) - TAIL_BYTES[table]
     return key[:end] if end > 0 else b""
+
+
+def runs_of(put: Put) -> Iterator[tuple[bytes, bytes, bytes, int, int]]:
+    """The rows of a put by their groups: group, first key, last key, rows, bytes."""
+    suffixes, values, prefix = put.suffixes, put.values, put.prefix
+    if not suffixes:
+        return
+    end = len(prefix) - (TAIL_BYTES[put.table] - POSITION_BYTES)
+    if len(suffixes[0]) == POSITION_BYTES and end > 0:
+        # What the daemon writes: all rows of a put have one group.
+        size = sum(map(len, values)) + len(values) * (len(prefix) + POSITION_BYTES)
+        yield prefix[:end], prefix + suffixes[0], prefix + suffixes[-1], len(values), size
+        return
+    rows = ((prefix + suffix, len(value)) for suffix, value in zip(suffixes, values, strict=True))
+    for group, run in groupby(rows, lambda row: group_of(put.table, row[0])):
+        found = list(run)
+        keys = [key for key, _ in found]
+        yield group, min(keys), max(keys), len(found), sum(len(key) + size for key, size in found)
 
 
 @dataclass(slots=True, eq=False)

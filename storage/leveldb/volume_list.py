@@ -41,6 +41,8 @@ class Listed:
     """``00000012``; one that was rewritten has ``.1`` behind it, then ``.2``."""
     large: bool = False
     """Whether it is the database of version 0.1, which may be of any size and has the layout for that."""
+    compressed: bool = True
+    """Whether what is written to its tables is compressed."""
 
 
 def read_list(directory: Path) -> list[Listed] | None:
@@ -54,7 +56,10 @@ def read_list(directory: Path) -> list[Listed] | None:
         check, _, content = raw.partition(b"\n")
         if int(check, 16) != zlib.crc32(content):
             raise ValueError("its checksum is another")
-        found = [Listed(each["number"], each["folder"], each.get("large", False)) for each in json.loads(content)]
+        found = [
+            Listed(each["number"], each["folder"], each.get("large", False), each.get("compressed", True))
+            for each in json.loads(content)
+        ]
         if not all(_OURS.match(each.folder) for each in found):
             raise ValueError("a folder's name")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -70,7 +75,15 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
       OSError: another error; it is the old one.
     """
     content = json.dumps(
-        [{"number": each.number, "folder": each.folder, **({"large": True} if each.large else {})} for each in volumes]
+        [
+            {
+                "number": each.number,
+                "folder": each.folder,
+                **({"large": True} if each.large else {}),
+                **({} if each.compressed else {"compressed": False}),
+            }
+            for each in volumes
+        ]
     ).encode()
     temporary = directory / (LIST_NAME + ".tmp")
     with temporary.open("wb") as file:

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from heapq import merge
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
 from storage.base import StoreDamaged, StoreError, StoreUnusable, rolled_back
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
+from storage.leveldb.compression import Stretch, is_worth_it
 from storage.leveldb.database import FOREIGN, Database, Shape, call_failed, without_folders
-from storage.leveldb.index import DeadRanges, Index, live_part, runs_of
+from storage.leveldb.index import DeadRanges, Index, live_part
 from storage.leveldb.manifest import check_files
 from storage.leveldb.view import PinnedView
-from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume, runs_of
 from storage.leveldb.volume_list import Listed, ListUnknown, read_list, remove_unlisted, remove_volume, write_list
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Put
@@ -39,6 +42,10 @@ log = logging.getLogger(__name__)
 PREPARE_AT = 0.6
 #: What a row takes in LevelDB's memory besides what it takes in the log.
 MEMORY_ROW_BYTES = 36
+
+
+#: Rows between a dead range and one that LevelDB cannot step over: those of a block, which has some KiB.
+MAX_REST_ROWS = 10_000
 
 
 class VolumeRange(NamedTuple):
@@ -129,7 +136,7 @@ class Volumes:
         self.touched.update(self.all)
 
     def _shape(self, listed: Listed) -> Shape:
-        return self._options.large_shape if listed.large else self._options.volume_shape
+        return self._options.large_shape if listed.large else self._options.volume_shape(compressed=listed.compressed)
 
     @property
     def newest(self) -> Volume:
@@ -261,9 +268,27 @@ class Volumes:
                 rows: list[Iterable[Row]] = []
                 for span in sorted(cluster, key=lambda span: -span.volume.number):
                     database = stack.enter_context(self._entered_at(span.volume, view))
-                    found = database.rows(table, span.start, span.stop, reverse=reverse, values=values, cache=cache)
-                    rows.append(stack.enter_context(found))
+                    stop, last = span.stop, None
+                    if reverse and self._borders_dead(table, span, view, reverse=False):
+                        # On the way down LevelDB begins with the row behind, which may be one that cannot be read.
+                        last = _last_before(database, table, span, values=values)
+                        stop = span.stop if last is None else last[0]
+                    found = database.rows(table, span.start, stop, reverse=reverse, values=values, cache=cache)
+                    each = stack.enter_context(found)
+                    if self._borders_dead(table, span, view, reverse=reverse):
+                        rest = partial(_few_rows, database, table, span.start, values=values) if reverse else None
+                        each = _up_to_dead(each, span.stop, rest)
+                    each = each if last is None else chain((last,), each)
+                    rows.append(each)
                 yield rows[0] if len(rows) == 1 else _newest_of(rows, reverse=reverse)
+
+    def _borders_dead(self, table: Table, span: VolumeRange, view: PinnedView | None, *, reverse: bool) -> bool:
+        """Whether a span ends, in the direction in which it is read, where a dead range begins."""
+        with self._lock:
+            dead = self.dead[table] if view is None else view.dead[table]
+            places, place = (dead.stops, span.start) if reverse else (dead.starts, span.stop)
+            at = bisect_left(places, place)
+            return at < len(places) and places[at] == place
 
     def first_in(self, volume: Volume, table: Table, start: bytes, stop: bytes) -> bytes | None:
         """The first key of a range in one volume, dead or not."""
@@ -552,7 +577,8 @@ class Volumes:
             if self._spare is not None:
                 return
             self._refuse_if_list_unknown()
-            listed = Listed(self.newest.number + 1, f"{self.newest.number + 1:08d}")
+            number = self.newest.number + 1
+            listed = Listed(number, f"{number:08d}", compressed=self._compress_next())
             volume = Volume(listed.number, self._directory / listed.folder, self._shape(listed))
             try:
                 # What a crash has left of an attempt was never listed.
@@ -573,6 +599,20 @@ class Volumes:
                     # Else LevelDB's lock in this process would refuse the folder to a later attempt.
                     volume.database.close()
 
+    def _compress_next(self) -> bool:
+        """Whether the next volume is to be compressed."""
+        newest = self.newest
+        if self._options.compression != "auto":
+            return self._options.compression == "snappy"
+        with self._lock:
+            stretches = [
+                Stretch(table, extent.first, extent.last, extent.size)
+                for table in TABLES
+                for extent in newest.extents[table].values()
+            ]
+        worth = is_worth_it(newest.open(), stretches)
+        return newest.shape.compressed if worth is None else worth
+
     def seal(self) -> Volume:
         """Write to the next volume from now on; returns the one that was written until now."""
         self.prepare()
@@ -591,7 +631,9 @@ class Volumes:
         """A volume to take the place of neighbours; it is not there yet."""
         number = sources[0].number
         again = max(int(volume.path.suffix[1:] or 0) for volume in sources) + 1
-        listed = Listed(number, f"{number:08d}.{again}")
+        chosen = self._options.compression
+        compressed = chosen == "snappy" or (chosen == "auto" and any(volume.shape.compressed for volume in sources))
+        listed = Listed(number, f"{number:08d}.{again}", compressed=compressed)
         volume = Volume(number, self._directory / listed.folder, self._shape(listed))
         remove_volume(volume.path)
         return volume
@@ -637,7 +679,10 @@ class Volumes:
 
     def _write_list(self, volumes: Sequence[Volume]) -> None:
         try:
-            write_list(self._directory, [Listed(each.number, each.path.name, each.large) for each in volumes])
+            write_list(
+                self._directory,
+                [Listed(each.number, each.path.name, each.large, each.shape.compressed) for each in volumes],
+            )
         except ListUnknown:
             self.list_unknown = True
             raise
@@ -661,9 +706,10 @@ def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed
         directory.mkdir(exist_ok=True)
         remove_unlisted(directory, before)
         path = directory / f"{number:08d}"
-        Database(path, options.volume_shape, create=True).close()
+        compressed = options.compression != "none"
+        Database(path, options.volume_shape(compressed=compressed), create=True).close()
         sync_directory(path)
-        write_list(directory, [*before, Listed(number, path.name)])
+        write_list(directory, [*before, Listed(number, path.name, compressed=compressed)])
     except OSError as error:
         raise opening_failed(error, directory) from error
 
@@ -680,6 +726,50 @@ def _clusters(spans: list[VolumeRange], *, reverse: bool) -> list[list[VolumeRan
             found.append([span])
             end = span.stop
     return found[::-1] if reverse else found
+
+
+def _last_before(database: Readable, table: Table, span: VolumeRange, *, values: bool) -> Row | None:
+    """The row right before the end of a span, if its end says which that is."""
+    key = span.stop[:-1]
+    if not span.stop.endswith(b"\x00") or key < span.start:
+        return None
+    value = database.get(table, key)
+    return None if value is None else (key, value if values else b"")
+
+
+def _up_to_dead(rows: Iterable[Row], stop: bytes, rest: Callable[[bytes], list[Row]] | None) -> Iterator[Row]:
+    """The rows of a span that ends at a dead range, in the direction in which they are read.
+
+    LevelDB goes on to the row behind before it is asked whether that is wanted. Where damaged rows were set aside that
+    row cannot be read, and need not be.
+
+    Args:
+      rest: on the way down, reads what is left below a key from the other side, where nothing is damaged.
+    """
+    rows = iter(rows)
+    last = None
+    while True:
+        try:
+            row = next(rows, None)
+        except FOREIGN:
+            if last is None or (rest is None and last + b"\x00" < stop):
+                raise
+            if rest is not None:
+                yield from reversed(rest(last))
+            return
+        if row is None:
+            return
+        last = row[0]
+        yield row
+
+
+def _few_rows(database: Readable, table: Table, start: bytes, stop: bytes, *, values: bool) -> list[Row]:
+    """The rows of a short range. Raises plyvel's errors, also when it is not short."""
+    with database.rows(table, start, stop, values=values) as rows:
+        found = list(islice(rows, MAX_REST_ROWS + 1))
+    if len(found) > MAX_REST_ROWS:
+        raise RuntimeError("a row that cannot be read stands far from those that were set aside")
+    return found
 
 
 def _newest_of(rows: list[Iterable[Row]], *, reverse: bool) -> Iterator[Row]:

@@ -24,6 +24,8 @@ from plainsong.protocol.tephra.thrift import ThriftFrames, framed
 from plainsong.protocol.transactions.view import Verdict
 from storage.memory import MemoryStore
 
+#: So seldom that what was learnt is fresh, however long a test takes.
+REFRESH_S = 60.0
 STATE = ManagerState(4000, 300, 310, (50, 120), {100: Entry(5000, 99), 310: Entry(6000, 99)})
 
 
@@ -78,7 +80,7 @@ async def foreign(tephra, pointers):
         SetClock(),
         pointers,
         MemoryStore(),
-        refresh_s=0.05,
+        refresh_s=REFRESH_S,
         max_lifetime_ms=7,
         call_timeout_s=5,
     )
@@ -123,7 +125,7 @@ async def test_committed_readers_see_what_the_state_calls_decided(foreign):
 
 async def test_a_state_that_is_too_old_serves_no_committed_reader_and_every_publisher(foreign, mock_clock):
     await foreign.refresh()
-    mock_clock.jump(STALE_AFTER * 0.05)
+    mock_clock.jump(STALE_AFTER * REFRESH_S)
     foreign.view()
     mock_clock.jump(0.01)
     for ask in (foreign.view, foreign.invalids, foreign.prune_bound, foreign.begin_pass):
@@ -167,6 +169,7 @@ async def test_topics_and_held_readers_learn_what_has_become_of_their_pointers(f
 
 
 async def test_it_asks_again_and_again_over_one_connection(foreign, tephra, nursery):
+    foreign._refresh_s = 0.01
     nursery.start_soon(foreign.run)
     await foreign.loaded()
     for _ in range(3):

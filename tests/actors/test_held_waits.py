@@ -9,6 +9,7 @@ import trio.testing
 from actors.pointers import REMEMBERED_WAKES, PointerIndex
 from plainsong.protocol.errors import Overloaded
 from plainsong.protocol.names import TopicName
+from tests.patience import PATIENCE_S
 
 
 async def started(nursery, pointers, pointer, since=None):
@@ -44,7 +45,7 @@ async def test_what_became_of_a_pointer_since_the_mark_is_not_missed():
     async with trio.open_nursery() as nursery:
         assert not (await started(nursery, pointers, 7, mark)).is_set()
         pointers.wake(7)
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         await pointers.wait(7, mark)
 
 
@@ -53,7 +54,7 @@ async def test_a_mark_older_than_what_is_remembered_never_waits():
     mark = pointers.mark
     for other in range(100, 101 + REMEMBERED_WAKES):
         pointers.wake(other)
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         await pointers.wait(7, mark)
 
 
@@ -92,5 +93,5 @@ async def test_a_daemon_that_leaves_lets_everybody_go_on_now_and_later():
         done = await started(nursery, pointers, 7)
         pointers.close()
         await done.wait()
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         await pointers.wait(7)

@@ -291,7 +291,7 @@ class Elsewhere:
 async def test_a_list_that_cannot_be_reached_stops_nobody(autojump_clock, caplog, fails, said):
     async with daemon(a_disk(), OneClock()) as it:
         elsewhere = Elsewhere(fails)
-        with caplog.at_level(logging.INFO):
+        with caplog.at_level(logging.DEBUG):
             report = await InvalidPass(it.harness.directory, elsewhere).run_once()
         assert said in caplog.text
         assert (report is None) == (fails in ("begin", "where", "complete"))

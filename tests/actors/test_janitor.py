@@ -16,7 +16,7 @@ from actors.observe import SpaceGuard, SystemClock
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import LowSpace, PartlyCleaned
 from plainsong.protocol.ids import FIRST_BOUND, after
-from plainsong.protocol.keys import READER, metadata_key, system_key
+from plainsong.protocol.keys import READER, metadata_key, system_key, topic_range
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import ListReaders, Remove, SetProperties, SetReader, Undelete
 from storage.base import StoreError, StoreStatistics
@@ -196,6 +196,20 @@ async def test_a_topic_brought_back_while_it_is_planned_keeps_its_rows(nursery, 
         await harness.ask(Undelete())
         assert await harness.janitor.clean(NAME) == 0
         assert await harness.read() == [b"a"]
+
+
+async def test_a_round_keeps_nothing_in_mind_of_topics_that_are_not_there_any_more(autojump_clock):
+    async with actors(janitor=STEPS) as harness:
+        await harness.create(ttl_s=10)
+        await harness.publish("a")
+        harness.clock.ms += 10_001
+        await harness.janitor.clean_all()
+        assert list(harness.janitor._first_keys) == [NAME]
+        start, stop = topic_range()
+        for key in [key for key in harness.store.inner.tables[Table.METADATA].rows if start <= key < stop]:
+            await harness.store.discard(Table.METADATA, [key])
+        await harness.janitor.clean_all()
+        assert not harness.janitor._first_keys
 
 
 # --- beside the others ----------------------------------------------------------------------------

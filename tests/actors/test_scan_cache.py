@@ -18,8 +18,8 @@ from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, after, pack_id
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
 from plainsong.protocol.topic.asks import Cleaned, PlanCleaning, Remove, SetProperties, SliceCleaned, Undelete
-from plainsong.protocol.topic.row_batch import RowBatch
 from plainsong.protocol.topic.state import PositionSequence
+from plainsong.protocol.topic.step import RowBatch
 from storage.base import StoreError
 
 OTHER = TopicName("ns", "other")

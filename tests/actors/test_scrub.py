@@ -17,9 +17,14 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.rows import plain_head
+from storage.base import StoreError
+from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.memory import MemoryStore
 
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0)
+#: So few tables that LevelDB merges none of them, which would leave replaced ones in the folder.
+TWO_TABLES = LevelDBOptions(write_buffer_bytes=1 << 19, block_cache_bytes=0)
 ORDERS, BILLS = TopicName("shop", "orders"), TopicName("shop", "bills")
 ROWS = 2_000
 FIRST_MS = 1_700_000_000_000
@@ -38,9 +43,9 @@ async def fill(store):
             await store.write([Put(Table.MESSAGE, generation_prefix(name, 1), suffixes, values)], claim=claim)
 
 
-def scrub_of(store):
+def scrub_of(store, file=None):
     directory = SimpleNamespace(environment=SimpleNamespace(ownership=Alone()))
-    return Scrub(store, directory, SetClock(), 3600, 1 << 40)
+    return Scrub(store, directory, SetClock(), 3600, 1 << 40, file)
 
 
 def id_at(number):
@@ -61,13 +66,17 @@ async def test_a_whole_store_has_no_findings_and_every_row_is_read(tmp_path):
 
 @pytest.mark.parametrize("which", [0, -1])
 async def test_a_flipped_bit_on_the_disk_is_found_with_its_topic_ids_and_file_and_the_rest_is_read(tmp_path, which):
-    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
         await fill(store)
-    table = sorted((tmp_path / "data").glob("volumes/*/*.ldb"))[which]
+    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES):
+        pass  # what was in the log is in a table now
+    tables = sorted((tmp_path / "data").glob("volumes/*/*.ldb"))
+    assert len(tables) == 2
+    table = tables[which]
     data = bytearray(table.read_bytes())
     data[len(data) // 2] ^= 1
     table.write_bytes(data)
-    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
         scrub = scrub_of(store)
         await scrub.round()
         (finding,) = [each.shown() for each in scrub.report.findings]
@@ -111,3 +120,91 @@ async def test_a_round_that_is_asked_for_begins_at_once_and_one_at_a_time(tmp_pa
         assert scrub.start_now()
         scrub.report.state = "running"
         assert not scrub.start_now()
+
+
+async def test_the_last_report_is_there_after_a_restart(tmp_path):
+    kept = tmp_path / "data" / "scrub.json"
+    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+        await fill(store)
+        claim = await store.claim(ORDERS)
+        keys = [pack_position(FIRST_MS + 10, 7)]
+        await store.write([Put(Table.MESSAGE, generation_prefix(ORDERS, 1), keys, [b"\xff?"])], claim=claim)
+        scrub = scrub_of(store, kept)
+        await scrub.round()
+        before = scrub.report.shown()
+        assert before["findings"][0]["file"].startswith("volumes/")
+    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+        again = scrub_of(store, kept)
+        assert again.report.shown() == before
+        name, table = ORDERS, Table.MESSAGE
+        await again.forget(name, [(table, generation_prefix(name, 1), generation_prefix(name, 2))])
+        assert scrub_of(store, kept).report.findings == []
+
+
+async def test_what_a_round_has_found_outlives_it_and_what_the_round_before_found_stays_until_it_is_read_again(
+    tmp_path, monkeypatch
+):
+    kept = tmp_path / "data" / "scrub.json"
+
+    async def damage(store, name):
+        key = [pack_position(FIRST_MS + 10, 7)]
+        await store.write(
+            [Put(Table.MESSAGE, generation_prefix(name, 1), key, [b"\xff?"])], claim=await store.claim(name)
+        )
+
+    def topics(scrub):
+        return [each.name for each in scrub.report.findings]
+
+    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+        await fill(store)
+        await damage(store, ORDERS)
+        scrub = scrub_of(store, kept)
+        await scrub.round()
+        await damage(store, BILLS)
+        read = scrub._range
+
+        async def killed_before_orders(table, start, stop, name):
+            if name == ORDERS:
+                raise KeyboardInterrupt
+            await read(table, start, stop, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scrub, "_range", killed_before_orders)
+            with pytest.raises(KeyboardInterrupt):
+                await scrub.round()
+        assert topics(scrub) == [BILLS, ORDERS]
+        again = scrub_of(store, kept)
+        assert topics(again) == [BILLS, ORDERS]
+        assert again.report.shown()["state"] == "waiting"
+        await again.round()
+        assert sorted(topics(again)) == [BILLS, ORDERS]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"findings": [{}]}', b'{"findings": 5}', b"\xff\xfe"])
+async def test_a_report_that_cannot_be_read_is_none(tmp_path, content):
+    kept = tmp_path / "scrub.json"
+    kept.write_bytes(content)
+    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+        assert scrub_of(store, kept).report.last_complete_ms is None
+
+
+async def test_a_report_that_cannot_be_written_stops_no_round(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
+        scrub = scrub_of(store, tmp_path / "none" / "scrub.json")
+        await scrub.round()
+        assert scrub.report.last_complete_ms is not None
+
+
+async def test_a_store_that_is_away_has_no_damage(tmp_path):
+    store = FaultyStore(MemoryStore())
+    claim = await store.claim(ORDERS)
+    await store.write(
+        [put_one(Table.METADATA, metadata_key(ORDERS), Metadata(1, TopicProperties(), 1, 1).encode())], claim=claim
+    )
+    scrub = scrub_of(store)
+    store.fail_next("scan")
+    with pytest.raises(StoreError):
+        await scrub.round()
+    assert scrub.report.findings == []
+    await scrub.round()
+    assert scrub.report.findings == []

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 1200
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning"),
-    *("evenness", "growth", "spark", "hbase", "cluster", "front", "hostile"),
+    *("evenness", "growth", "spark", "hbase", "cluster", "front", "hostile", "backup", "secured"),
 )
 
 
@@ -56,8 +56,9 @@ def test_every_section_has_rows_with_spreads_in_order(report):
     for section in sections.values():
         assert section["rows"]
         for row in section["rows"]:
-            for value in row["values"].values():
-                assert 0 <= value["low"] <= value["median"] <= value["high"]
+            for name, value in row["values"].items():
+                assert value["low"] <= value["median"] <= value["high"]
+                assert value["low"] >= 0 or name == "CPU more"  # a difference, of hardly anything in a quick run
 
 
 def test_publishing_covers_its_matrix(report):

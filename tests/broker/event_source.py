@@ -9,7 +9,7 @@ from typing import NamedTuple
 import h11
 import trio
 
-PATIENCE_S = 10
+from tests.patience import PATIENCE_S
 
 
 class Event(NamedTuple):

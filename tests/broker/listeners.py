@@ -20,7 +20,9 @@ from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
 from broker.http.server import serve_http
+from broker.security.guard import OPEN
 from plainsong.protocol.errors import Overloaded, TopicNotFound
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     import ssl
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
+    from broker.security.guard import Guard
 
+#: Times that a machine that stands still for a moment does not reach; a test of one of them sets its own.
 SETTINGS = HttpSettings(
-    max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=5, header_timeout_s=5, body_timeout_s=5
+    max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=60, header_timeout_s=60, body_timeout_s=60
 )
 
 
@@ -130,7 +134,7 @@ class Secured:
 
     async def counted(self, results: int) -> list[str]:
         """The results, once there are so many."""
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             while len(self.results) < results:
                 await trio.testing.wait_all_tasks_blocked()
         return self.results
@@ -185,6 +189,7 @@ async def running(
     tls: Secured | None = None,
     begin: Begin | None = None,
     check: OriginCheck | None = None,
+    guard: Guard = OPEN,
     **changes: Any,
 ) -> AsyncIterator[Listener]:
     """A server with toy handlers, stopped at the end."""
@@ -209,6 +214,7 @@ async def running(
             tls=tls,
             begin=begin,
             check=check,
+            guard=guard,
             task_status=task_status,
         )
         ended.set()
@@ -218,7 +224,7 @@ async def running(
         yield Listener(int(addresses[0].rpartition(":")[2]), toys, budget, stop, ended)
         toys.release.set()
         stop.set()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await ended.wait()
 
 
@@ -252,7 +258,7 @@ class Reader:
         self.rest = b""
 
     async def reply(self) -> Reply:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             return await self._reply()
 
     async def _reply(self) -> Reply:
@@ -305,7 +311,7 @@ class Reader:
 
     async def at_end(self) -> bool:
         """Whether the server closes the connection, with nothing more on it."""
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             try:
                 return not self.rest and await self.stream.receive_some() == b""
             except trio.BrokenResourceError:

@@ -15,6 +15,7 @@ from broker.http import budgets
 from broker.http.budgets import SMALL_BYTES
 from tests.broker.broker_in_process import InProcess, in_process
 from tests.broker.listeners import Reader, post, running
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 LISTENERS = pytest.mark.parametrize("listener", ["lane", "hypercorn"])
@@ -42,7 +43,7 @@ async def filled(daemon: InProcess) -> None:
 
 
 async def until(holds: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - what is held tells nobody
             await trio.sleep(0.01)
 
@@ -172,7 +173,7 @@ async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() 
         client.send_headers(1, headers)
         client.send_data(1, bytes(10_000), end_stream=True)
         await stream.send_all(client.data_to_send())
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while await stream.receive_some(1 << 16):
                 pass
         await until(lambda: listener.budget.answers.reserved_bytes == 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
@@ -9,15 +11,24 @@ from event_source import event_source, take
 from test_committed_polls import begin, decide, under
 
 import broker.api.overview as overview
-from broker.attention import Finding
+from broker.attention import certificate_findings, stale_files
+from broker.finding import Finding
 from broker.metrics import SlowCommit
 from plainsong.protocol.errors import Recovering
 from plainsong.protocol.ids import pack_id
 from tests.broker.cluster.in_process import cluster, until
+from tests.patience import PATIENCE_S
 
 ATTENTION = "/v1/attention"
 EVENTS = "/v1/events"
 MINUTE_MS = 60_000
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_slow(monkeypatch):
+    """Else a commit or an instance that a machine which stands still holds up would be among what needs attention."""
+    monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
+    monkeypatch.setattr("broker.attention.ASK_TIMEOUT_S", PATIENCE_S)
 
 
 async def needs(daemon):
@@ -76,7 +87,8 @@ async def test_a_disk_that_gets_full_is_a_warning_first_and_critical_when_publis
     assert await needs(daemon) == [("low-space", "critical", "")]
 
 
-async def test_a_slow_commit_is_shown_for_a_while(daemon):
+async def test_a_slow_commit_is_shown_for_a_while(daemon, monkeypatch):
+    monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 1.0)
     metrics = daemon.service.metrics
     metrics.committed(1, 1, 0.5)
     assert await needs(daemon) == []
@@ -125,8 +137,8 @@ async def served(monkeypatch):
         yield running
 
 
-def following(daemon, query=""):
-    return event_source(daemon.http.base_url, EVENTS + query)
+def following(daemon, query="", **headers):
+    return event_source(daemon.http.base_url, EVENTS + query, **headers)
 
 
 async def test_a_stream_begins_with_all_there_is_of_each_kind(served):
@@ -159,6 +171,33 @@ async def test_a_topic_that_grows_older_has_not_changed_and_one_that_gets_a_mess
         await served.publish("a")
         (event,) = await take(source, 1)
         assert event.value[0]["messages"] == 1
+
+
+async def test_a_client_that_was_cut_off_is_told_only_what_is_different_since(served):
+    query = "?topics=ns:t&kinds=transactions,attention,topics"
+    async with following(served, query) as source:
+        first, second, third = await take(source, 3)
+        assert first.last_event_id != second.last_event_id != third.last_event_id
+    await begin(served)
+    await served.publish("meanwhile")
+    async with following(served, query, **{"Last-Event-ID": third.last_event_id}) as source:
+        assert sorted(event.kind for event in await take(source, 2)) == ["topics", "transactions"]
+        served.service.attention.sources.append(lambda: [Finding("disk", "warning", "", "nearly full")])
+        assert [event.kind for event in await take(source, 1)] == ["attention"]
+        last = source.last_event_id
+    # What came before the first of two events that were lost together is not lost either.
+    async with following(served, "?kinds=transactions,attention", **{"Last-Event-ID": first.last_event_id}) as source:
+        assert [event.kind for event in await take(source, 2)] == ["transactions", "attention"]
+    served.service.attention.sources.pop()
+    async with following(served, "?kinds=transactions,attention", **{"Last-Event-ID": last}) as source:
+        (event,) = await take(source, 1)
+        assert (event.kind, event.value) == ("attention", [])
+
+
+@pytest.mark.parametrize("last_id", ["x", "attention", "=,=", "attention=", "0" * 40, "attention=0,attention=1," * 100])
+async def test_a_last_event_id_that_is_none_of_ours_has_everything_told(served, last_id):
+    async with following(served, "?kinds=transactions,attention", **{"Last-Event-ID": last_id}) as source:
+        assert [event.kind for event in await take(source, 2)] == ["transactions", "attention"]
 
 
 async def test_a_silent_stream_pings_and_one_whose_daemon_leaves_ends(served, monkeypatch):
@@ -196,3 +235,24 @@ async def test_what_an_instance_does_not_own_comes_through_it_too(monkeypatch):
 async def test_what_cannot_be_followed_is_refused(served, query):
     answer = await served.call("GET", f"{EVENTS}?{query}", status=400)
     assert answer.json()["code"] in ("invalid_parameter", "invalid_name")
+
+
+@pytest.mark.parametrize(
+    ("days", "needed"),
+    [
+        (15, []),
+        (13, [("certificate", "warning", "The certificate expires in 13.0 days")]),
+        (-1, [("certificate", "critical", "The certificate has expired")]),
+    ],
+)
+def test_a_certificate_that_ends_within_two_weeks_is_named(days: int, needed: list[tuple[str, str, str]]):
+    served = SimpleNamespace(now=SimpleNamespace(not_after_s=1000.0 + days * 86_400), stale=None)
+    found = certificate_findings(served, lambda: 1000.0)  # type: ignore[arg-type]
+    assert [(each.kind, each.severity, each.text) for each in found] == needed
+
+
+def test_security_files_that_could_not_be_read_again_are_named():
+    assert stale_files(lambda: None) == []
+    (found,) = stale_files(lambda: {"grants": "stale", "why": "grants: line 3 is no grant"})
+    assert (found.kind, found.severity, found.subject) == ("reload", "warning", "security")
+    assert "line 3" in found.text

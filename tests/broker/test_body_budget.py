@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.http.budgets import (
+    FEW_PARTS,
     FREE_BYTES,
     LAST_PART,
+    REST,
     SMALL_BODY_BYTES,
     YIELD_S,
     BodyBudget,
     HttpSettings,
+    LongWork,
     Reservation,
     body_deadline,
 )
-from broker.http.lane import CHUNKED_STEP_BYTES
+from broker.http.lane import SLICE_CHUNKS
 from plainsong.protocol.errors import Overloaded
-from tests.broker.listeners import Reader, ask, post, running
+from tests.broker.listeners import Reader, Reply, ask, post, running
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
@@ -118,7 +124,7 @@ async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_
         for _ in range(1000):
             streams.append(await listener.connect())
             await streams[-1].send_all(post("t/store", b"x", "Content-Length: 67108864"))
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             while listener.budget.reserved_bytes < 1000:
                 await trio.lowlevel.checkpoint()
         assert listener.budget.reserved_bytes == 1000
@@ -136,16 +142,24 @@ async def test_bodies_that_stall_give_way_to_one_that_comes(lane: bool) -> None:
             for stream in stalled:
                 part = post("t/store", bytes(400 << 10), f"Content-Length: {1 << 20}")
                 nursery.start_soon(stream.send_all, part)
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_S):
                 while listener.budget.reserved_bytes < 8 * (400 << 10):
                     await trio.lowlevel.checkpoint()
         await trio.sleep(YIELD_S)
         assert (await ask(listener, post("t/publish", bytes(1 << 20)))).status == 200
         assert listener.budget.yielded
-        replies = []
-        for stream in stalled:
-            with trio.move_on_after(0.1):
-                replies.append(await Reader(stream).reply())
+        replies: list[Reply] = []
+
+        async def read(stream: trio.SocketStream) -> None:
+            replies.append(await Reader(stream).reply())
+
+        async with trio.open_nursery() as nursery:
+            for stream in stalled:
+                nursery.start_soon(read, stream)
+            with trio.fail_after(PATIENCE_S):
+                while len(replies) < listener.budget.yielded:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
         assert [(reply.status, reply.code) for reply in replies] == [(503, "overloaded")] * listener.budget.yielded
         assert all(reply.headers["retry-after"] == "1" for reply in replies)
         for stream in stalled:
@@ -174,11 +188,12 @@ async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its
         nursery.cancel_scope.cancel()
 
 
-async def test_two_megabytes_of_one_byte_chunks_leave_the_others_their_turns() -> None:
-    body = b"1\r\nx\r\n" * (2 * MIB // 6) + b"0\r\n\r\n"
+@BOTH_LISTENERS
+async def test_half_a_megabyte_of_one_byte_chunks_leaves_the_others_their_turns(lane: bool) -> None:
+    body = b"1\r\nx\r\n" * (MIB // 2 // 6) + b"0\r\n\r\n"
     turns = 0
     async with (
-        running(max_body_bytes=4 * MIB, max_inflight_bytes=8 * MIB) as listener,
+        running(lane=lane, max_body_bytes=4 * MIB, max_inflight_bytes=8 * MIB) as listener,
         await listener.connect() as stream,
         trio.open_nursery() as nursery,
     ):
@@ -193,4 +208,58 @@ async def test_two_megabytes_of_one_byte_chunks_leave_the_others_their_turns() -
         nursery.start_soon(count)
         assert (await Reader(stream).reply()).status == 200
         nursery.cancel_scope.cancel()
-    assert turns >= len(body) // CHUNKED_STEP_BYTES
+    assert turns >= len(body) // len(b"1\r\nx\r\n") // SLICE_CHUNKS
+
+
+async def test_slices_of_long_work_come_one_at_a_time_in_order_and_leave_two_thirds_of_the_time(
+    autojump_clock: MockClock,
+) -> None:
+    work = LongWork()
+    slices: list[tuple[int, float, float]] = []
+
+    async def work_in_slices(number: int) -> None:
+        for _ in range(3):
+            async with work:
+                begun_s = trio.current_time()
+                await trio.sleep(1)  # what the slice takes
+                slices.append((number, begun_s, trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(work_in_slices, number)
+            await wait_all_tasks_blocked()
+    assert [number for number, _, _ in slices] == [0, 1, 2] * 3
+    for (_, _, ended_s), (_, begun_s, _) in itertools.pairwise(slices):
+        assert begun_s - ended_s >= REST
+
+
+async def test_one_who_gives_up_waiting_for_a_slice_takes_none_and_keeps_nobody_from_theirs(
+    autojump_clock: MockClock,
+) -> None:
+    work = LongWork()
+
+    async def hold() -> None:
+        async with work:
+            await trio.sleep(2)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold)
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(1) as waiting:
+            async with work:
+                raise AssertionError("there is a slice already")
+        assert waiting.cancelled_caught
+    with trio.move_on_after(1) as resting:
+        async with work:
+            raise AssertionError("it rests")
+    assert resting.cancelled_caught
+    with trio.fail_after(2 * REST):
+        async with work:
+            pass
+
+
+async def test_a_body_of_few_chunks_waits_for_no_slice() -> None:
+    async with running() as listener, listener.budget.long_work, await listener.connect() as stream:
+        chunks = b"".join(b"40\r\n%b\r\n" % (b"x" * 64) for _ in range(FEW_PARTS - 2)) + b"0\r\n\r\n"
+        await stream.send_all(post("t/publish", b"", "Transfer-Encoding: chunked") + chunks)
+        assert (await Reader(stream).reply()).status == 200

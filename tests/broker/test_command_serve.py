@@ -17,13 +17,13 @@ from types import ModuleType
 import pytest
 import trio
 
-from broker.command.serve import allow_open_files, failure_of, serve
+from broker.command.serve import allow_open_files, failure_of
 from broker.config import Config
 from broker.config.sections import TransactionsConfig
 from broker.http.sockets import BindFailed, listen_on
 from broker.main import Running, banner
 from plainsong.cli.command import Exit
-from plainsong.cli.main import run
+from plainsong.cli.main import program, run
 from storage.base import StoreDamaged, StoreInUse
 
 RUNNING = Running("0.1.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveldb", "Acknowledged is synced.", "it all")
@@ -39,7 +39,8 @@ def serving(capfd, monkeypatch, tmp_path):
         stand_in = ModuleType("broker.main")
         stand_in.run_daemon = run_daemon  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "broker.main", stand_in)
-        code = run(serve, arguments, "plainsong serve")
+        # By the program, as users do: a command keeps the help options of the first context it is asked in.
+        code = run(program, ("serve", *arguments), "plainsong")
         return code, *capfd.readouterr()
 
     return call

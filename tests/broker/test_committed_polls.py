@@ -11,10 +11,10 @@ from broker_in_process import START_MS, TOPICS, in_process
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Look
+from tests.patience import PATIENCE_S
 
 TX = "/v1/transactions"
 PATH = f"{TOPICS}/t/poll"
-PATIENCE_S = 10
 every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
 
 

@@ -23,6 +23,26 @@ def test_an_ensemble_is_some_addresses_and_a_path():
     assert parse_ensemble("zk1:2181,[::1]:2182/a/b/") == ("zk1:2181,[::1]:2182", "/a/b")
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tls": "true"}, "storage.hbase.tls needs storage.hbase.tls_ca"),
+        ({"tls": "true", "tls_ca": "ca", "tls_key": "k"}, "tls_certificate and storage.hbase.tls_key need each other"),
+        ({"tls_certificate": "c"}, "tls_certificate and storage.hbase.tls_key need each other"),
+    ],
+)
+def test_tls_to_hbase_is_whole_or_refused(given, says):
+    assert says in refused(
+        {"storage.kind": "hbase"} | {f"storage.hbase.{name}": value for name, value in given.items()}
+    )
+
+
+def test_files_for_tls_to_hbase_without_tls_are_noted():
+    flags = {"storage.kind": "hbase", "storage.hbase.tls_ca": "ca.pem"}
+    noted = notes(load_config(None, {}, flags).config)
+    assert 'storage.hbase.tls_ca = "ca.pem" has no effect without storage.hbase.tls' in noted
+
+
 def test_a_cluster_is_chosen_by_where_its_zookeeper_is():
     config = load_config(None, {}, HBASE | {"cluster.advertise": "host-1:7420", "http.bind": "0.0.0.0:7420"}).config
     assert config.cluster.zookeeper == "zk1:2181,zk2:2181/prod"

@@ -67,9 +67,18 @@ async def test_nothing_but_pages_and_files_is_there(daemon, path):
     await daemon.call("GET", path, status=404, code="not_found")
 
 
+@pytest.mark.parametrize(("query", "method"), [("", "GET"), ("", "HEAD"), ("?q=a%26b&sort=name", "GET")])
+async def test_a_slash_behind_the_first_page_leads_to_it(daemon, query, method):
+    answer = await daemon.http.request(method, f"/console/{query}")
+    assert (answer.status_code, answer.content) == (308, b"")
+    assert answer.headers["location"] == f"/console{query}"
+    assert {key: answer.headers[key] for key in HEADERS} == HEADERS
+    await daemon.call("POST", "/console/", status=405, code="method_not_allowed")
+
+
 async def test_switched_off_there_is_no_console():
     async with in_process(console__enabled=False) as daemon:
-        for path in (*PAGES, "/console/main.js"):
+        for path in (*PAGES, "/console/", "/console/main.js"):
             await daemon.call("GET", path, status=404, code="not_found")
 
 

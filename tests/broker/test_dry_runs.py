@@ -6,9 +6,10 @@ import pytest
 from broker_in_process import START_MS, TOPICS
 from test_committed_polls import begin, decide, held, under
 
-from broker.api.dry_run import NOTHING
+from broker.api.change import NOT_COUNTED, NOTHING
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import PlanCleaning
+from storage.base import StoreError
 from tests.broker.cluster.in_process import cluster
 
 T = f"{TOPICS}/t"
@@ -21,6 +22,17 @@ async def dry(daemon, method, path, **more):
     answer = await daemon.call(method, f"{path}?dryRun=true", **more)
     assert await state(daemon) == before
     return answer.json() if answer.status_code == 200 else answer
+
+
+async def really(daemon, told, method, path, **more):
+    """The answer to the change after its dry run, which says the same of what came to pass."""
+    etag = {"If-Match": told["etag"]} if told["etag"] else {}
+    answer = await daemon.call(method, path, headers={**etag, "Prefer": "return=representation"}, **more)
+    done = answer.json()
+    assert {name: done[name] for name in told if name != "etag"} == {
+        name: False if name == "dryRun" else value for name, value in told.items() if name != "etag"
+    }
+    return done
 
 
 async def state(daemon):
@@ -61,7 +73,8 @@ async def test_a_shorter_ttl_hides_what_it_will_hide_to_the_message(daemon):
     assert (told["effect"]["returns"], told["effect"]["removes"]) == (NOTHING, NOTHING)
     answer = await daemon.call("GET", T)
     assert told["etag"] == answer.headers["etag"]
-    await daemon.call("PUT", f"{T}/properties", json={"ttl": 300}, headers={"If-Match": told["etag"]})
+    done = await really(daemon, told, "PUT", f"{T}/properties", json={"ttl": 300})
+    assert done["etag"] == (await daemon.call("GET", T)).headers["etag"] != told["etag"]
     assert len(await daemon.poll()) == 10 - hides["messages"]
 
 
@@ -103,12 +116,49 @@ async def test_a_deletion_says_all_that_goes_and_until_when_it_can_come_back(dae
         "openTransactions": 1,
         "parkedPolls": 0,
     }
-    await daemon.call("DELETE", T, headers={"If-Match": told["etag"]})
+    await really(daemon, told, "DELETE", T)
     back = await dry(daemon, "POST", f"{T}/undelete")
     assert (back["action"], back["before"]) == ("topic.undelete", None)
     assert back["effect"]["returns"] == told["effect"]["removes"]
-    await daemon.call("POST", f"{T}/undelete")
+    done = await really(daemon, back, "POST", f"{T}/undelete")
+    assert (done["name"], done["properties"]["generation"]) == ("t", "1")
     assert len(await daemon.poll()) == 3
+
+
+async def test_an_undelete_returns_the_generation_that_was_previewed_or_nothing(daemon):
+    await daemon.create()
+    await daemon.publish("first")
+    await daemon.call("DELETE", T)
+    told = await dry(daemon, "POST", f"{T}/undelete")
+    await daemon.create()
+    await daemon.publish("second")
+    await daemon.call("DELETE", T)
+    refused = {"headers": {"If-Match": told["etag"]}, "status": 412, "code": "precondition_failed"}
+    await daemon.call("POST", f"{T}/undelete", **refused)
+    await daemon.call("GET", T, status=404, code="topic_not_found")
+    told = await dry(daemon, "POST", f"{T}/undelete")
+    await really(daemon, told, "POST", f"{T}/undelete")
+    assert [each["payload"] for each in await daemon.poll()] == ["second"]
+
+
+async def test_a_change_whose_effect_cannot_be_counted_is_answered_as_made(daemon, monkeypatch):
+    await daemon.create(ttl=3600)
+    await daemon.publish("a", ms=START_MS)
+    told = await dry(daemon, "DELETE", T)
+
+    async def fails(*given):
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr("broker.api.topic_changes.count_from", fails)
+    daemon.clock.ms += 1000
+    for method, path, more in (
+        ("PUT", f"{T}/properties", {"json": {"ttl": 1}}),
+        ("DELETE", T, {}),
+        ("POST", f"{T}/undelete", {}),
+    ):
+        done = (await daemon.call(method, path, **more)).json()
+        assert (done["warnings"], done["effect"]["removes"]) == ([NOT_COUNTED], NOTHING)
+    assert told["effect"]["removes"]["messages"] == 1
 
 
 async def test_an_empty_topic_loses_nothing_by_its_deletion(daemon):
@@ -189,7 +239,8 @@ async def test_an_abort_says_what_disappears_and_what_it_releases(daemon, verb, 
         topics = sorted(effect["topics"], key=lambda each: each["topic"])
         assert topics == [{"topic": "ns:t", "messages": 2}, {"topic": "ns:u", "messages": 1}]
         assert effect["releases"] == {"heldPolls": 1, "hiddenMessages": 2}
-        await decide(daemon, begun, verb)
+        done = await really(daemon, told, "POST", f"{TX}/{begun['id']}/{verb}")
+        assert (done["id"], done["state"]) == (begun["id"], becomes)
     found = await daemon.poll(isolation="committed")
     assert len(found) == effect["releases"]["hiddenMessages"]
 
@@ -204,6 +255,32 @@ async def test_a_transaction_that_is_decided_or_unknown_is_refused_as_by_the_cha
             await daemon.call("POST", f"{TX}/17/{verb}{query}", status=404, code="transaction_not_found")
 
 
+async def test_an_abort_without_being_asked_says_its_state_alone(daemon):
+    begun = await begin(daemon)
+    answer = await daemon.call("POST", f"{TX}/{begun['id']}/abort")
+    assert answer.json() == {"id": begun["id"], "state": "aborted"}
+
+
+async def test_an_abort_of_a_long_or_an_invalid_transaction_is_previewed_as_it_ends(daemon):
+    long, short = await begin(daemon, type="long"), await begin(daemon)
+    await decide(daemon, short, "invalidate")
+    for begun, before, after in ((long, "in_progress", "invalid"), (short, "invalid", "aborted")):
+        told = await dry(daemon, "POST", f"{TX}/{begun['id']}/abort")
+        assert (told["before"]["state"], told["after"]["state"]) == (before, after)
+        await really(daemon, told, "POST", f"{TX}/{begun['id']}/abort")
+
+
+async def test_a_topic_that_was_deleted_does_not_keep_a_transaction_from_ending(daemon):
+    await daemon.create()
+    begun = await begin(daemon)
+    await under(daemon, begun, "one")
+    await daemon.call("DELETE", T)
+    told = await dry(daemon, "POST", f"{TX}/{begun['id']}/abort")
+    assert told["effect"]["topics"] == [{"topic": "ns:t", "messages": None}]
+    assert told["warnings"] == ["ns:t does not answer: its messages are not counted"]
+    await really(daemon, told, "POST", f"{TX}/{begun['id']}/abort")
+
+
 async def test_a_truncation_says_how_many_go(daemon):
     begun, kept = await begin(daemon), await begin(daemon)
     for each in (begun, kept):
@@ -213,6 +290,8 @@ async def test_a_truncation_says_how_many_go(daemon):
     assert (told["before"], told["after"], told["effect"]["removed"]) == ({"invalid": 2}, {"invalid": 1}, 1)
     told = await dry(daemon, "POST", f"{TX}/truncate", json={"beforeMs": START_MS + 1000})
     assert told["effect"]["removed"] == 2
+    done = await really(daemon, told, "POST", f"{TX}/truncate", json={"beforeMs": START_MS + 1000})
+    assert done["removed"] == 2
     open_ = await begin(daemon)
     for query in ("", "?dryRun=true"):
         refused = {"status": 400, "code": "invalid_parameter"}
@@ -250,6 +329,10 @@ async def test_the_deleted_are_listed_with_what_they_held_until_they_are_cleaned
         {"name": "a", **common, "messages": 0, "bytes": 0},
         {"name": "b", **common, "messages": 2, "bytes": stats["bytes"]},
     ]
+    everywhere = (await daemon.call("GET", "/v1/topics?deleted=true")).json()
+    assert everywhere == {"topics": [{"namespace": "ns", **each} for each in listed], "total": 2, "next": None}
+    some = (await daemon.call("GET", "/v1/topics?deleted=true&namespace=ns&q=:B&limit=1")).json()
+    assert [each["name"] for each in some["topics"]] == ["b"]
     await daemon.call("POST", f"{TOPICS}/a/undelete")
     await daemon.create("b")
     assert (await daemon.call("GET", f"{TOPICS}?deleted=true")).json() == []
@@ -267,3 +350,19 @@ async def test_a_deleted_topic_whose_rows_are_being_removed_says_so_for_a_while(
     assert found["state"] == "partly-cleaned"
     daemon.clock.ms += grace_ms
     assert (await daemon.call("GET", f"{TOPICS}?deleted=true")).json() == []
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_a_deleted_topic_comes_back_within_the_grace_and_not_after_it_empty_or_not(daemon, count):
+    grace_ms = daemon.service.config.retention.delete_grace_s * 1000
+    await daemon.create()
+    if count:
+        await daemon.publish("x")
+    await daemon.call("DELETE", T)
+    daemon.clock.ms += grace_ms - 1
+    await daemon.call("POST", f"{T}/undelete")
+    await daemon.call("DELETE", T)
+    daemon.clock.ms += grace_ms
+    for query in ("?dryRun=true", ""):
+        await daemon.call("POST", f"{T}/undelete{query}", status=410, code="partly_cleaned")
+    await daemon.create()

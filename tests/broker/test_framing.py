@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from tests.broker.listeners import Listener, Reader, post, running
+from tests.patience import PATIENCE_S
 
 BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
 CHUNKED = "Transfer-Encoding: chunked"
@@ -15,7 +16,7 @@ async def first_line(listener: Listener, request: bytes) -> bytes:
     """The first line of the answer."""
     async with await listener.connect() as stream:
         await stream.send_all(request)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             received = b""
             while b"\r\n" not in received:
                 received += await stream.receive_some()
@@ -71,6 +72,14 @@ async def test_a_line_of_a_chunked_body_that_ends_in_a_bare_lf_or_not_at_all_is_
         reader = Reader(stream)
         reply = await reader.reply()
         assert (reply.status, reply.code, reply.headers["connection"]) == (400, "malformed_body", "close")
+
+
+@BOTH_LISTENERS
+async def test_a_refused_request_whose_body_is_malformed_too_has_one_whole_answer(lane: bool) -> None:
+    async with running(lane=lane, body_timeout_s=60) as listener, await listener.connect() as stream:
+        await stream.send_all(post("t/store", b"", CHUNKED, "Content-Length: 3") + b"0x3\r\nabc\r\n0\r\n\r\n")
+        reply = await Reader(stream).reply()
+        assert (reply.status, reply.code) == (400, "malformed_body")
 
 
 @BOTH_LISTENERS

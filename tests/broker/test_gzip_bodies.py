@@ -8,6 +8,7 @@ import json
 import threading
 import time
 import zlib
+from random import Random
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from broker.http import budgets
 from broker.http.budgets import MAX_RATIO, BodyBudget, decoded_body
 from plainsong.protocol.errors import BodyTooLarge, MalformedBody
 from tests.broker.listeners import Reader, post, running
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 JSON = "Content-Type: application/json"
@@ -131,16 +133,16 @@ async def test_a_client_that_leaves_while_its_body_inflates_holds_nothing(monkey
 
     def slow(self: budgets._Gunzip, most_bytes: int) -> None:
         stepping.set()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
         real(self, most_bytes)
 
     monkeypatch.setattr(budgets._Gunzip, "step", slow)
     async with running() as listener:
         async with await listener.connect() as stream:
-            await stream.send_all(post("t/store", gzip.compress(bytes(range(256)) * 1000), GZIP, JSON))
-            await trio.to_thread.run_sync(stepping.wait, 10)
+            await stream.send_all(post("t/store", gzip.compress(Random(7).randbytes(256_000)), GZIP, JSON))
+            await trio.to_thread.run_sync(stepping.wait, PATIENCE_S)
         go_on.set()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while listener.budget.reserved_bytes:
                 await trio.lowlevel.checkpoint()
 

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from tests.broker.listeners import Reader, post, running
+from tests.patience import PATIENCE_S
 
 BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -77,7 +78,7 @@ async def test_a_client_that_has_gone_holds_nothing(lane: bool) -> None:
             await stream.send_all(post("t/poll", bytes(10_000)))
             while not listener.toys.parked:
                 await trio.lowlevel.checkpoint()
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await listener.toys.cancelled.wait()
             while listener.budget.reserved_bytes:
                 await trio.lowlevel.checkpoint()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from broker.config.sections import LogConfig
 from broker.logs import JsonLines, LineWriter, LogCounters, TextLines, counters, request_id, setup_logs
+from tests.patience import PATIENCE_S
 
 logger = logging.getLogger("actors.topic")
 
@@ -142,7 +143,7 @@ def test_a_pipe_that_nobody_reads_drops_and_counts_and_holds_nobody():
     os.set_blocking(reader, True)
     while b"missed" not in received:
         received += os.read(reader, 1 << 20)
-    lines._thread.join(10)
+    lines._thread.join(PATIENCE_S)
     assert not lines._thread.is_alive()
     os.close(writer)
     os.close(reader)
@@ -164,7 +165,7 @@ def test_a_pipe_set_to_non_blocking_loses_nothing():
     end.start()
     lines.close(10)
     os.close(writer)
-    end.join(10)
+    end.join(PATIENCE_S)
     os.close(reader)
     assert [int(line.split()[0]) for line in received.decode().splitlines()] == list(range(1000))
     assert (lines.dropped, lines.failed) == (0, 0)

@@ -16,6 +16,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
 from tests.broker.cluster.in_process import cluster
+from tests.patience import PATIENCE_S
 
 ALL = "/v1/topics"
 MINUTE_MS = 60_000
@@ -38,7 +39,7 @@ async def close_topics(daemon):
     directory = daemon.service.directory
     for entry in directory:
         directory._close_entry(entry)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while directory.closing:
             await trio.lowlevel.checkpoint()
     assert len(directory) == 0
@@ -188,6 +189,17 @@ async def test_the_history_of_a_topic_has_sixty_minutes_up_to_now(daemon):
     assert [len(found[name]) for name in ("published", "polled", "bytes")] == [60] * 3
     await daemon.call("GET", f"{TOPICS}/none/history", status=404, code="topic_not_found")
     await daemon.call("GET", f"{TOPICS}/t/history?minutes=5", status=400, code="invalid_parameter")
+
+
+async def test_the_history_of_a_closed_topic_is_told_without_opening_it(daemon):
+    await daemon.create()
+    await daemon.publish("abc", "de")
+    await close_topics(daemon)
+    found = (await daemon.call("GET", f"{TOPICS}/t/history")).json()
+    assert sum(found["published"]) == 2
+    assert len(daemon.service.directory) == 0
+    await daemon.call("DELETE", f"{TOPICS}/t")
+    await daemon.call("GET", f"{TOPICS}/t/history", status=404, code="topic_not_found")
 
 
 def test_a_history_moves_on_minute_by_minute_and_forgets_what_is_an_hour_old():

@@ -40,6 +40,21 @@ async def test_every_error_is_explained_to_programs_and_to_people(daemon, code):
         assert part in shown.text
 
 
+async def test_the_first_page_and_a_slash_too_many_lead_on(daemon):
+    for path, hint in (
+        ("/", "the console is at /console, and /openapi.json lists the routes"),
+        ("/ping/", "try /ping"),
+        ("/nowhere", ""),
+    ):
+        assert (await daemon.call("GET", path, status=404, code="not_found")).json()["hint"] == hint
+
+
+async def test_a_position_that_is_none_says_what_one_is(daemon):
+    await daemon.create()
+    answer = await daemon.call("GET", f"{TOPICS}/t/events?from=oldest", status=400, code="invalid_message_id")
+    assert answer.json()["hint"] == "use an id of 40 hex digits, or a time in milliseconds; 0 is the oldest message"
+
+
 async def test_an_error_that_is_none_is_not_found(daemon):
     answer = await daemon.call("GET", "/errors/topic_not_fond", status=404, code="not_found")
     assert "topic_not_found" in answer.json()["hint"]

@@ -9,6 +9,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import PRODUCER, system_key
 from plainsong.protocol.names import TopicName
+from tests.patience import PATIENCE_S
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"
@@ -29,7 +30,7 @@ async def payloads(daemon):
 async def until_asked(daemon, asks):
     """Wait until so many requests wait for the topic, or have been taken by it."""
     entry = daemon.service.directory.entry(NAME)
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         while len(entry.mailbox) < asks:
             await trio.lowlevel.checkpoint()
 

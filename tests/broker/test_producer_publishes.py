@@ -8,6 +8,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PublishRequest
+from tests.patience import PATIENCE_S
 
 PUBLISH = f"{TOPICS}/t/publish"
 STORE = f"{TOPICS}/t/store"
@@ -307,7 +308,7 @@ async def test_a_producer_that_is_not_answered_in_time_is_told_that_nobody_knows
         assert answer.json()["outcome"] == "unknown"
         assert answer.headers["retry-after"]
         daemon.store.release("write")
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while not await payloads(daemon):
                 await trio.lowlevel.checkpoint()
         again = await send(daemon, [0])

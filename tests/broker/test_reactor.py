@@ -20,12 +20,13 @@ from broker.http.messages import Answer
 from broker.http.reactor import SWEEP_S, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
 from plainsong.protocol.errors import TopicNotFound
+from tests.patience import PATIENCE_S
 
 PUBLISH = next(route for route in ROUTES if route.name == "publish")
 
 
 async def until(condition):
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         while not condition():
             await trio.lowlevel.checkpoint()
 
@@ -128,7 +129,7 @@ async def started(**changes):
         server.port = int(address.rpartition(":")[2])
         yield server
         server.stop.set()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await server.ended.wait()
 
 
@@ -188,7 +189,7 @@ async def test_a_body_that_stops_coming_does_not_wait_for_the_limit_of_another_r
         await stuck.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)
         await slow.send_all(post("t/publish", b"x" * 1000)[:-1])
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             assert (await slow.reply()).code == "malformed_body"
         server.answer()
 
@@ -243,7 +244,7 @@ async def test_a_larger_body_is_left_to_the_task():
 async def test_a_body_that_stops_coming_is_refused_in_its_time_and_frees_its_room():
     async with started(body_timeout_s=1.5) as server, await server.connect() as client:
         await client.send_all(post("t/publish", b"x" * 1000)[:-1])
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             reply = await client.reply()
         assert (reply.status, reply.code) == (400, "malformed_body")
         await until(lambda: not server.budget.reserved_bytes)
@@ -310,7 +311,7 @@ async def test_at_a_stop_what_was_started_is_answered_and_is_the_last():
 
 async def test_a_connection_that_rests_too_long_is_closed_and_one_that_waits_for_its_answer_is_not():
     async with (
-        started(keep_alive_s=0.5) as server,
+        started(keep_alive_s=3) as server,
         await server.connect() as resting,
         await server.connect() as waiting,
     ):

@@ -16,6 +16,7 @@ from broker.http.peer import Peer
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
 from tests.broker.listeners import Reader, Secured, ask, post, running
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,7 +166,7 @@ async def test_a_failing_connection_leaves_the_others_alone() -> None:
         async with await listener.connect() as stream:
             await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 0, 0, 0, 0, 0, 9]))
             reader = Reader(stream)
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_S):
                 while await reader.stream.receive_some():
                     pass
         assert (await ask(listener, post("t/publish"))).status == 200

@@ -14,7 +14,9 @@ import trio
 
 from broker.http import budgets
 from broker.http.budgets import FREE_BYTES, HttpSettings
+from broker.security.guard import Guard
 from tests.broker.listeners import Listener, Reader, ask, post, running
+from tests.patience import PATIENCE_S
 
 JSON = "Content-Type: application/json"
 BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
@@ -68,7 +70,7 @@ async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> Non
         assert (await reader.reply()).code == "body_too_large"
         await stream.send_all(post("t/store", b"x"))
         assert stored((await reader.reply()).body) == b"x"
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while listener.budget.reserved_bytes:
                 await trio.lowlevel.checkpoint()
 
@@ -144,6 +146,32 @@ async def test_a_head_that_trickles_is_cut(lane: bool) -> None:
 
 
 @BOTH_LISTENERS
+@pytest.mark.parametrize("begin", [b"", b"P"])
+async def test_who_has_asked_for_nothing_yet_is_cut_where_names_are_required(lane: bool, begin: bytes) -> None:
+    guard = Guard(required=True)
+    quick = {"header_timeout_s": 0.1, "keep_alive_s": 60}
+    async with running(lane=lane, guard=guard, **quick) as listener, await listener.connect() as stream:
+        if begin:
+            await stream.send_all(begin)
+        with trio.fail_after(20):
+            assert await Reader(stream).at_end()
+
+
+@BOTH_LISTENERS
+async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required(lane: bool) -> None:
+    guard = Guard(required=True)
+    quick = {"header_timeout_s": 0.5, "keep_alive_s": 1}
+    async with running(lane=lane, guard=guard, **quick) as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        asked = post("t/publish") if lane else b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        await stream.send_all(asked)
+        assert (await reader.reply()).status == (401 if lane else 200)
+        begun_s = trio.current_time()
+        assert await reader.at_end()
+        assert trio.current_time() - begun_s > 0.9  # and not when a first head would have been due
+
+
+@BOTH_LISTENERS
 async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool) -> None:
     async with running(lane=lane, keep_alive_s=0.1) as listener, await listener.connect() as stream:
         reader = Reader(stream)
@@ -156,7 +184,7 @@ async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool) -> N
 async def test_a_reader_that_stops_reading_is_cut(lane: bool) -> None:
     async with running(lane=lane, send_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await listener.toys.closed.wait()
 
 
@@ -165,7 +193,7 @@ async def test_a_reader_that_takes_a_little_now_and_then_is_cut(lane: bool) -> N
     settings = {"send_timeout_s": 0.3, "body_min_bytes_per_s": 1 << 30}
     async with running(lane=lane, **settings) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while not listener.toys.closed.is_set():
                 await trio.sleep(0.02)
                 with suppress(trio.BrokenResourceError):
@@ -261,7 +289,7 @@ async def test_stop_cuts_what_is_still_parked_after_the_grace(lane: bool) -> Non
         await stream.send_all(post("t/poll"))
         await until_parked(listener, 1)
         listener.stop.set()
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await listener.ended.wait()
         assert listener.toys.cancelled.is_set()
 
@@ -272,12 +300,12 @@ async def test_stop_cuts_a_reader_that_has_stopped_reading(lane: bool) -> None:
         await stream.send_all(post("endless/rollback"))
         await stream.receive_some(1)
         listener.stop.set()
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await listener.ended.wait()
         assert listener.toys.closed.is_set()
 
 
 async def until_parked(listener: Listener, count: int) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         while listener.toys.parked < count:
             await trio.lowlevel.checkpoint()

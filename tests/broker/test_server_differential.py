@@ -7,6 +7,7 @@ import gzip
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from tests.broker.differential import difference
 from tests.broker.listeners import post, running
@@ -106,8 +107,7 @@ def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
         async with running(lane=True, **quick) as one, running(lane=False, **quick) as other:
 
             async def both_asked(pieces: list[bytes], answers: int) -> str | None:
-                with trio.fail_after(10):
-                    return await difference(("127.0.0.1", one.port), ("127.0.0.1", other.port), pieces, answers)
+                return await difference(("127.0.0.1", one.port), ("127.0.0.1", other.port), pieces, answers)
 
             @settings(max_examples=MAX_EXAMPLES, derandomize=True, database=None)
             @given(conversations())
@@ -117,4 +117,5 @@ def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
 
             await trio.to_thread.run_sync(fuzz)
 
-    trio.run(main)
+    # Its time passes only while nobody has anything to do: what was sent is never late, however slow the machine.
+    trio.run(main, clock=MockClock(autojump_threshold=0.01))

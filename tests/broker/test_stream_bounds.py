@@ -17,6 +17,7 @@ from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
 from broker.api.stream import REQUEST_BYTES, LocalStream, StreamBounds
 from broker.http.budgets import BodyBudget
 from plainsong.protocol.codec import stream as codec
+from tests.patience import PATIENCE_S
 
 
 class Echo:
@@ -121,7 +122,7 @@ async def test_nothing_is_read_while_the_conversation_takes_no_more():
 async def test_a_reader_that_stopped_reading_is_cut():
     async with running(begin=Echo, send_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         try:
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 while True:  # its answers fill both sockets
                     await stream.send(b"x" * 500_000)
         except trio.BrokenResourceError:
@@ -139,7 +140,7 @@ async def test_any_bytes_end_a_stream_in_good_order(caplog):
                 if seed % 2:  # more of these look like frames of a client
                     data[0] = dice.choice([0x82, 0x02, 0x80, 0x00, 0x88, 0x89, 0x8A])
                     data[1:2] = bytes([0x80 | dice.randrange(128)])
-                with trio.fail_after(20):
+                with trio.fail_after(PATIENCE_S):
                     try:
                         await stream.socket.send_all(data)
                         while await stream.socket.receive_some(65536):
@@ -161,7 +162,7 @@ async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
         listener.stop.set()
         assert await stream.closed() == (1001, "the daemon is shutting down")
         assert await stream.event() is None
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await listener.ended.wait()
 
 

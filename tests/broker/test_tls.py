@@ -20,9 +20,11 @@ from broker.config.config import config_of
 from broker.http.peer import Peer
 from broker.http.server import MAX_HANDSHAKES
 from broker.http.tls_socket import TlsSocket, TlsStream
+from broker.security.guard import Guard
 from broker.tls import load
 from tests.broker.listeners import Listener, Reader, Secured, post, running
 from tests.certificates import Authority
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -126,7 +128,7 @@ async def test_records_may_come_in_any_pieces(authority):
                             return call()
                         except ssl.SSLWantReadError:
                             await trickle()
-                            with trio.fail_after(10):
+                            with trio.fail_after(PATIENCE_S):
                                 incoming.write(await raw.receive_some())
 
                 await until(tls.do_handshake)
@@ -155,7 +157,7 @@ async def test_a_request_may_come_with_the_end_of_the_handshake(authority, lane)
         tls.write(post("t/store", b"at once"))
         await raw.send_all(outgoing.read())
         answer = b""
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             while b"at once".hex().encode() not in answer:
                 incoming.write(await raw.receive_some())
                 with suppress(ssl.SSLWantReadError):
@@ -254,7 +256,7 @@ async def test_what_is_neither_tls_nor_http_is_cut(authority):
         for noise in (b"\x00\x01\x02", b"\xff" * 100, b"\x16\x03\x01\x00\x05nonsense" * 9):
             async with await listener.connect() as stream:
                 await stream.send_all(noise)
-                with trio.fail_after(5):
+                with trio.fail_after(PATIENCE_S):
                     try:
                         while await stream.receive_some():
                             pass
@@ -357,9 +359,24 @@ async def test_a_handshake_ends_in_time(authority):
             async with await listener.connect() as stream:
                 if said:
                     await stream.send_all(said)
-                with trio.fail_after(5):
+                with trio.fail_after(PATIENCE_S):
                     assert await end_of(stream)
         assert await tls.counted(3) == ["timeout"] * 3
+
+
+@pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
+@pytest.mark.parametrize("said", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)])
+async def test_who_shakes_hands_and_asks_for_nothing_is_cut_where_names_are_required(authority, alpn, said):
+    guard, quick = Guard(required=True), {"header_timeout_s": 1, "keep_alive_s": 60}
+    async with (
+        running(tls=secured(authority), guard=guard, **quick) as listener,
+        connected(listener, authority.trusting(), alpn) as stream,
+    ):
+        if said:
+            await stream.send_all(said)
+        with trio.fail_after(20), suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                pass
 
 
 async def test_stalled_handshakes_keep_nobody_out(authority):
@@ -368,7 +385,7 @@ async def test_stalled_handshakes_keep_nobody_out(authority):
         stalled = [await listener.connect() for _ in range(MAX_HANDSHAKES + 20)]
         for stream in stalled:
             await stream.send_all(b"\x16\x03\x01\x02\x00\x01")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             async with connected(listener, authority.trusting()) as stream:
                 await stream.send_all(post("t/store", b"x"))
                 assert (await Reader(stream).reply()).status == 200
@@ -379,7 +396,7 @@ async def test_stalled_handshakes_keep_nobody_out(authority):
 async def test_a_connection_over_the_bound_is_closed(authority):
     async with running(tls=secured(authority), max_connections=1) as listener, await listener.connect():
         second = await listener.connect()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             assert await end_of(second)
         await second.aclose()
 
@@ -412,7 +429,7 @@ async def test_a_short_answer_of_recv_has_nothing_behind_it_and_a_send_goes_on_w
     rng = random.Random(3)
     sent = rng.randbytes(3_000_000)
     rest, received = memoryview(sent), bytearray()
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         while len(received) < len(sent):
             await trio.lowlevel.checkpoint()
             if rest and rng.random() < 0.6:

@@ -303,11 +303,11 @@ async def test_truncation_takes_ids_or_a_time_and_says_how_many_went(daemon):
     for body in ({}, {"ids": [1], "beforeMs": 1}):
         await daemon.call("POST", TX + "/truncate", status=400, code="invalid_parameter", json=body)
     truncated = await daemon.call("POST", TX + "/truncate", json={"ids": [str(begun["id"]), 5]})
-    assert truncated.json() == {"removed": 1}
+    assert truncated.json()["removed"] == 1
     assert await committed(daemon) == []
     other = await begin(daemon)
     await post(daemon, other, "invalidate")
-    assert (await daemon.call("POST", TX + "/truncate", json={"beforeMs": START_MS + 1})).json() == {"removed": 1}
+    assert (await daemon.call("POST", TX + "/truncate", json={"beforeMs": START_MS + 1})).json()["removed"] == 1
 
 
 async def test_pruning_figures_name_topics_bounds_and_why_nothing_is_pruned():

@@ -43,8 +43,8 @@ async def test_head_has_the_head_of_get(daemon, path):
     assert head.headers["content-type"] == got.headers["content-type"]
 
 
-#: A producer may be called ``x/``, and so may a file be asked for.
-ANY_NAME = {f"{TOPICS}/x/producers/x", "/console/x"}
+#: A producer may be called ``x/``, and so may a file be asked for; people type ``/console/``.
+ANY_NAME = {f"{TOPICS}/x/producers/x", "/console/x", "/console", "/console/"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from broker_in_process import START_MS, in_process
 
 from broker.api.backups import Backups
 from storage.backup.objects import decode_rows
+from storage.leveldb import LevelDBOptions, LevelDBStore
 
 BACKUPS = "/v1/backups"
 
@@ -106,3 +107,19 @@ async def test_a_client_that_has_all_of_it_says_so_and_the_time_of_that_is_a_met
     await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}?complete=true")
     shown = (await daemon.call("GET", "/metrics")).content
     assert b"\nplainsong_backup_last_success_timestamp_seconds 1.7e+09" in shown
+
+
+async def test_on_leveldb_the_time_of_the_last_backup_outlives_a_restart(tmp_path):
+    here, shown = {"storage__data_dir": tmp_path / "data"}, []
+    for turn in range(3):
+        async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions()) as store:
+            if turn == 2:
+                (tmp_path / "data" / "last-backup.json").write_text("{")
+            async with in_process(store=store, **here) as daemon:
+                daemon.clock.ms += 5_000
+                if turn == 0:
+                    begun = await begin(daemon)
+                    await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}?complete=true")
+                shown.append(daemon.service.metrics.render()[0])
+    line = b"\nplainsong_backup_last_success_timestamp_seconds 1.700000005e+09"
+    assert [line in each for each in shown] == [True, True, False]

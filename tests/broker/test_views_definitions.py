@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from broker_in_process import START_MS, TOPICS
+
+from broker.api.change import NOTHING
 
 PATH = "/v1/definitions"
 ORDERS = {"ttl": 60, "transactional": "optional", "deduplication": "enabled", "max_bytes": 1000}
@@ -11,11 +14,15 @@ WANTED = {
     "namespaces": {"shop": {"deduplication": "disabled"}},
     "topics": {"shop:orders": ORDERS, "ns:t": {"ttl": 5}},
 }
-NOTHING = {"created": [], "changed": [], "deleted": [], "unchanged": []}
+LISTS = {"created": [], "changed": [], "deleted": [], "unchanged": []}
 
 
 async def put(daemon, document, query="", **more):
     return (await daemon.call("PUT", PATH + query, json=document, **more)).json()
+
+
+def lists(done):
+    return {verdict: done[verdict] for verdict in LISTS}
 
 
 async def test_an_import_makes_what_the_document_says_and_twice_changes_nothing(daemon):
@@ -23,8 +30,8 @@ async def test_an_import_makes_what_the_document_says_and_twice_changes_nothing(
     await daemon.create("kept")
     done = await put(daemon, WANTED)
     paths = ["namespaces/shop", "topics/shop:orders"]
-    assert done == {"created": paths, "changed": ["topics/ns:t"], "deleted": [], "unchanged": []}
-    assert await put(daemon, WANTED) == NOTHING | {
+    assert lists(done) == {"created": paths, "changed": ["topics/ns:t"], "deleted": [], "unchanged": []}
+    assert lists(await put(daemon, WANTED)) == LISTS | {
         "unchanged": ["namespaces/shop", "topics/ns:t", "topics/shop:orders"]
     }
     found = (await daemon.call("GET", PATH)).json()
@@ -55,10 +62,45 @@ async def test_a_dry_run_says_what_would_happen_and_nothing_does(daemon):
     assert (would["action"], would["target"]) == ("definitions.import", "service")
     assert would["effect"]["created"] == ["namespaces/shop", "topics/shop:orders"]
     assert would["changed"] == ["namespaces/shop", "topics/ns:t", "topics/shop:orders"]
-    assert would["before"]["topics/ns:t"]["ttl"] == 60
-    assert would["after"]["topics/ns:t"]["ttl"] == 5
-    assert would["warnings"] == ["topic ns:t gets a shorter ttl, which hides older messages"]
+    # Properties have one form in every preview: that in which they are read and set.
+    shown = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
+    del shown["generation"]
+    alone = (await daemon.call("PUT", f"{TOPICS}/t/properties?dryRun=true", json={"ttl": 5})).json()
+    assert would["before"]["topics/ns:t"] == alone["before"] == shown
+    assert would["after"]["topics/ns:t"] == alone["after"]
+    assert would["after"]["topics/shop:orders"]["max_bytes"] == "1000"
+    assert would["warnings"] == []
     assert (await daemon.call("GET", PATH)).json() == before
+
+
+async def test_an_import_counts_what_it_hides_and_removes_as_its_dry_run_did(daemon):
+    await daemon.create("t", ttl=60)
+    await daemon.create("gone")
+    await daemon.publish("a", "b", ms=START_MS)
+    await daemon.publish("c", topic="gone", ms=START_MS + 1)
+    await daemon.publish("d", ms=START_MS + 10_000)
+    would = await put(daemon, WANTED, "?dryRun=true&prune=true")
+    assert len(await daemon.poll()) == 3
+    hides, removes = would["effect"]["hides"], would["effect"]["removes"]
+    assert (hides["messages"], hides["oldestMs"], hides["newestMs"]) == (2, START_MS, START_MS)
+    assert (removes["messages"], removes["oldestMs"]) == (1, START_MS + 1)
+    assert [(each["topic"], *sorted(each)) for each in would["effect"]["topics"]] == [
+        ("ns:gone", "removes", "topic"),
+        ("ns:t", "hides", "topic"),
+    ]
+    assert would["warnings"] == [
+        "topic ns:gone is deleted with 1 message",
+        "topic ns:t gets a shorter ttl, which hides 2 messages",
+    ]
+    done = await put(daemon, WANTED, "?prune=true")
+    assert (done["dryRun"], done["effect"]) == (False, would["effect"])
+    assert done["warnings"] == [
+        "topic ns:gone was deleted with 1 message",
+        "topic ns:t got a shorter ttl, which hides 2 messages",
+    ]
+    assert [each["payload"] for each in await daemon.poll()] == ["d"]
+    again = await put(daemon, WANTED, "?prune=true")
+    assert (again["effect"]["hides"], again["effect"]["topics"], again["warnings"]) == (dict(NOTHING), [], [])
 
 
 @pytest.mark.parametrize(

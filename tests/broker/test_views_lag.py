@@ -58,6 +58,12 @@ async def test_a_kept_reader_is_shown_where_it_stands_and_alone_where_it_is_aske
     }
     for name in found:
         assert (await daemon.call("GET", f"{LAG}?reader={name}")).json() == found[name]
+    page = (await daemon.call("GET", f"{LAG}?limit=1")).json()
+    assert page == {"readers": [found["kept"]], "total": 2, "next": "kept"}
+    page = (await daemon.call("GET", f"{LAG}?limit=1&after=kept")).json()
+    assert page == {"readers": [found["named"]], "total": 2, "next": None}
+    for limit in ("0", "1001", "few"):
+        await daemon.call("GET", f"{LAG}?limit={limit}", status=400, code="invalid_parameter")
     await daemon.call("GET", f"{LAG}?reader=nobody", status=404, code="not_found")
     await daemon.call("GET", f"{LAG}?reader=a.b", status=400, code="invalid_name")
     await daemon.call("GET", f"{TOPICS}/missing/lag", status=404, code="topic_not_found")

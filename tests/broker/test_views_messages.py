@@ -264,6 +264,19 @@ async def test_a_search_ends_in_time_too(daemon, monkeypatch):
     assert (page.headers["plainsong-scanned"], page.headers["plainsong-end"]) == ("256", "more")
 
 
+@pytest.mark.parametrize(("text", "shows"), [("!", 0), ("x", 2)])
+async def test_a_search_through_large_messages_looks_at_the_clock_more_often(daemon, monkeypatch, text, shows):
+    monkeypatch.setattr(messages, "MAX_SCAN_S", 0.0)
+    monkeypatch.setattr(messages, "CLOCK_EACH_BYTES", 15)
+    await daemon.create()
+    await daemon.publish(*["x" * 10] * 5)
+    page = await look(daemon, filter=text)
+    assert (page.headers["plainsong-scanned"], page.headers["plainsong-end"]) == ("2", "more")
+    assert len(page.json()) == shows
+    behind = await look(daemon, **{"from": pack_bound(page.headers["plainsong-last-id"])})
+    assert len(behind.json()) == 3
+
+
 async def test_one_message_is_shown_whole_whatever_it_is(daemon):
     await daemon.create()
     await stored_and_plain(daemon)

@@ -17,13 +17,13 @@ from plainsong.cli.main import VERBS, program, run
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
 from tests.documents import DOCUMENTS, shell_block, shell_lines
+from tests.patience import PATIENCE_S
 
 PAGE = DOCUMENTS["docs/commands.md"]
 README = DOCUMENTS["README.md"]
 SENTENCE = "The same from a shell, with a daemon running:"
-PATIENCE_S = 20
 #: Ends with 1 where the machine is not well, which is not this test's business.
-JUDGES = re.compile(r"plainsong doctor\b")
+JUDGES = re.compile(r"plainsong (?:doctor|check)\b")
 #: Goes on until somebody has seen enough.
 ENDLESS = re.compile(r"plainsong (tail (?!.*--limit)|top (?!.*--once))")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -95,6 +96,19 @@ def test_every_verb_but_those_that_print_for_programs_anyway_has_json():
 
 
 # --- reading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("poll", "--json"), ("--json", "poll"), ("poll", "notes", "--limit", "x", "--json"), ("--json", "bogus")],
+    ids=" ".join,
+)
+def test_a_command_line_that_is_wrong_is_told_in_json_too(alone, words: tuple[str, ...]) -> None:
+    said = json.loads(alone(*words, code=Exit.USAGE).err)
+    assert said["error"]
+    assert said["hint"].startswith("try plainsong")
+    assert said["exit"] == Exit.USAGE
+    assert alone("poll", "--", "--json", "x", code=Exit.USAGE).err.startswith("error: ")
 
 
 def test_tail_shows_the_last_messages_of_each_topic(cli: Cli, client: Client):

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from plainsong import Client
+from plainsong.cli import stats
+from plainsong.cli.dry_run import effect_lines
+from plainsong.cli.events import Changes
 from tests.cli.conftest import Said
+from tests.daemon.harness import eventually
 
 Cli = Callable[..., Said]
 
@@ -64,6 +68,29 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(cli: Cli, client: 
     assert "is aborted" in cli("tx", "invalidate", str(begun.id), "--dry-run", code=1).err
 
 
+def test_a_change_says_what_came_to_pass(cli: Cli, client: Client):
+    assert "hid" not in cli("topic", "set", "a", "ttl=1h", code=0).out
+    done = cli("topic", "delete", "a", "--yes", "--json", code=0).json
+    assert (done["deleted"], done["dryRun"], done["effect"]["removes"]["messages"]) == ("a", False, 3)
+    done = cli("topic", "undelete", "a", "--json", code=0).json
+    assert (done["name"], done["messages"], done["effect"]["returns"]["messages"]) == ("a", 3, 3)
+    assert "  removed 3 messages" in cli("topic", "delete", "a", "--yes", code=0).out
+
+
+def test_clients_hear_what_their_changes_came_to(client: Client):
+    assert client.set_properties("a", ttl_s=3600)["changed"] == ["ttl"]
+    assert client.replace_properties("a")["after"]["ttl"] == "604800"
+    begun = client.transactions.begin()
+    client.publish("a", b"y", transaction=begun)
+    done = client.transactions.end(begun)
+    assert (done["state"], done["effect"]["topics"]) == (
+        "aborted",
+        [{"topic": f"{client.namespace}:a", "messages": 1}],
+    )
+    assert client.delete_topic("a")["effect"]["removes"]["messages"] == 3 + 1
+    assert client.undelete_topic("a")["effect"]["returns"]["messages"] == 3 + 1
+
+
 def test_nothing_needs_attention_where_all_is_well(cli: Cli, client: Client):
     said = cli("attention", code=0)
     assert said.out == "nothing needs attention\n" or said.lines[0].split()[0] == "SEVERITY"
@@ -77,3 +104,78 @@ def test_messages_are_looked_at_from_the_newest_by_a_text_and_one_at_a_time(clie
     assert [(each.payload, each.size) for each in found] == [(b"an", 8), (b"or", 7)]
     assert client.message("c", found[0].id).payload == b"an order"
     assert sum(client.history("c")["published"]) == 3
+
+
+def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(cli: Cli, client: Client):
+    first, second, third = [str(each.id) for each in client.poll("a")]
+    cli("topic", "set-aside", "a", first, second, code=2)  # nobody can be asked here
+    said = cli("topic", "set-aside", "a", first, second, "--dry-run", code=0)
+    assert "removes 2 messages" in said.out
+    said = cli("topic", "set-aside", f"{client.namespace}:a", first, second, "--yes", code=0)
+    assert said.out.startswith("set aside: 2 rows are in set-aside/")
+    assert [str(each.id) for each in client.poll("a")] == [third]
+    shown = [(str(each.id), each.state, each.detail) for each in client.messages("a")]
+    assert shown == [(first, "set-aside", f"2 rows up to {second}"), (third, "plain", "")]
+    assert "set-aside" in cli("peek", "a", code=0).out
+    cli("topic", "set-aside", "a", first, second, "--yes", code=4)
+
+
+def test_events_say_in_lines_what_has_come_what_is_different_and_what_is_over():
+    changes = Changes()
+
+    def said(kind: str, data: object) -> list[str]:
+        return list(changes.lines(kind, data))
+
+    disk = {"kind": "disk", "severity": "warning", "subject": "a", "text": "nearly full", "sinceMs": None}
+    assert said("attention", []) == ["nothing needs attention"]
+    assert said("attention", [disk]) == ["disk a  warning: nearly full"]
+    assert said("attention", [disk]) == []
+    assert said("attention", [{**disk, "severity": "critical"}]) == ["disk a  critical: nearly full"]
+    assert said("attention", []) == ["disk a  is over"]
+
+    one = {"id": "7", "startedMs": 0, "clientId": "x\ny", "hiddenMessages": 0}
+    assert said("transactions", {"open": [], "total": 0}) == ["none is open"]
+    assert said("transactions", {"open": [one], "total": 1}) == ["7  open since 1970-01-01T00:00:00.000Z, of x y"]
+    (line,) = said("transactions", {"open": [{**one, "hiddenMessages": 1}], "total": 1})
+    assert line.endswith(", hides 1 message")
+    assert said("transactions", {"open": [one] * 100, "total": 3000}) == ["all  3000 are open", "7  is over"]
+
+    instance = {"name": "a", "leaving": False, "drained": False, "topicsOpen": 2}
+    assert said("cluster", {"instances": [instance]}) == ["a  there, 2 topics open"]
+    assert said("cluster", {"instances": [{**instance, "drained": True}]}) == ["a  drained, 2 topics open"]
+    assert said("later", {"a": 1}) == ["{'a': 1}"]
+
+
+def test_a_drain_is_previewed(cli: Cli):
+    assert "alone" in cli("cluster", "drain", "host-1", "--dry-run", code=1).err
+    nothing = {"messages": 0, "bytes": 0, "estimated": False}
+    effect = {"hides": nothing, "returns": nothing, "removes": nothing, "moves": {"topicsOpen": 3}}
+    told = {"dryRun": True, "effect": effect, "warnings": ["no other instance would be left"]}
+    assert effect_lines(told) == [
+        "moves 3 open topics to other instances",
+        "warning: no other instance would be left",
+    ]
+
+
+def test_top_shows_the_busiest_of_more_topics_than_it_can_show(cli: Cli, client: Client, monkeypatch):
+    monkeypatch.setattr(stats, "MAX_TOPICS", 2)
+    monkeypatch.setattr(stats, "MAX_PAGE", 1)
+    for name, count in (("d", 7), ("e", 9)):
+        client.create_topic(name)
+        client.publish(name, [b"x"] * count)
+    lines = cli("top", "--once", code=0).lines
+    assert [line.split()[0] for line in lines[4:6]] == ["e", "d"]
+    assert lines[-1] == "and 3 more"
+    assert [each["topic"] for each in cli("top", "[b-d]", "--once", "--json").json["topics"]] == ["d", "b"]
+
+
+def test_events_of_topics_show_their_figures(cli: Cli, client: Client):
+    # Streams share what was found within the last second, which may be from before the topics were made.
+    lines = eventually(
+        "the topics are listed",
+        lambda: [each for each in cli("events", "a", "c", "--kind", "topics", "--limit", "1").lines if ":a  " in each],
+    )
+    assert f"topics        {client.namespace}:a  3 messages, 39 B" in lines[0]
+    assert "--kind topics needs the names of topics" in cli("events", "--kind", "topics", code=2).err
+    said = cli("events", "--kind", "attention", "--limit", "1", code=0).out
+    assert said.endswith("nothing needs attention\n") or "slow-sync" in said  # the disk is not this test's alone

@@ -20,8 +20,7 @@ from plainsong import Client
 from plainsong.cli.command import Exit
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, eventually
-
-PATIENCE_S = 20
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -183,6 +182,22 @@ def test_tail_goes_on_when_the_daemon_comes_back(tmp_path, alone):
 # --- unknown outcomes --------------------------------------------------------------------------------
 
 
+def test_events_go_on_when_the_daemon_comes_back(tmp_path, alone):
+    with Daemon(tmp_path / "data") as daemon:
+        url, port = url_of(daemon), daemon.address[1]
+        command = [PLAINSONG, "events", "--kind", "transactions", "--limit", "2", "--json", "--url", url]
+        follow = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = json.loads(follow.stdout.readline())
+        assert (first["event"], first["data"]) == ("transactions", {"open": [], "total": 0})
+        daemon.kill()
+    with Daemon(tmp_path / "data", bind=f"127.0.0.1:{port}"), Client(url) as client:
+        begun = client.transactions.begin()
+        code, out, err = finished(follow)
+        assert (code, err) == (0, "")
+        (changed,) = [json.loads(line)["data"] for line in out.splitlines()]
+        assert [each["id"] for each in changed["open"]] == [str(begun.id)]
+
+
 def test_a_connection_that_breaks_in_the_middle_leaves_it_unknown(alone):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -256,6 +271,23 @@ def test_a_terminal_is_asked_before_a_topic_is_deleted(cli, numbers):
     asked.type(b"y\n")
     assert asked.ended() == 0
     assert cli("topic", "list").lines == []
+
+
+@pytest.mark.parametrize("verb", ["abort", "invalidate"])
+def test_a_terminal_is_told_what_the_end_of_a_transaction_takes_and_asked(cli, numbers, verb):
+    with Client.from_environment() as client:
+        begun = client.transactions.begin(client_id="checkout-7")
+        client.publish(numbers, [b"a", b"b"], transaction=begun)
+        client.publish(numbers, b"behind")
+        asked = Terminal("tx", verb, str(begun.id))
+        seen = asked.until(b"[y/N]").decode()
+        assert f"removes 2 messages of {client.namespace}:{numbers}" in seen
+        assert "releases 1 message and 0 waiting polls" in seen
+        assert "of client checkout-7" in seen
+        asked.type(b"n\n")
+        assert asked.ended() == Exit.INTERRUPTED
+        assert client.transactions.get(begun.id).state == "in_progress"
+        client.transactions.abort(begun)
 
 
 def test_a_terminal_gets_notes_and_is_spared_what_would_steer_it(cli, numbers):

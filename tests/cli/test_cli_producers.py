@@ -134,6 +134,14 @@ def test_the_nearest_producer_is_named(cli, numbers):
     assert "did you mean 'loader'?" in said.err
 
 
+def test_names_that_would_control_a_terminal_do_not(cli, numbers):
+    publish(cli, "--producer", "a\x1b]0;b\x07\n", "x")
+    said = cli("producer", "show", numbers, "zzz", code=Exit.NOT_FOUND)
+    assert "hint: known: a ]0;b  \n" in said.err
+    said = cli("producer", "delete", numbers, "a\x1b]0;b\x07\n", code=Exit.USAGE)
+    assert "Forget a ]0;b   of" in said.err
+
+
 # --- namespace ---------------------------------------------------------------------------------------
 
 

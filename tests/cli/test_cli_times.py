@@ -34,11 +34,11 @@ def test_a_place_is_oldest_now_an_id_or_a_time(text, place):
 @pytest.mark.parametrize(("text", "ago_ms"), [("-10m", 600_000), ("-1.5h", 5_400_000), ("-250ms", 250)])
 def test_a_place_may_be_that_long_ago(text, ago_ms):
     found = Place().convert(text, None, None)
-    assert abs(time.time() * 1000 - ago_ms - found) < 10_000
+    assert abs(time.time() * 1000 - ago_ms - found) < 60_000
 
 
 def test_now_as_an_end_is_this_computers_time():
-    assert abs(Place(now="ours").convert("now", None, None) - time.time() * 1000) < 10_000
+    assert abs(Place(now="ours").convert("now", None, None) - time.time() * 1000) < 60_000
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "+10m", "10m", "0000", "-10y", ID[:-1], "9" * 30])

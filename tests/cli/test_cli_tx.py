@@ -23,13 +23,18 @@ Cli = Callable[..., Said]
 
 @pytest.fixture
 def client(cli: Cli, running: Daemon) -> Iterator[Client]:
-    """A client in the namespace of the command line, with a topic; the transactions it leaves are ended."""
+    """A client in the namespace of the command line, with a topic; no transaction is open before it, or is left."""
     client = Client.from_environment()
     client.create_topic("orders")
+    _end_all(client)
     yield client
+    _end_all(client)
+    client.close()
+
+
+def _end_all(client: Client) -> None:
     for each in client.transactions.list(state="in_progress"):
         client.transactions.abort(each.id)
-    client.close()
 
 
 def published(client: Client, *payloads: bytes, client_id: str = "shop") -> int:
@@ -124,9 +129,14 @@ def test_abort_rolls_back_and_readers_go_on(cli: Cli, client: Client):
     number = published(client, b"a")
     client.publish("orders", b"behind")
     assert "confirmation needed, but stdin is not a terminal" in cli("tx", "abort", str(number), code=Exit.USAGE).err
-    assert cli("tx", "abort", str(number), "--yes").out == f"{number} is aborted: its messages are rolled back\n"
+    assert cli("tx", "abort", str(number), "--yes").lines == [
+        f"{number} is aborted: its messages are rolled back",
+        f"  removed 1 message of {client.namespace}:orders",
+        "  released 1 message and 0 waiting polls",
+    ]
     assert cli("poll", "orders", "--isolation", "committed").lines == ["behind"]
-    assert cli("tx", "abort", str(number), "-y", "--json").json == {"id": str(number), "state": "aborted"}
+    again = cli("tx", "abort", str(number), "-y", "--json").json
+    assert (again["id"], again["state"], again["effect"]["topics"]) == (str(number), "aborted", [])
 
 
 def test_a_committed_transaction_cannot_be_aborted(cli: Cli, client: Client):

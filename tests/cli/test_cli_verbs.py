@@ -283,6 +283,16 @@ def test_ping_says_how_far_and_whether_ready(cli, running):
     assert [line.split("  ")[1].startswith("no answer") for line in said.lines] == [True, False]
 
 
+def test_ping_live_takes_a_daemon_that_is_not_ready_and_nothing_that_is_none(alone, tmp_path):
+    full = 1 << 50
+    with Daemon(tmp_path / "data", f"storage.min_free_bytes={full}") as daemon:
+        url = url_of(daemon)
+        assert "NOT READY" in alone("ping", "--url", url, code=Exit.UNAVAILABLE).out
+        assert alone("ping", "--live", "--url", url, code=0).out.endswith("  alive\n")
+    gone = alone("ping", "--live", "--url", url, code=Exit.UNAVAILABLE)
+    assert "no daemon answers" in gone.err
+
+
 def test_ping_and_doctor_know_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
     with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
         url = url_of(daemon)

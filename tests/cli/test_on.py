@@ -20,8 +20,8 @@ from plainsong.cli.command import Exit
 from plainsong.cli.on_options import derived_name
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 20
 CAT = derived_name("cat", None)
 EXITS = "test $(cat) != b || { echo no b >&2; exit 65; }"
 

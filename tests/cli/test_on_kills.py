@@ -15,8 +15,8 @@ import pytest
 from plainsong import Client
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 60
 MESSAGES = 40
 KILLS = 3
 NEVER = "case $PLAINSONG_MESSAGE_ID in *[05]00000000000000000000) exit 65;; esac;"

@@ -13,6 +13,7 @@ import pytest
 from tests.client.client_under_test import Client, close_portal
 from tests.client.simulation import KINDS, kind, kinds
 from tests.daemon.harness import Daemon
+from tests.patience import PATIENCE_S
 
 _numbers = count()
 
@@ -58,7 +59,7 @@ def both_clients(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def client(shared_url: str) -> Iterator[Any]:
-    with Client(shared_url, deadline_s=20) as client:
+    with Client(shared_url, deadline_s=PATIENCE_S) as client:
         yield client
 
 

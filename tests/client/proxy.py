@@ -7,6 +7,8 @@ import threading
 from contextlib import suppress
 from typing import Literal
 
+from tests.patience import PATIENCE_S
+
 #: ``pass`` everything; ``lose`` the answer and cut; ``swallow`` it and keep the connection; ``cut`` it in the middle;
 #: ``refuse`` requests unread; ``die``: lose this answer, and refuse everything from then on.
 Mode = Literal["pass", "lose", "swallow", "cut", "refuse", "die"]
@@ -43,7 +45,7 @@ class Proxy:
         self._listener.close()
         self.close_all()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
         for each in self._open:
             each.close()
 

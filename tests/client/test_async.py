@@ -105,9 +105,10 @@ async def test_a_full_buffer_waits_raises_or_drops(shared_url: str, topic: str):
 @on_both_loops
 async def test_a_cancelled_block_gives_up_at_once(caplog: pytest.LogCaptureFixture):
     async with AsyncClient("http://127.0.0.1:1") as client:
-        with anyio.move_on_after(0.1) as scope:
+        with anyio.CancelScope() as scope:
             async with client.publisher("t") as publisher:
                 sent = await publisher.send(b"x")
+                scope.cancel()
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
         with pytest.raises(MessageDropped):
@@ -123,7 +124,7 @@ async def test_lost_answers_are_unknown_and_deadlines_say_what_happened(shared_a
                 await client.publish(topic, b"x")
             assert lost.value.outcome == "unknown"
         proxy.mode = "swallow"
-        async with AsyncClient(proxy.url, request_timeout_s=0.2, deadline_s=0.5) as client:
+        async with AsyncClient(proxy.url, request_timeout_s=1, deadline_s=2) as client:
             with pytest.raises(DeadlineExceeded) as late:
                 await client.publish(topic, b"x")
             assert late.value.outcome == "unknown"

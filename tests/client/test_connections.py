@@ -16,6 +16,7 @@ from plainsong._sync._pool import Pool
 from plainsong.calls import Answer, Failure, Request, Send
 from plainsong.errors import Closed
 from plainsong.settings import Settings
+from tests.patience import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 #: What a handler may do: answer bytes, close (None), or whatever a function does with the socket.
@@ -68,7 +69,7 @@ class Server:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
         for each in (self._listener, *self._open):
             each.close()
 
@@ -192,7 +193,7 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced_before_anythin
     server = serve(answer_and_close, OK)
     pool = pools(server.url)
     ask(pool, server.url)
-    assert closed.wait(10)
+    assert closed.wait(PATIENCE_S)
     assert ask(pool, server.url).body == b"ok"
     assert server.connections == 2
 
@@ -251,7 +252,7 @@ def test_an_answer_that_comes_before_the_body_was_taken_is_read(serve, pools):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         refused = ask(pools(url), url, body=bytes(1 << 20))
         assert (refused.status, refused.body) == (413, b"big")
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def test_a_refused_connection_and_an_unknown_name_send_nothing(pools):
@@ -267,7 +268,7 @@ def test_more_requests_than_connections_wait_for_one_within_their_time(serve, po
 
     def wait(near: socket.socket) -> None:
         under_way.set()
-        release.wait(20)
+        release.wait(PATIENCE_S)
         near.sendall(OK)
 
     server = serve(wait, OK)
@@ -275,11 +276,11 @@ def test_more_requests_than_connections_wait_for_one_within_their_time(serve, po
     first: list[Answer | Failure] = []
     thread = threading.Thread(target=lambda: first.append(ask(pool, server.url)))
     thread.start()
-    assert under_way.wait(10)
+    assert under_way.wait(PATIENCE_S)
     failure = ask(pool, server.url, timeout_s=0.05)
     assert (failure.kind, "max_connections" in failure.detail) == ("connect", True)
     release.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert first[0].body == b"ok"
     assert ask(pool, server.url).body == b"ok"
     assert server.connections == 1
@@ -305,9 +306,9 @@ def test_closing_ends_requests_under_way_and_refuses_new_ones(serve, pools):
     found: list[Answer | Failure] = []
     thread = threading.Thread(target=lambda: found.append(ask(pool, server.url)))
     thread.start()
-    assert under_way.wait(10)
+    assert under_way.wait(PATIENCE_S)
     pool.close()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert (found[0].kind, found[0].detail) == ("lost", "the connection was closed here")
     with pytest.raises(Closed):
         ask(pool, server.url)

@@ -29,6 +29,9 @@ class Gate:
         self.accepted: set[str] = set()
         self.seen: list[tuple[str, str | None]] = []
         self.redirect: str | None = None
+        self.keeps_connections = True
+        #: Common names of the certificates that were shown, of each request.
+        self.shown: list[str] = []
         gate = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -37,6 +40,10 @@ class Gate:
             def do_GET(self) -> None:
                 sent = self.headers["Authorization"]
                 gate.seen.append((self.path, sent))
+                certificate = self.connection.getpeercert() if context is not None else None
+                if certificate:
+                    gate.shown += [value for ((name, value),) in certificate["subject"] if name == "commonName"]
+                self.close_connection = not gate.keeps_connections
                 body = b'["t"]'
                 if gate.redirect is not None:
                     self.send_response(307)
@@ -50,6 +57,8 @@ class Gate:
                     self.send_response(401)
                     self.send_header("Content-Type", "application/problem+json")
                 self.send_header("Content-Length", str(len(body)))
+                if not gate.keeps_connections:
+                    self.send_header("Connection", "close")
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -210,6 +219,35 @@ def test_the_given_authority_is_trusted_and_no_other(authority, topics, tmp_path
             with pytest.raises(ConnectFailed):
                 topics(secured.url, token="psg_one", **options)
         assert len(secured.seen) == 2
+    finally:
+        secured.close()
+
+
+def test_a_certificate_that_has_been_replaced_is_what_new_connections_show(authority, topics, monkeypatch):
+    monkeypatch.setattr("plainsong.credentials._LOOK_S", 0.0)
+    server, mine = authority.issue("server"), authority.issue("mine", common_name="before")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.certificate, server.key)
+    context.load_verify_locations(authority.file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    secured = Gate(context)
+    secured.accepted.add("psg_one")
+    secured.keeps_connections = False
+    steps = iter(
+        [
+            lambda: mine.certificate.write_text("half of it"),  # as it is being replaced
+            lambda: authority.issue("mine", common_name="after"),
+            lambda: None,
+        ]
+    )
+
+    def go_on() -> None:
+        next(steps)()
+
+    options = {"token": "psg_one", "ca_file": authority.file, "certificate": tuple(mine)}
+    try:
+        assert topics(secured.url, 3, go_on, **options) == [["t"]] * 3
+        assert secured.shown == ["before", "before", "after"]
     finally:
         secured.close()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from plainsong import Client, calls
@@ -23,6 +26,34 @@ def test_a_refused_first_connection_raises_within_a_second_and_says_what_is_not_
         "no daemon answers at http://one: refused (hint: plainsong serve starts one; or give another url)"
     )
     assert caught.value.outcome == "not-applied"
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
+def test_it_is_raised_when_the_patience_is_over_however_long_the_pauses_are(luck):
+    world = Simulation(lambda _: NOBODY)
+    channel = world.channel(reached=False, wait_for_daemon_s=0.5)
+    channel.random = lambda: luck
+    with pytest.raises(ConnectFailed):
+        world.run(channel.call, TOPICS)
+    assert world.now_s == pytest.approx(0.5, abs=0.01)
+
+
+def test_https_at_a_port_without_tls_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=_answer_plainly, args=(server,))
+        answering.start()
+        port = server.getsockname()[1]
+        with Client(f"https://127.0.0.1:{port}", wait_for_daemon_s=0) as client, pytest.raises(ConnectFailed) as caught:
+            client.topics()
+        answering.join()
+    assert caught.value.hint == "that port does not speak TLS: use http://"
+
+
+def _answer_plainly(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
 def test_a_daemon_that_starts_a_moment_later_is_found():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.harness import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
 README = GUIDE.parents[1] / "README.md"
@@ -48,6 +48,7 @@ SAYS = {
     "producer.begin": "committed 2 ['account-12', 'account-12', 'account-13', 'account-13', 'account-14', 'account-14']",
     "publish_file": "[b'one', b'two', b'three']",
     "add_up": "42 42",
+    "client.events": "attention 0",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }
 

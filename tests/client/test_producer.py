@@ -31,6 +31,7 @@ from plainsong.protocol.errors import (
 from tests.client.client_under_test import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -57,7 +58,7 @@ def test_automatic_ids_begin_with_0_and_go_on_after_the_last(client: Client, top
     assert producer.last_sequence_id == 99
     with client.producer(topic, "p") as again:
         assert (again.epoch, again.last_sequence_id) == (2, 99)
-        assert again.send(b"100").result(20).sequence_id == 100
+        assert again.send(b"100").result(PATIENCE_S).sequence_id == 100
     assert numbers(client, topic) == list(range(101))
 
 
@@ -69,7 +70,7 @@ def test_the_daemon_makes_names_that_nobody_has(client: Client, topic: str):
 
 def test_the_first_automatic_id_can_be_said(client: Client, topic: str):
     with client.producer(topic, "p", initial_sequence_id=41) as producer:
-        assert producer.send(b"a").result(20).sequence_id == 41
+        assert producer.send(b"a").result(PATIENCE_S).sequence_id == 41
         assert producer.publish([b"b", b"c"]).last_sequence_id == 43
 
 
@@ -77,7 +78,7 @@ def test_from_at_or_below_the_last_each_message_up_to_it_is_a_duplicate(client: 
     with client.producer(topic, "p") as producer:
         first = producer.publish([b"0", b"1", b"2", b"3"])
     with client.producer(topic, "p", initial_sequence_id=2) as again:
-        receipts = [again.send(b"%d" % n).result(20) for n in range(2, 6)]
+        receipts = [again.send(b"%d" % n).result(PATIENCE_S) for n in range(2, 6)]
         assert [receipt.duplicate for receipt in receipts] == [True, True, False, False]
         assert again.publish([b"6"]).duplicate is False
     with client.producer(topic, "p", initial_sequence_id=0) as third:
@@ -89,7 +90,7 @@ def test_from_at_or_below_the_last_each_message_up_to_it_is_a_duplicate(client: 
 def test_ids_of_ones_own_may_have_holes_and_are_never_mixed_with_automatic_ones(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         sents = [producer.send(b"%d" % n, sequence_id=n) for n in (3, 7, 12)]
-        assert [sent.result(20).sequence_id for sent in sents] == [3, 7, 12]
+        assert [sent.result(PATIENCE_S).sequence_id for sent in sents] == [3, 7, 12]
         with pytest.raises(ValueError, match="sequence ids"):
             producer.send(b"13")
         assert producer.publish([Outgoing(b"20", sequence_id=20)]).last_sequence_id == 20
@@ -121,7 +122,7 @@ def test_threads_agree_with_the_topic_about_the_order(client: Client, topic: str
 
 def test_values_attributes_and_routing_keys(client: Client, topic: str):
     with client.producer(topic, serializer=JSON) as producer:
-        producer.send({"a": 1}, attributes={"traceparent": "00"}, routing_key="k").result(20)
+        producer.send({"a": 1}, attributes={"traceparent": "00"}, routing_key="k").result(PATIENCE_S)
         producer.publish([[1], Outgoing([2], attributes={"own": "x"})], routing_key="r")
     found = list(client.read(topic, serializer=JSON))
     assert [message.value for message in found] == [{"a": 1}, [1], [2]]
@@ -155,7 +156,7 @@ def test_what_took_is_found_and_nothing_is_stored_twice(
         with far.producer(topic, "p") as producer:
             for n in range(20):
                 proxy.then = [mode] if n % 3 == 0 else []
-                receipt = producer.send(b"%d" % n).result(20)
+                receipt = producer.send(b"%d" % n).result(PATIENCE_S)
                 assert (receipt.sequence_id, receipt.duplicate, receipt.id is None) == (n, False, False)
         assert proxy.lost > 5
     assert numbers(client, topic) == list(range(20))
@@ -171,14 +172,14 @@ def test_requests_that_never_arrived_are_sent_again(client: Client, topic: str, 
         sents = [producer.send(b"%d" % n) for n in range(50)]
         eventually("it was refused once", lambda: not sents[0].done())
         proxy.mode = "pass"
-        assert [sent.result(20).sequence_id for sent in sents] == list(range(50))
+        assert [sent.result(PATIENCE_S).sequence_id for sent in sents] == list(range(50))
     assert numbers(client, topic) == list(range(50))
 
 
 def test_an_answer_that_never_comes_is_asked_for(client: Client, topic: str, shared_address: tuple[str, int]):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=0.5) as far,
+        Client(proxy.url, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         proxy.then = ["swallow"]
@@ -192,7 +193,7 @@ def test_a_deadline_of_ones_own_is_kept_behind_a_request_that_is_not_answered(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=3) as far,
+        Client(proxy.url, request_timeout_s=6) as far,
         far.producer(topic, "p") as producer,
     ):
         proxy.mode = "swallow"
@@ -202,7 +203,7 @@ def test_a_deadline_of_ones_own_is_kept_behind_a_request_that_is_not_answered(
         proxy.mode = "pass"
         assert not stuck.done(), "it was told while the other one was under way"
         assert (late.value.outcome, late.value.hint) == ("not-applied", "deadline_s is the limit")
-        assert stuck.result(20).sequence_id == 0
+        assert stuck.result(PATIENCE_S).sequence_id == 0
     assert numbers(client, topic) == [0]
 
 
@@ -261,7 +262,7 @@ def test_the_newest_of_a_name_fences_off_the_older_ones(client: Client, topic: s
         with client.producer(topic, "p") as new:
             with pytest.raises(ProducerFenced):
                 old.publish(b"late")
-            error = waiting.exception(20)
+            error = waiting.exception(PATIENCE_S)
             assert isinstance(error, ProducerFenced)
             assert error.outcome == "not-applied"
             with pytest.raises(ProducerFenced):
@@ -291,7 +292,7 @@ def test_the_old_generation_tells_what_became_of_the_last_request(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=0.5) as far,
+        Client(proxy.url, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         proxy.mode = "swallow"
@@ -300,7 +301,7 @@ def test_the_old_generation_tells_what_became_of_the_last_request(
         client.delete_topic(topic)
         client.create_topic(topic)
         proxy.mode = "pass"
-        assert sent.result(20).generation == 1
+        assert sent.result(PATIENCE_S).generation == 1
         with pytest.raises(GenerationChanged):
             producer.publish(b"another")
     assert payloads(client, topic) == []
@@ -332,9 +333,9 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer(client: Clie
         good, bad, behind = (
             producer.send(payload, sequence_id=n) for n, payload in enumerate([b"0", b"x" * (9 << 20), b"2"])
         )
-        assert good.result(20)
-        assert isinstance(bad.exception(20), MessageTooLarge)
-        assert isinstance(behind.exception(20), ProducerStopped)
+        assert good.result(PATIENCE_S)
+        assert isinstance(bad.exception(PATIENCE_S), MessageTooLarge)
+        assert isinstance(behind.exception(PATIENCE_S), ProducerStopped)
         with pytest.raises(ProducerStopped):
             producer.send(b"3", sequence_id=3)
         assert producer.last_sequence_id == 0
@@ -402,7 +403,7 @@ def test_what_is_aborted_or_left_open_is_nowhere_and_uses_no_id(client: Client, 
 
 
 def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic: str):
-    with client.producer(topic, "p", transaction_timeout_s=0.05) as producer:
+    with client.producer(topic, "p", transaction_timeout_s=2) as producer:
         tx = producer.begin("key")
         tx.write(b"x")
         eventually("its buffer is free", lambda: tx._transaction.state == "aborted" and len(tx) == 0)
@@ -418,9 +419,9 @@ def test_a_commit_whose_answer_is_lost_is_found_out(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=0.5) as far,
+        Client(proxy.url, request_timeout_s=3) as far,
         far.producer(topic, "p") as producer,
-        producer.begin("key", timeout_s=0.1) as tx,
+        producer.begin("key", timeout_s=2) as tx,
     ):
         tx.write(b"a")
         tx.write(b"b")
@@ -473,7 +474,7 @@ def test_inside_a_block_a_producer_publishes_under_the_transaction(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=0.5) as far,
+        Client(proxy.url, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         with far.transaction():

@@ -14,6 +14,7 @@ from plainsong import Client
 from plainsong.errors import ProducerStopped
 from tests.client.conftest import url_of
 from tests.daemon.harness import Daemon, eventually
+from tests.patience import PATIENCE_S
 
 #: Publishes the lines of a file, each under its offset; run again, it goes on where the topic says it is.
 FROM_A_FILE = """
@@ -154,7 +155,7 @@ def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon
         producer = client.producer("t", "p", delivery_timeout_s=0.5, linger_ms=0)
         one.kill()
         first = producer.send(b"1", sequence_id=1)
-        error = first.exception(20)
+        error = first.exception(PATIENCE_S)
         assert getattr(error, "outcome", None) == "not-applied"
         one.start()
         eventually("it has stopped", lambda: producer._state.waiting.stopped is not None)

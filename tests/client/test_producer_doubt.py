@@ -109,7 +109,7 @@ def test_a_daemon_refuses_ids_of_an_undone_transaction_also_when_the_answer_is_l
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=0.5) as far,
+        Client(proxy.url, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         with suppress(KeyError), far.transaction():

@@ -16,6 +16,7 @@ from plainsong.publisher_queue import ITEM_BYTES
 from tests.client.client_under_test import Client, only_threads
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -44,7 +45,7 @@ def test_futures_work_with_what_python_has_for_futures(client: Client, topic: st
         called = []
         last = publisher.send(b"z")
         last.add_done_callback(called.append)
-        assert last.result(20)
+        assert last.result(PATIENCE_S)
         assert last.exception() is None
         eventually("the callback was called", lambda: called == [last])
         assert not last.cancel()
@@ -58,7 +59,7 @@ def test_futures_work_with_what_python_has_for_futures(client: Client, topic: st
 def test_messages_linger_and_go_together(client: Client, topic: str):
     with client.publisher(topic, linger_ms=60_000, max_batch_messages=5) as publisher:
         sents = [publisher.send(b"%d" % n) for n in range(5)]
-        together = {sent.result(20)[:8] for sent in sents}
+        together = {sent.result(PATIENCE_S)[:8] for sent in sents}
         assert len(together) == 1, "a full batch does not linger"
         waiting = publisher.send(b"5")
         with pytest.raises(FutureTimeoutError):
@@ -106,7 +107,7 @@ def test_values_and_times_to_live_go_along(client: Client, topic: str):
 def test_one_message_too_large_fails_alone(client: Client, topic: str):
     with client.publisher(topic, linger_ms=50, max_batch_bytes=64 << 20, max_pending_bytes=64 << 20) as publisher:
         sents = [publisher.send(bytes(9 << 20) if n == 3 else b"%d" % n) for n in range(6)]
-        assert isinstance(sents[3].exception(20), MessageTooLarge)
+        assert isinstance(sents[3].exception(PATIENCE_S), MessageTooLarge)
     assert payloads(client, topic) == [b"0", b"1", b"2", b"4", b"5"]
 
 
@@ -114,13 +115,19 @@ def test_a_failure_nobody_asked_about_is_told_when_closing(client: Client, topic
     publisher = client.publisher("not-there")
     publisher.send(b"x")
     heard = publisher.send(b"y")
-    assert isinstance(heard.exception(20), TopicNotFound)
+    assert isinstance(heard.exception(PATIENCE_S), TopicNotFound)
     with pytest.raises(NotSent) as caught:
         publisher.close()
     assert (caught.value.unsent, caught.value.unknown, caught.value.outcome) == (1, 0, "not-applied")
     publisher.close()
     with pytest.raises(Closed):
         publisher.send(b"z")
+
+
+def test_only_what_time_may_help_is_said_to_need_time():
+    assert NotSent(1, 0).hint == "their futures say which; give close a longer timeout_s"
+    assert NotSent(0, 1, [ConnectionLost("gone")]).hint == "their futures say which; give close a longer timeout_s"
+    assert NotSent(1, 0, [MessageTooLarge("9 MiB")]).hint == "their futures say which"
 
 
 def test_a_message_without_a_topic_is_refused(client: Client):
@@ -204,7 +211,7 @@ def test_who_waits_for_room_is_told_when_the_publisher_closes(nobody: Client):
     eventually("it waits", lambda: publisher._sender.room._waiters)
     with pytest.raises(NotSent):
         publisher.close(0)
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert told
 
 
@@ -246,10 +253,10 @@ def test_a_lost_answer_is_told_as_unknown_and_what_follows_goes_on(client: Clien
         proxy.then = ["lose"]
         with through.publisher(topic, max_batch_messages=1) as publisher:
             first, second = publisher.send(b"1"), publisher.send(b"2")
-            error = first.exception(20)
+            error = first.exception(PATIENCE_S)
             assert isinstance(error, ConnectionLost)
             assert error.outcome == "unknown"
-            assert second.result(20)
+            assert second.result(PATIENCE_S)
     assert payloads(client, topic) == [b"1", b"2"], "it had taken"
 
 
@@ -267,8 +274,8 @@ def test_at_least_once_sends_again_and_keeps_the_order(client: Client, topic: st
 def test_an_answer_that_does_not_come_ends_with_the_delivery_timeout(topic: str, shared_address):
     with Proxy(shared_address) as proxy, Client(proxy.url) as through:
         proxy.mode = "swallow"
-        with through.publisher(topic, delivery_timeout_s=0.3) as publisher:
-            error = publisher.send(b"1").exception(20)
+        with through.publisher(topic, delivery_timeout_s=2) as publisher:
+            error = publisher.send(b"1").exception(PATIENCE_S)
         assert isinstance(error, DeadlineExceeded)
         assert error.outcome == "unknown"
 
@@ -285,7 +292,7 @@ def test_a_publish_whose_answer_is_lost_is_unknown(client: Client, topic: str, s
 
 
 def test_a_request_without_an_answer_ends_in_time(client: Client, topic: str, shared_address):
-    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=0.2, deadline_s=0.7) as through:
+    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=1, deadline_s=3) as through:
         proxy.mode = "swallow"
         with pytest.raises(DeadlineExceeded) as caught:
             through.publish(topic, b"1")

@@ -13,10 +13,11 @@ import plainsong
 from plainsong import AsyncClient, FilePosition
 from plainsong.protocol.errors import InvalidParameter
 from tests.client.client_under_test import Client
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 #: Far beyond what a stop takes; a poll would wait for thirty seconds.
-SOON_S = 10.0
+SOON_S = PATIENCE_S
 
 
 def test_get_returns_messages_one_by_one_and_none_when_nothing_came_in_time(client: Client, topic: str):

@@ -24,6 +24,7 @@ from tests.client.conftest import url_of
 from tests.client.proxy import Proxy
 from tests.client.simulation import kind
 from tests.daemon.harness import Daemon
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -62,7 +63,7 @@ def test_a_producers_requests_are_deduplicated_over_a_stream(client: Client, top
 def test_a_write_pointer_gets_its_publish_response(client: Client, topic: str):
     transaction = client.transactions.begin()
     with client.stream(topic) as stream:
-        answer = stream.send(PublishRequest([b"x"], write_pointer=transaction.write_pointer)).result(10)
+        answer = stream.send(PublishRequest([b"x"], write_pointer=transaction.write_pointer)).result(PATIENCE_S)
     assert isinstance(answer, PublishResponse)
     assert answer.write_pointer == transaction.write_pointer
     client.transactions.abort(transaction)
@@ -75,9 +76,9 @@ def test_a_refused_request_says_why_and_the_others_are_there(client: Client, top
         stream.send(PublishRequest([b"x"], generation=-1)),
         stream.publish(b"b"),
     )
-    assert isinstance(bad.exception(10), BadRequest)
+    assert isinstance(bad.exception(PATIENCE_S), BadRequest)
     assert bad.exception().outcome == "not-applied"
-    assert good.result(10).first_id < more.result(10).first_id
+    assert good.result(PATIENCE_S).first_id < more.result(PATIENCE_S).first_id
     stream.close()
 
 
@@ -87,7 +88,7 @@ def test_failures_nobody_asked_about_are_told_by_flush_and_close(client: Client)
     with pytest.raises(NotSent):
         stream.flush()
     asked = stream.publish(b"b")
-    assert isinstance(asked.exception(10), TopicNotFound)
+    assert isinstance(asked.exception(PATIENCE_S), TopicNotFound)
     stream.close()
 
 
@@ -143,7 +144,7 @@ def test_what_cannot_be_opened_says_so(shared_url: str):
 def test_a_stream_is_opened_at_the_first_daemon_that_answers(shared_url: str, topic: str):
     urls = ["http://127.0.0.1:1", shared_url]
     with Client(urls) as client, client.stream(topic) as stream:
-        stream.publish(b"x").result(10)
+        stream.publish(b"x").result(PATIENCE_S)
 
     async def main() -> None:
         async with AsyncClient(urls) as own, own.stream(topic) as stream:
@@ -155,7 +156,7 @@ def test_a_stream_is_opened_at_the_first_daemon_that_answers(shared_url: str, to
 def test_a_forked_child_has_no_part_in_a_stream(client: Client, topic: str):
     only_threads("event loops do not fork")
     stream = client.stream(topic)
-    stream.publish(b"before").result(10)
+    stream.publish(b"before").result(PATIENCE_S)
     if not (child := os.fork()):  # nothing of pytest may run on in the child
         try:
             stream.publish(b"child")
@@ -164,7 +165,7 @@ def test_a_forked_child_has_no_part_in_a_stream(client: Client, topic: str):
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    stream.publish(b"after").result(10)
+    stream.publish(b"after").result(PATIENCE_S)
     stream.close()
     assert [message.payload for message in client.read(topic)] == [b"before", b"after"]
 
@@ -177,11 +178,11 @@ def test_a_cut_leaves_each_unanswered_request_unknown_and_ends_the_stream(
 ):
     with Proxy(shared_address) as proxy, Client(proxy.url) as through:
         stream = through.stream(topic)
-        stream.publish(b"answered").result(10)
+        stream.publish(b"answered").result(PATIENCE_S)
         proxy.mode = "lose"
         lost = stream.publish(b"lost")
         with pytest.raises(OutcomeUnknown) as caught:
-            lost.result(10)
+            lost.result(PATIENCE_S)
         assert caught.value.outcome == "unknown"
         with pytest.raises(Closed):
             stream.publish(b"more")
@@ -190,11 +191,11 @@ def test_a_cut_leaves_each_unanswered_request_unknown_and_ends_the_stream(
 
 
 def test_an_answer_that_does_not_come_in_time_is_unknown(topic: str, shared_address: tuple[str, int]):
-    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=0.2) as through:
+    with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=2) as through:
         stream = through.stream(topic)
         proxy.mode = "swallow"
         with pytest.raises(OutcomeUnknown):
-            stream.publish(b"x").result(10)
+            stream.publish(b"x").result(PATIENCE_S)
         stream.close()
 
 
@@ -233,7 +234,7 @@ def test_limits_hold_at_a_daemon_that_pings_and_reads_nothing(deaf_url: str):
     with Client(deaf_url, request_timeout_s=1) as client:
         stream = client.stream("t", max_pending_bytes=64 << 20)
         tickets = [stream.publish(b"x" * 1_000_000) for _ in range(20)]
-        assert isinstance(tickets[0].exception(20), OutcomeUnknown)
+        assert isinstance(tickets[0].exception(PATIENCE_S), OutcomeUnknown)
         with pytest.raises(NotSent):
             stream.close(1)
 
@@ -244,7 +245,7 @@ def test_closing_within_a_limit_does_not_wait_for_a_daemon_that_reads_nothing(de
         tickets = [stream.publish(b"x" * 1_000_000) for _ in range(20)]
         with pytest.raises(NotSent):
             stream.close(0.5)
-        assert all(isinstance(ticket.exception(0.1), OutcomeUnknown) for ticket in tickets)
+        assert all(isinstance(ticket.exception(PATIENCE_S), OutcomeUnknown) for ticket in tickets)
 
 
 def publish_until_closed(stream, tickets, form, after_each=lambda sent: None) -> None:
@@ -261,13 +262,13 @@ def test_a_daemon_that_leaves_answers_what_it_took_and_the_rest_did_not_happen(d
         client.create_topic("t")
         stream = client.stream("t")
         tickets = [stream.publish(b"0")]
-        tickets[0].result(10)
+        tickets[0].result(PATIENCE_S)
         running.signal(signal.SIGTERM)
         publish_until_closed(stream, tickets, b"%d")
         assert running.wait() == 0
         stored = 0
         for ticket in tickets:
-            error = ticket.exception(10)
+            error = ticket.exception(PATIENCE_S)
             stored += error is None
             assert error is None or error.outcome == "not-applied"
         with suppress(NotSent):  # of very many failures not every ticket is kept to see whether it was asked
@@ -288,7 +289,7 @@ def test_acknowledged_requests_survive_sigkill_in_order(daemon: Callable[..., Da
             stream = client.stream("t")
             tickets = []
             publish_until_closed(stream, tickets, b"%d %%d" % turn, lambda sent: sent == enough and running.kill())
-            outcomes = [ticket.exception(10) for ticket in tickets]
+            outcomes = [ticket.exception(PATIENCE_S) for ticket in tickets]
             with suppress(NotSent):
                 stream.close()
         promised = sum(error is None for error in outcomes)

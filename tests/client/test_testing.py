@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import unittest
 import urllib.request
 from pathlib import Path
 
@@ -126,6 +127,13 @@ def test_without_a_daemon_it_says_how_to_install_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DaemonNotInstalled, match="pip install plainsong-server"):
         command()
+    assert issubclass(DaemonNotInstalled, unittest.SkipTest)  # a test that calls broker() itself is skipped too
+
+
+def test_a_command_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("PLAINSONG_COMMAND", "/nowhere/plainsong")
+    with pytest.raises(DaemonFailed, match=r"^/nowhere/plainsong cannot be run: No such file or directory"), broker():
+        pass
 
 
 def test_fixtures_of_pytest_give_each_test_a_namespace_of_one_daemon(plainsong_client, plainsong_broker):

@@ -14,7 +14,8 @@ from test_transactions import Rows, committed
 from plainsong import Client
 from plainsong.protocol.errors import PlainsongError, TransactionNotInProgress
 from tests.client.conftest import url_of
-from tests.daemon.harness import PATIENCE_S, Daemon, eventually
+from tests.daemon.harness import Daemon, eventually
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 

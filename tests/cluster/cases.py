@@ -14,6 +14,7 @@ import trio
 from tests.cluster.harness import Instance
 from tests.cluster.proxy import GOOD, Fate
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
+from tests.patience import PATIENCE_S
 
 #: More than fits into a cell, with ``storage.hbase.max_cell_bytes`` at its least: its payloads get rows of their own.
 LARGE = "x" * 100_000
@@ -22,8 +23,6 @@ MAX_CELL_BYTES = 256 << 10
 REQUESTS = ((0,), (1, 2, 3), (4, 5, 6), (10,))
 #: How much of it a reader may see: a batch is there whole, or not at all.
 WHOLE = (0, 1, 4, 7, 8)
-#: How long a client asks again before it is no failure that is over.
-PATIENCE_S = 60.0
 
 
 @dataclass(slots=True, eq=False)

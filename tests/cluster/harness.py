@@ -56,8 +56,18 @@ def shifted_clock(shift: Path) -> dict[str, str]:
 class Instance:
     """One daemon, with its proxies to HBase and, in a cluster, to ZooKeeper."""
 
-    def __init__(self, name: str, daemon: Daemon, thrift: Proxy, zookeeper: Proxy | None, shift: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        daemon: Daemon,
+        thrift: Proxy,
+        zookeeper: Proxy | None,
+        shift: Path | None,
+        links: Proxy | None = None,
+    ) -> None:
         self.name, self.daemon, self.thrift, self.zookeeper, self._shift = name, daemon, thrift, zookeeper, shift
+        self.links = links
+        """Before its advertised address: what other instances send it goes through here."""
         self.up = trio.Event()
         self.state = "down"
         """``up``, ``down`` or ``frozen``."""
@@ -69,7 +79,7 @@ class Instance:
 
     @property
     def proxies(self) -> list[Proxy]:
-        return [self.thrift] if self.zookeeper is None else [self.thrift, self.zookeeper]
+        return [each for each in (self.thrift, self.zookeeper, self.links) if each is not None]
 
     async def start(self) -> None:
         """Until it says that it serves. Raises DaemonEnded."""
@@ -179,6 +189,7 @@ async def open_cluster(
     *sets: str,
     alone: bool = False,
     clocks: bool = False,
+    links: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
     """So many instances on empty tables, serving; all are gone when the block is left.
@@ -187,6 +198,7 @@ async def open_cluster(
       sets: settings of all of them, as ``section.key=value``.
       alone: without ZooKeeper: each owns everything, which only one at a time may.
       clocks: their clocks can be set.
+      links: what they send each other goes through proxies, too.
     """
     prefix = "t" + directory.name.replace("-", "_")[-40:] + "_"
     async with AsyncExitStack() as stack:
@@ -196,11 +208,15 @@ async def open_cluster(
             thrift = await stack.enter_async_context(open_proxy(hbase.address, framed=True))
             settings = [*SETTINGS, "storage.kind=hbase", f"storage.hbase.thrift={thrift.text}"]
             settings += [f"storage.hbase.table_prefix={prefix}"]
-            bind, zookeeper = f"127.0.0.1:{free_port()}", None
+            port, zookeeper, before = free_port(), None, None
+            bind = advertised = f"127.0.0.1:{port}"
+            if links:
+                before = await stack.enter_async_context(open_proxy(("127.0.0.1", port)))
+                advertised = before.text
             if not alone:
                 zookeeper = await stack.enter_async_context(open_proxy(("127.0.0.1", hbase.zookeeper)))
                 settings += [f"cluster.zookeeper={zookeeper.text}/{prefix}", f"cluster.instance={name}"]
-                settings += [f"cluster.session_timeout_s={SESSION_TIMEOUT_S}", f"cluster.advertise={bind}"]
+                settings += [f"cluster.session_timeout_s={SESSION_TIMEOUT_S}", f"cluster.advertise={advertised}"]
             shift = directory / f"{name}.shift" if clocks else None
             said = dict(environ or {})
             if shift is not None:
@@ -208,7 +224,7 @@ async def open_cluster(
                 said |= shifted_clock(shift)
             daemon = Daemon(directory / name, *settings, *sets, bind=bind, environ=said)
             stack.callback(daemon.end)
-            instances.append(Instance(name, daemon, thrift, zookeeper, shift))
+            instances.append(Instance(name, daemon, thrift, zookeeper, shift, before))
         for each in instances:
-            await each.start()
+            await each.start_again()
         yield Cluster(hbase, instances)

@@ -12,8 +12,9 @@ from random import Random
 import trio
 
 from tests.cluster.harness import SESSION_TIMEOUT_S, Cluster
-from tests.cluster.proxy import Storm
+from tests.cluster.proxy import WAYS, Storm, Way
 from tests.cluster.voices import Doubt, NotSent, Refused, Stage
+from tests.patience import PATIENCE_S
 
 HOUR_S = 3_600
 
@@ -139,6 +140,29 @@ async def no_gateway(attack: Attack) -> None:
     instance.thrift.heal()
 
 
+async def unheard_link(attack: Attack) -> None:
+    """What others send an instance, or what it answers them, does not arrive; what it sends them does."""
+    instance = attack.rng.choice(attack.cluster.instances)
+    way: Way = attack.rng.choice(WAYS)
+    attack.note(f"links to {instance.name} are cut in one direction: {way}")
+    assert instance.links is not None
+    instance.links.stall(way)
+    await attack.lasts(1, SESSION_TIMEOUT_S + 3)
+    instance.links.heal()
+
+
+async def no_links(attack: Attack) -> None:
+    """No instance reaches any other, in either direction; ZooKeeper and HBase are there for all of them."""
+    links = [each.links for each in attack.cluster.instances if each.links is not None]
+    stalls = attack.rng.random() < 0.5
+    attack.note(f"all links are cut: {'stall' if stalls else 'refuse'}")
+    for proxy in links:
+        (proxy.stall if stalls else proxy.refuse)()
+    await attack.lasts(1, SESSION_TIMEOUT_S + 3)
+    for proxy in links:
+        proxy.heal()
+
+
 async def no_zookeeper(attack: Attack) -> None:
     """An instance, or all of them, reach ZooKeeper no more."""
     everybody = attack.cluster.instances
@@ -220,7 +244,7 @@ async def drain(attack: Attack) -> None:
 async def _order(attack: Attack, method: str, path: str, value: object = None) -> None:
     """Ask until somebody does it."""
     async with attack.stage.voice(attack.rng.randrange(1 << 30)) as voice:
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             while True:
                 try:
                     await voice.tell(method, path, value)
@@ -232,6 +256,8 @@ async def _order(attack: Attack, method: str, path: str, value: object = None) -
 
 #: What can be done to front ends besides.
 OF_FRONT_ENDS: tuple[Fault, ...] = (front_end_dies, front_end_freezes, owner_process_dies, whole_pause)
+#: What can be done to links that go through proxies.
+OF_LINKS: tuple[Fault, ...] = (unheard_link, no_links)
 #: Every kind there is.
 ALL: tuple[Fault, ...] = (
     *(kill, restart, pause, long_pause, lossy_gateway, no_gateway, no_zookeeper),

@@ -17,6 +17,9 @@ import trio
 
 Fault = Literal["none", "lost request", "late request", "cut request", "lost answer", "late answer", "cut answer"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)[1:]
+Way = Literal["there", "back"]
+"""What who connects sends, and what comes back."""
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class Once:
         return self._fate
 
 
+def moving() -> trio.Event:
+    """A flow that moves."""
+    event = trio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, eq=False)
 class _Pair:
     """A connection and the one behind it."""
@@ -90,8 +100,7 @@ class Proxy:
         self._listener = listener
         self._pairs: set[_Pair] = set()
         self._refuses = False
-        self._moves = trio.Event()
-        self._moves.set()
+        self._flows = {way: moving() for way in WAYS}
 
     @property
     def address(self) -> tuple[str, int]:
@@ -105,11 +114,13 @@ class Proxy:
         host, port = self.address
         return f"{host}:{port}"
 
-    def stall(self) -> None:
-        """Nothing moves any more, in either direction; connections are taken, and wait."""
-        if self._moves.is_set():
-            self._moves = trio.Event()
-            self.faults["stall"] += 1
+    def stall(self, *ways: Way) -> None:
+        """Nothing moves any more, in either direction or in those that are named; connections are taken, and wait."""
+        if all(flow.is_set() for flow in self._flows.values()):
+            self.faults[" ".join(["stall", *ways])] += 1
+        for way in ways or WAYS:
+            if self._flows[way].is_set():
+                self._flows[way] = trio.Event()
 
     def refuse(self) -> None:
         """Cut every connection, and any that comes."""
@@ -120,7 +131,8 @@ class Proxy:
     def heal(self) -> None:
         """What stood still moves, what comes is let through, and no fault is chosen any more."""
         self.choose, self._refuses = calm, False
-        self._moves.set()
+        for flow in self._flows.values():
+            flow.set()
 
     def cut_all(self) -> None:
         """Break every connection there is."""
@@ -130,7 +142,7 @@ class Proxy:
     async def serve(self, near: trio.SocketStream) -> None:
         """One connection, until either side ends it."""
         async with near:
-            await self._moves.wait()
+            await self._flows["there"].wait()
             if self._refuses:
                 return
             with suppress(OSError):
@@ -142,19 +154,19 @@ class Proxy:
         try:
             with pair.cut:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._carry, pair, pair.near, self._request)
-                    nursery.start_soon(self._carry, pair, pair.far, self._answer)
+                    nursery.start_soon(self._carry, pair, "there", pair.near, self._request)
+                    nursery.start_soon(self._carry, pair, "back", pair.far, self._answer)
         finally:
             self._pairs.discard(pair)
 
     async def _carry(
-        self, pair: _Pair, source: trio.SocketStream, piece: Callable[[_Pair, bytes], Awaitable[None]]
+        self, pair: _Pair, way: Way, source: trio.SocketStream, piece: Callable[[_Pair, bytes], Awaitable[None]]
     ) -> None:
         """Pieces of one direction; the end of one is the end of both."""
         reader = _Pieces(source, framed=self._framed)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await reader.next():
-                await self._moves.wait()
+                await self._flows[way].wait()
                 await piece(pair, data)
         pair.cut.cancel()
 
@@ -190,7 +202,7 @@ class Proxy:
             return
         if fate.fault == "late answer":
             await trio.sleep(fate.delay_s)
-            await self._moves.wait()
+            await self._flows["back"].wait()
         if fate.fault == "cut answer":
             await pair.near.send_all(data[: len(data) // 2])
             pair.cut.cancel()

@@ -25,8 +25,9 @@ async def read_page(
     limit: int | None = None,
     wait_ms: int = 0,
     at: Instance | None = None,
+    noted: bool = True,
 ) -> Poll:
-    """One page into the history, exclusively from ``position``. Raises NotSent, Doubt, Refused."""
+    """One page, exclusively from ``position``; ``noted``: into the history. Raises NotSent, Doubt, Refused."""
     instance = at or voice.somebody()
     request = PollRequest(position, position is None, limit)
     query = "&".join(["isolation=committed"] * committed + [f"wait_ms={wait_ms}"] * bool(wait_ms))
@@ -47,7 +48,8 @@ async def read_page(
         answer.headers["plainsong-end"],  # type: ignore[arg-type]  # one of the three
         None if held_by is None else int(held_by),
     )
-    voice.stage.history.polls.append(poll)
+    if noted:
+        voice.stage.history.polls.append(poll)
     voice.stage.count("polled")
     return poll
 
@@ -58,18 +60,18 @@ async def reader(stage: Stage, seed: int, *, committed: bool, waits: bool, pause
         topic, position = voice.rng.choice(stage.topics), None
         while not stage.over:
             try:
-                limit = None if waits else voice.rng.choice((7, 50, None))
+                limit = None if waits else voice.rng.choice(stage.limits)
                 page = await read_page(
                     voice, topic, position, committed=committed, limit=limit, wait_ms=2_000 if waits else 0
                 )
             except (NotSent, Doubt, Refused):
-                await trio.sleep(pause_s)
+                await stage.rest(pause_s)
                 continue
             position = page.through or position
             if page.end != "more" and not waits and voice.rng.random() < 0.2:
                 topic, position = voice.rng.choice(stage.topics), None
             if page.end == "held" or not waits:
-                await trio.sleep(pause_s)
+                await stage.rest(pause_s)
 
 
 async def read_whole(voice: Voice, topic: str, at: Instance, *, committed: bool) -> None:

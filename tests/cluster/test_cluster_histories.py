@@ -47,16 +47,24 @@ async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_pa
     assert report.is_good, str(report)
 
 
+async def test_nor_while_connections_between_them_are_cut_in_one_direction_and_in_both(hbase, tmp_path):
+    async with open_cluster(hbase, tmp_path, 2, links=True) as cluster:
+        report = await run(cluster, [nemesis.unheard_link, nemesis.no_links, nemesis.unheard_link], SEED + 3)
+    print(report)
+    assert report.is_good, str(report)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 10, SEED + 16))
 async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
     """The report of each run is appended to ``build/torture/cluster.txt``. Every other cluster has front ends."""
     rng, front_ends = Random(seed), seed % 2
-    kinds = (*nemesis.ALL, *nemesis.OF_FRONT_ENDS) if front_ends else nemesis.ALL
+    kinds = (*nemesis.ALL, *nemesis.OF_LINKS, *(nemesis.OF_FRONT_ENDS if front_ends else ()))
     faults: list[Fault] = []
     for _ in range(4):
         faults += rng.sample(kinds, len(kinds))
-    async with open_cluster(hbase, tmp_path, 3, f"http.processes={1 + front_ends}", clocks=CLOCKS) as cluster:
+    processes = f"http.processes={1 + front_ends}"
+    async with open_cluster(hbase, tmp_path, 3, processes, clocks=CLOCKS, links=True) as cluster:
         report = await run(cluster, [each for each in faults if CLOCKS or each is not nemesis.wrong_clock], seed)
     report.append_to(REPORT)
     assert report.is_good, str(report)

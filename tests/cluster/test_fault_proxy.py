@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from tests.cluster.proxy import FAULTS, Fate, Once, Storm, open_proxy
+from tests.patience import PATIENCE_S
 
 REQUEST = b"\x00\x00\x00\x06please"
 
@@ -59,7 +60,7 @@ async def talk(echo):
 async def whole(stream, size=10):
     """What comes, until there is so much of it, or the end."""
     got = b""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while len(got) < size and (more := await stream.receive_some()):
             got += more
     return got
@@ -109,7 +110,7 @@ async def test_a_late_request_arrives_though_its_sender_has_gone(proxy, echo, ta
     await nothing_comes(stream)
     await stream.aclose()
     assert echo.got == b""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await proxy.landed.wait()
     assert echo.got == REQUEST
 
@@ -142,7 +143,7 @@ async def test_a_cut_answer_arrives_in_half_and_the_connection_ends(proxy, echo,
 async def ended(stream):
     """What comes until the end, however that is told."""
     got = b""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         try:
             while more := await stream.receive_some():
                 got += more
@@ -164,6 +165,24 @@ async def test_what_stalls_goes_on_where_it_was(proxy, echo, talk):
     proxy.heal()
     assert await whole(stream) == REQUEST
     assert await whole(other) == REQUEST
+
+
+async def test_one_direction_may_stall_while_the_other_goes_on(proxy, echo, talk):
+    stream = await talk(proxy)
+    assert await ask(stream) == REQUEST
+    proxy.stall("back")
+    await stream.send_all(REQUEST)
+    await nothing_comes(stream)
+    assert echo.got == REQUEST * 2
+    proxy.heal()
+    assert await whole(stream) == REQUEST
+    proxy.stall("there")
+    await stream.send_all(REQUEST)
+    await nothing_comes(stream)
+    assert echo.got == REQUEST * 2
+    proxy.heal()
+    assert await whole(stream) == REQUEST
+    assert echo.got == REQUEST * 3
 
 
 async def test_who_is_refused_is_cut_until_it_is_over(proxy, echo, talk):

@@ -8,6 +8,7 @@ import trio
 from tests.cluster.cases import MAX_CELL_BYTES, ByTopic, Case, Client, course
 from tests.cluster.harness import Instance, open_cluster
 from tests.cluster.proxy import FAULTS, Fate, calm
+from tests.patience import PATIENCE_S
 
 #: A course makes from 16 to 19; what is beyond is not disturbed.
 CALLS = range(1, 21)
@@ -49,7 +50,7 @@ async def test_whichever_call_to_hbase_the_daemon_dies_in_each_message_is_there_
         dying = ByTopic(cases, ends=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_all, cluster[0], cases, dying)
-            with trio.fail_after(60):
+            with trio.fail_after(PATIENCE_S):
                 await dying.all_hit.wait()
             await cluster[0].kill()
             cluster[0].thrift.choose = calm

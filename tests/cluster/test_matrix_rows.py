@@ -25,6 +25,7 @@ from tests.cluster.harness import SESSION_TIMEOUT_S, Cluster, Instance, open_clu
 from tests.cluster.proxy import Fate, Once, calm
 from tests.daemon.harness import Daemon
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, ask, topic_path
+from tests.patience import PATIENCE_S
 
 TX = "/v1/transactions"
 
@@ -162,7 +163,7 @@ def test_e51_a_batch_larger_than_a_cell_is_whole_and_a_message_larger_than_one_i
 async def tell(instance: Instance, method: str, path: str, value: Any = None) -> Answer | None:
     """The answer; None when there is none within a call's time."""
     body = b"" if value is None else json.dumps(value).encode()
-    with trio.move_on_after(8), suppress(ConnectionLost, NotConnected):
+    with trio.move_on_after(30), suppress(ConnectionLost, NotConnected):
         async with await Talk.to(instance.address) as talk:
             return await talk.ask(method, topic_path("t", path), body, JSON_HEADERS)
     return None
@@ -170,7 +171,7 @@ async def tell(instance: Instance, method: str, path: str, value: Any = None) ->
 
 async def until_told(instance: Instance, method: str, path: str, value: Any = None) -> Answer:
     """Asked again until the answer is 200."""
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE_S):
         while True:
             answer = await tell(instance, method, path, value)
             if answer is not None and answer.status == 200:
@@ -181,7 +182,7 @@ async def until_told(instance: Instance, method: str, path: str, value: Any = No
 
 async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_taken_unchecked(hbase, tmp_path):
     request = {"producer": "p", "sequenceIds": [0], "messages": ["m0"]}
-    async with open_cluster(hbase, tmp_path, 1, alone=True) as cluster:
+    async with open_cluster(hbase, tmp_path, 1, "storage.hbase.timeout_s=12", alone=True) as cluster:
         instance, answers = cluster[0], []
         await until_told(instance, "PUT", "?ifNotExists=true", {})
 

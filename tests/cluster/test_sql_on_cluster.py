@@ -24,6 +24,7 @@ from plainsong.sql import SqlParticipant, recover
 from tests.cluster.harness import Cluster, Instance, open_cluster
 from tests.daemon.harness import ROOT, clean_environ, eventually
 from tests.daemon.talk import JSON_HEADERS, ConnectionLost, NotConnected, Talk
+from tests.patience import PATIENCE_S
 from tests.sql.conftest import Base
 from tests.sql.server import NoServer, Postgres
 from tests.sql.worker import POINTS, Knife
@@ -31,7 +32,6 @@ from tests.sql.worker import POINTS, Knife
 WORKER = ROOT / "tests/sql/worker.py"
 #: More than it takes until there is another owner, also on a busy machine.
 TIMEOUT_S = 60
-PATIENCE_S = 60.0
 Blow = Callable[[Cluster, Instance], Awaitable[None]]
 
 

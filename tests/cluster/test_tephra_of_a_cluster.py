@@ -16,8 +16,8 @@ from plainsong.protocol.transactions.transaction import Transaction
 from tests.cluster.harness import Cluster, Instance, open_cluster
 from tests.daemon.harness import Daemon, free_port
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 #: What tells a client to ask again.
 LATER = ("no_owner", "recovering", "transactions_unavailable", "overloaded", "shutting_down")
 

@@ -48,6 +48,13 @@ class Refused(Exception):
 class Stage:
     """What all clients share: the cluster, the topics, and what is noted."""
 
+    #: How many messages a request may have, how long a page may be, how long a transaction may take.
+    sizes: tuple[int, ...] = (1, 1, 1, 3, 40)
+    limits: tuple[int | None, ...] = (7, 50, None)
+    timeouts_s: tuple[int, ...] = (2, 10, 30)
+    #: How likely a transaction stores its messages first, and publishes what is stored.
+    stores = 0.0
+
     def __init__(self, cluster: Cluster, topics: list[str], seed: int, *, plain: bool = False) -> None:
         self.cluster, self.topics, self.rng, self.plain = cluster, topics, Random(seed), plain
         self.isolations = (False,) if plain else (True, False)
@@ -64,6 +71,10 @@ class Stage:
     def voice(self, seed: int) -> Voice:
         """One more client."""
         return Voice(self, seed)
+
+    async def rest(self, pause_s: float) -> None:
+        """What a client does between two requests."""
+        await trio.sleep(pause_s)
 
     def count(self, what: str) -> None:
         self.answers[what] += 1

@@ -34,8 +34,26 @@ async def publish(voice: Voice, write: Write, pointer: int | None = None, **more
     voice.stage.count("acknowledged")
 
 
+async def store_and_publish(voice: Voice, write: Write, pointer: int) -> None:
+    """The messages in two stores, and then a publish of what is stored. Raises NotSent, Doubt, Refused."""
+    cut = voice.rng.randrange(len(write.payloads) + 1)
+    for part in (write.payloads[:cut], write.payloads[cut:]):
+        if part:
+            body = JSON.encode_publish(PublishRequest(part, pointer))
+            await voice.ask("POST", topic_path(write.topic, "/store"), body, RECEIPT)
+    write.sent()
+    body = JSON.encode_publish(PublishRequest((), pointer))
+    try:
+        await voice.ask("POST", topic_path(write.topic, "/publish"), body, RECEIPT)
+    except (NotSent, Refused):
+        write.refused()
+        raise
+    write.acknowledged(trio.current_time())
+    voice.stage.count("acknowledged")
+
+
 def payloads_of(name: str, voice: Voice) -> tuple[bytes, ...]:
-    return tuple(b"%s.%d" % (name.encode(), number) for number in range(voice.rng.choice((1, 1, 1, 3, 40))))
+    return tuple(b"%s.%d" % (name.encode(), number) for number in range(voice.rng.choice(voice.stage.sizes)))
 
 
 async def plain_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
@@ -50,8 +68,8 @@ async def plain_writer(stage: Stage, name: str, seed: int, pause_s: float) -> No
             try:
                 await publish(voice, write, atomic=voice.rng.random() < 0.3)
             except (NotSent, Doubt, Refused):
-                await trio.sleep(pause_s)
-            await trio.sleep(pause_s)
+                await stage.rest(pause_s)
+            await stage.rest(pause_s)
 
 
 class Producer:
@@ -82,7 +100,7 @@ class Producer:
                 more: dict[str, Any] = {"producer": self.name, "producer_epoch": self.epoch, "sequence_ids": sequences}
                 await publish(self.voice, write, atomic=len(sequences) > 1, **more)
             except (NotSent, Doubt, Refused) as error:
-                await trio.sleep(pause_s)
+                await self.voice.stage.rest(pause_s)
                 if self.voice.rng.random() < 0.5 or "fenced" in str(error):
                     await self.reopen(pause_s)
                     write.epoch = None  # of which of them it is there, nobody knows
@@ -93,7 +111,7 @@ class Producer:
             try:
                 await self.open()
             except (NotSent, Doubt, Refused):
-                await trio.sleep(pause_s)
+                await self.voice.stage.rest(pause_s)
             else:
                 return
 
@@ -107,7 +125,7 @@ async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -
             if stage.over:
                 return
             await producer.send(payloads_of(f"{name}-{number}", voice), pause_s)
-            await trio.sleep(pause_s)
+            await stage.rest(pause_s)
 
 
 async def transactional_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
@@ -119,13 +137,13 @@ async def transactional_writer(stage: Stage, name: str, seed: int, pause_s: floa
             try:
                 await _transaction(voice, f"{name}-{number}")
             except (NotSent, Doubt, Refused):
-                await trio.sleep(pause_s)
-            await trio.sleep(pause_s)
+                await stage.rest(pause_s)
+            await stage.rest(pause_s)
 
 
 async def _transaction(voice: Voice, name: str) -> None:
     stage, began_s = voice.stage, trio.current_time()
-    timeout_s = voice.rng.choice((2, 10, 30))
+    timeout_s = voice.rng.choice(stage.timeouts_s)
     begun = await voice.tell("POST", TX, {"timeoutSeconds": timeout_s, "clientId": name})
     transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
     stage.history.transactions.append(transaction)
@@ -135,7 +153,10 @@ async def _transaction(voice: Voice, name: str) -> None:
             write = Write(topic, payloads_of(name, voice), trio.current_time(), transaction)
             write.payloads = tuple(payload + b" in " + topic.encode() for payload in write.payloads)
             stage.history.writes.append(write)
-            await publish(voice, write, begun["writePointer"])
+            if stage.stores and voice.rng.random() < stage.stores:
+                await store_and_publish(voice, write, begun["writePointer"])
+            else:
+                await publish(voice, write, begun["writePointer"])
     except (NotSent, Doubt, Refused):
         if voice.rng.random() < 0.2:
             raise  # it dies here; the time-out ends the transaction

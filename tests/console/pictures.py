@@ -19,6 +19,14 @@ ROOT = Path(__file__).parents[2]
 #: The browser's clock is the daemon's, which was moved; what answers say of the time is the machine's.
 CLOCK = """const [real, read, ahead] = [Date.now.bind(Date), Date.parse, %d];
 Date.now = () => real() + ahead; Date.parse = text => read(text) + ahead;"""
+#: The daemon counts the last hour by a clock that nothing moves: the minutes come from what was published in each.
+HISTORY = """const published = %s, fetched = window.fetch;
+window.fetch = async (path, more) => {
+  const topic = /topics\\/([^/]+)\\/history$/.exec(path)?.[1];
+  if (!topic) return fetched(path, more);
+  const history = await (await fetched(path, more)).json();
+  return new Response(JSON.stringify({...history, published: published[topic]}));
+};"""
 WIDTH, HEIGHT = 1200, 760
 TOPICS = {"orders": 90, "payments": 60, "shipments": 25, "stock-levels": 140, "mails": 8, "returns": 2}
 
@@ -28,18 +36,22 @@ def order(chance: random.Random, number: int) -> bytes:
     return json.dumps({"order": 480_000 + number, "customer": f"c-{chance.randrange(9000)}", "items": items}).encode()
 
 
-def an_hour(daemon: Broker, client: Client) -> None:
-    """What a shop publishes in an hour, and three programs that have not ended their transactions."""
+def an_hour(daemon: Broker, client: Client) -> dict[str, list[int]]:
+    """What a shop publishes in an hour, and two programs that have not ended their transactions.
+
+    The answer is how much was published in each minute.
+    """
+    published: dict[str, list[int]] = {name: [] for name in TOPICS}
     chance = random.Random(7)
     for name in TOPICS:
         client.create_topic(name, ttl_s=30 * 86_400 if name == "payments" else 86_400)
     for minute in range(56):
         for name, most in TOPICS.items():
             rush = 1 + 2 * (20 <= minute <= 32)
-            client.publish(
-                name, [order(chance, 100 * minute + n) for n in range(chance.randrange(most // 2, most) * rush)]
-            )
-            client.poll(name, limit=1000)
+            count = chance.randrange(most // 2, most) * rush
+            client.publish(name, [order(chance, 100 * minute + n) for n in range(count)])
+            client.poll(name, limit=count)
+            published[name].append(count)
         if minute == 50:
             client.set_reader("orders", "invoicing", client.position_of_last("orders", 40) or "0" * 40)
             client.set_reader("orders", "warehouse", client.position_of_last("orders", 9) or "0" * 40)
@@ -54,14 +66,20 @@ def an_hour(daemon: Broker, client: Client) -> None:
     with client.producer("orders", "web-shop") as producer:
         producer.publish([order(chance, 9200)])
     daemon.clock.advance(40)
+    for name in published:
+        published[name] += [0, 0]
+    published["orders"][-1] += 39
+    return published
 
 
 def take(folder: Path) -> None:
     with broker() as daemon, daemon.client(namespace="shop") as client:
-        an_hour(daemon, client)
+        published = an_hour(daemon, client)
         browser = start_browser(Path(tempfile.gettempdir()))
         try:
             browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": CLOCK % daemon.clock.ahead_ms})
+            script = HISTORY % json.dumps(published)
+            browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
             screen = Screen(browser, daemon.url)
             screen.size(WIDTH, HEIGHT)
             screen.theme("light")

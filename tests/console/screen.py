@@ -22,10 +22,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
+from tests.patience import PATIENCE_S
+
 T = TypeVar("T")
 AXE = Path(__file__).parent / "vendor/axe.min.js"
-#: What waits for longer has failed.
-PATIENCE_S = 20.0
 #: A page is loaded without asking anybody but the daemon for anything.
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"),
@@ -131,11 +131,11 @@ class Screen:
         self.until(f"{testid} {data or ''} is gone", lambda: not self.all(testid, **data))
 
     def says(self, testid: str, *words: str, **data: str) -> str:
-        """The text of an element, as soon as it has all of these words."""
+        """The text of an element, one of those of its kind, as soon as it has all of these words."""
 
         def text() -> str | None:
-            found = self.all(testid, **data)[0].text
-            return found if all(each in found for each in words) else None
+            found = [each.text for each in self.all(testid, **data)]
+            return next((each for each in found if all(word in each for word in words)), None)
 
         return self.until(f"{testid} says {words}", text)  # type: ignore[return-value]
 
@@ -144,6 +144,12 @@ class Screen:
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)
+
+    def worked_s(self) -> float:
+        """The processor time that the page has used, which is the same however much else the machine has to do."""
+        self.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        metrics = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
     def payload(self) -> str:
         """The exact text of the open message as it is shown."""

@@ -22,10 +22,18 @@ def pages(client: Client, ns: str) -> Iterator[dict[str, str]]:
     transaction = client.transactions.begin(client_id="checkout", timeout_s=300)
     client.publish("orders", [b"in it"], transaction=transaction)
     seen = client.messages("orders")[0].id.hex()
+    client.create_topic("gone")
+    client.delete_topic("gone")
+    invalid = client.transactions.begin(client_id="lost", timeout_s=300)
+    client.publish("orders", [b"hidden"], transaction=invalid)
+    client.transactions.invalidate(invalid)
     yield {
         "/console": "topic-filter",
         f"/console/topics/{ns}/orders?open={seen}": "copy-id",
+        "/console?deleted=1": "deleted-row",
+        f"/console/topics/{ns}/gone": "deleted-banner",
         f"/console/transactions?open={transaction.id}": "tx-holds",
+        "/console/transactions?state=invalid": "tx-truncate",
         f"/console/producers/{ns}/orders": "producer-row",
         "/console/cluster": "instance-row",
         "/console/audit": "audit-empty",

@@ -51,3 +51,6 @@ def test_flows_are_drawn_once_and_a_dataset_shows_what_belongs_to_it(screen: Scr
     left = {each.text: each.location["x"] for each in screen.all("lineage-node")}
     assert all(left[source] < left[target] for source, target in FLOWS)
     assert screen.accessibility() == []
+    # An address may name one that has no flows any more.
+    screen.open("/console/lineage?dataset=nobody")
+    screen.until("nothing is near it", lambda: "0 flows near nobody" in screen.text())

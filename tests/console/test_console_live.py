@@ -6,6 +6,13 @@ from plainsong import Client
 from tests.console.screen import Screen
 from tests.daemon.harness import Daemon
 
+SEEN = """Object.defineProperty(document, 'visibilityState', {value: '%s', configurable: true});
+document.dispatchEvent(new Event('visibilitychange'));"""
+HIDE, SHOW = SEEN % "hidden", SEEN % "visible"
+#: Whether nothing has been answered for a second.
+ENDED = """const before = performance.getEntriesByType('resource').length;
+return new Promise(done => setTimeout(() => done(before === performance.getEntriesByType('resource').length), 1000));"""
+
 
 def test_a_daemon_that_is_killed_leaves_what_was_shown_and_is_found_again(
     screen: Screen, daemon: Daemon, client: Client, ns: str
@@ -42,25 +49,18 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Cl
     try:
         screen.browser.switch_to.window(page)
         # Another tab is in front: what the page itself sees is what counts.
-        screen.run(
-            """Object.defineProperty(document, 'visibilityState', {value: 'hidden', configurable: true});
-            document.dispatchEvent(new Event('visibilitychange'));"""
-        )
+        screen.run(HIDE)
         screen.until(
             "paused",
             lambda: screen.run("return document.querySelector('[data-testid=connection]').textContent") == "paused",
         )
         asked = "return performance.getEntriesByType('resource').length"
-        # What was under way may end.
-        screen.run("return new Promise(done => setTimeout(done, 500))")
+        screen.until("what was under way has ended", lambda: screen.run(ENDED))
         before = screen.run(asked)
         client.publish("t", [b"b"])
         screen.run("return new Promise(done => setTimeout(done, 1500))")
         assert screen.run(asked) == before
-        screen.run(
-            """Object.defineProperty(document, 'visibilityState', {value: 'visible', configurable: true});
-            document.dispatchEvent(new Event('visibilitychange'));"""
-        )
+        screen.run(SHOW)
         screen.says("connection", "live")
         screen.says("stat-messages", "2")
     finally:
@@ -69,6 +69,36 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Cl
                 screen.browser.switch_to.window(handle)
                 screen.browser.close()
         screen.browser.switch_to.window(page)
+
+
+def test_readers_that_take_long_to_count_are_not_counted_while_nobody_looks(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    client.publish("t", [b"a"])
+    # The page rests ten times as long as a count has taken: the next one is due while nobody looks.
+    script = """const real = window.fetch;
+    window.counts = 0;
+    window.fetch = async (path, more) => {
+      if (!path.includes("/lag")) return real(path, more);
+      window.counts += 1;
+      await new Promise(done => setTimeout(done, 300));
+      return real(path, more);
+    };"""
+    added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+    try:
+        screen.open(f"/console/topics/{ns}/t", "readers")
+        screen.says("connection", "live")
+        client.publish("t", [b"b"])
+        screen.says("stat-messages", "2")
+        screen.run(HIDE)
+        screen.says("connection", "paused")
+        screen.until("what was under way has ended", lambda: screen.run(ENDED))
+        before = screen.run("return window.counts")
+        screen.run("return new Promise(done => setTimeout(done, 3500))")
+        assert screen.run("return window.counts") == before
+        screen.run(SHOW)
+        screen.until("they are counted again", lambda: screen.run("return window.counts") > before)
+    finally:
+        screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_what_is_said_aloud_is_at_most_one_thing_at_a_time(screen: Screen, client: Client, ns: str):

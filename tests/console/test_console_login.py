@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import environ
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -89,6 +91,20 @@ def test_a_token_opens_the_page_that_was_asked_for(page: Screen, guarded: Guarde
     page.says("connection", "live")
     # Another page, loaded anew in the same tab.
     page.open("/console/cluster", "instance-row")
+
+
+def test_the_calls_that_are_copied_take_the_token_from_the_environment(page: Screen, guarded: Guarded, tmp_path: Path):
+    page.open("/console/topics/shop/orders", "login-token")
+    log_in(page, guarded.tokens["ops"])
+    page.click("message-row")
+    curl = page.one("copy-curl").get_attribute("title")
+    python = page.one("copy-python").get_attribute("title")
+    assert "psg_" not in f"{curl}{python}"
+    environment = {**environ, "PLAINSONG_TOKEN": guarded.tokens["ops"]}
+    program = tmp_path / "program.py"
+    program.write_text(str(python))
+    for command, says in ((["bash", "-c", f"{curl} -s"], b"secret"), ([sys.executable, program], b"b'secret'\n")):
+        assert subprocess.run(command, capture_output=True, check=True, env=environment).stdout == says
 
 
 def test_a_token_stays_in_the_tab_and_in_no_address(page: Screen, guarded: Guarded):

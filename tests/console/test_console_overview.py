@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+from selenium.webdriver import Chrome
 from selenium.webdriver.remote.webelement import WebElement
 
+import plainsong.testing
 from plainsong import Client
+from plainsong.testing import Broker
 from tests.console.conftest import MANY
 from tests.console.screen import Screen
+from tests.daemon.harness import Daemon
 
 
 def names(screen: Screen) -> list[str]:
@@ -35,6 +42,30 @@ def test_every_topic_has_its_figures(screen: Screen, client: Client, ns: str):
     assert "B" in cell(screen, f"{ns}:a", "bytes")
     assert cell(screen, f"{ns}:a", "age").endswith("s")
     client.transactions.abort(transaction)
+
+
+def test_a_topic_that_has_just_gone_quiet_shows_its_last_hour_after_a_reload(screen: Screen, client: Client, ns: str):
+    for each in ("moved", "still"):
+        client.create_topic(each)
+    client.publish("moved", [b"x"] * 7)
+    # A minute later the list says so of it; its last hour is what it was.
+    script = """const real = window.fetch;
+    window.fetch = async (path, more) => {
+      if (path.startsWith("/v1/events")) return new Response("{}", {status: 404});
+      const answer = await real(path, more);
+      if (!path.startsWith("/v1/topics")) return answer;
+      const found = await answer.json();
+      for (const each of found.topics) each.publishPerSecond = each.pollPerSecond = 0;
+      return new Response(JSON.stringify(found), {headers: {"Content-Type": "application/json"}});
+    }"""
+    added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+    try:
+        screen.open(f"/console?q={ns}:", "topic-row")
+        row = '[data-topic="%s:%s"] svg[data-testid=spark]'
+        screen.until("its last hour", lambda: screen.browser.find_elements("css selector", row % (ns, "moved")))
+        assert not screen.browser.find_elements("css selector", row % (ns, "still"))
+    finally:
+        screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_figures_change_where_they_stand(screen: Screen, client: Client, ns: str):
@@ -83,6 +114,21 @@ def test_topics_are_filtered_as_one_types_and_the_address_says_how(screen: Scree
     screen.one("topics-empty")
 
 
+def test_a_filter_says_what_the_address_says(screen: Screen, client: Client, ns: str):
+    client.create_topic("orders")
+    client.publish("orders", [b"one", b"two"])
+    screen.open(f"/console?q={ns}:", "topic-row")
+    assert screen.one("topic-filter").get_attribute("value") == f"{ns}:"
+    screen.click("nav-overview")
+    screen.until("it is empty", lambda: screen.one("topic-filter").get_attribute("value") == "")
+    screen.open(f"/console/topics/{ns}/orders", "message-row")
+    screen.type("message-filter", "two", enter=True)
+    screen.until("one is found", lambda: len(screen.rows()) == 1)
+    screen.browser.back()
+    screen.until("all are back", lambda: len(screen.rows()) == 2)
+    screen.until("it is empty", lambda: screen.one("message-filter").get_attribute("value") == "")
+
+
 def test_columns_sort_in_both_directions_and_say_so(screen: Screen, client: Client, ns: str):
     for each, count in (("a", 3), ("b", 9), ("c", 6)):
         client.create_topic(each)
@@ -120,13 +166,117 @@ def test_ten_thousand_topics_are_as_quick_as_three_and_never_more_than_a_page_of
     for press, first in (("page-next", 100), ("page-next", 200), ("page-previous", 100)):
         screen.click(press)
         screen.until("the page", lambda first=first: names(screen)[:1] == [f"{ns}:t{first:05}"])
-    began = time.monotonic()
+    began_s, before_s = time.monotonic(), screen.worked_s()
     screen.click("sort-messages")
     screen.until("the one with messages first", lambda: names(screen)[:1] == [f"{ns}:t07777"])
-    assert time.monotonic() - began < 2.0
     assert len(names(screen)) == 100
+    worked_s, took_s = screen.worked_s() - before_s, time.monotonic() - began_s
+    print(f"sorted: {worked_s:.2f} s of the page's work in {took_s:.2f} s")
+    assert 0 < worked_s < 2.0
+    assert took_s < 30  # the daemon's share is in it, and whatever else the machine has to do
     # What the browser got for it was one page.
     sizes = screen.run(
         "return performance.getEntriesByType('resource').filter(e => e.name.includes('/v1/topics?')).map(e => e.decodedBodySize)"
     )
     assert max(sizes) < 60_000, json.dumps(sizes)
+
+
+def test_the_previous_page_of_an_address_that_was_sent_is_the_first(screen: Screen):
+    screen.open(f"/console?q={MANY}:&after=0~{MANY}:t00199", "topic-row")
+    assert names(screen)[:1] == [f"{MANY}:t00200"]
+    screen.click("page-previous")
+    screen.until("the first page", lambda: names(screen)[:1] == [f"{MANY}:t00000"])
+    assert "after" not in screen.path
+
+
+# --- what needs attention, of a daemon whose clock is moved -----------------------------------------
+
+
+@pytest.fixture
+def moved(browser: Chrome) -> Iterator[tuple[Broker, Screen]]:
+    """A daemon of the test's own, whose clock it moves, and the browser at it."""
+    with plainsong.testing.broker() as daemon:
+        screen = Screen(browser, daemon.url)
+        yield daemon, screen
+        complaints = screen.complaints()
+        screen.as_it_was()
+        assert complaints == []
+
+
+def test_a_held_topic_needs_attention_and_says_why_and_what_to_do_and_leads_to_the_transaction(
+    moved: tuple[Broker, Screen],
+):
+    daemon, screen = moved
+    with daemon.client(namespace="shop") as client:
+        client.create_topic("orders")
+        begun = client.transactions.begin(client_id="checkout-7", timeout_s=300)
+        client.publish("orders", [b"in it"], transaction=begun)
+        daemon.clock.advance(61)
+        screen.open("/console", "attention-item")
+        said = screen.says("attention-item", "warning", "shop:orders", kind="held-reader")
+        assert "hides 1 message from committed readers" in said
+        assert "Find its client, or abort it there." in said
+        assert screen.accessibility() == []
+        (item,) = screen.all("attention-item", kind="held-reader")
+        item.find_element("link text", str(begun.id)).click()
+        screen.one("tx-holds")
+        assert screen.path == f"/console/transactions?open={begun.id}"
+
+
+def test_damaged_places_are_listed_where_the_scrub_is_and_on_the_page_of_their_topic(
+    moved: tuple[Broker, Screen],
+):
+    daemon, screen = moved
+    with daemon.client(namespace="shop") as client:
+        client.create_topic("orders")
+        client.publish("orders", [b"fine"])
+    # What a scrub answers that found something; the daemon's disk is memory, which nothing damages.
+    place = {"namespace": "shop", "topic": "orders", "generation": 1, "table": "messages", "from": "0" * 40}
+    found = [{**place, "to": "f" * 40, "rows": 2, "why": "a checksum is wrong", "file": "000007.ldb"}]
+    text = "2 rows of the messages table cannot be read: a checksum is wrong"
+    attention = [
+        {"kind": "damaged", "severity": "critical", "subject": "shop:orders", "text": text, "sinceMs": None, "link": ""}
+    ]
+    scrub = {"state": "waiting", "startedMs": 1, "lastCompleteMs": 2, "rows": 9, "bytes": 900, "findings": found}
+    answers = {"/v1/scrub": {**scrub, "moreFindings": 3}, "/v1/attention": attention}
+    script = """const given = %s, real = window.fetch;
+    window.fetch = async (path, more) => path in given && more.method === "GET"
+      ? new Response(JSON.stringify(given[path]), {headers: {"Content-Type": "application/json"}})
+      : path.startsWith("/v1/events") ? new Response("{}", {status: 404}) : real(path, more);"""
+    added = screen.browser.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument", {"source": script % json.dumps(answers)}
+    )
+    try:
+        screen.open("/console/cluster", "finding-row")
+        assert "a checksum is wrong" in screen.one("finding-row").text
+        assert "and 3 more" in screen.one("scrub").text
+        assert screen.accessibility() == []
+        screen.open("/console/topics/shop/orders", "attention-item")
+        said = screen.says("attention-item", "cannot be read", kind="damaged")
+        assert "backup" in said
+        screen.open("/console", "attention-item")
+        screen.one("attention-item", kind="damaged").find_element("link text", "shop:orders").click()
+        screen.one("scrub")
+    finally:
+        screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_a_full_disk_of_an_instance_that_is_alone_has_a_link_that_can_be_seen(browser: Chrome, tmp_path: Path):
+    with Daemon(tmp_path / "data", f"storage.min_free_bytes={10**15}") as daemon:
+        screen = Screen(browser, "http://{}:{}".format(*daemon.address))
+        screen.open("/console", "attention-item")
+        said = screen.says("attention-item", "critical", "this instance", kind="low-space")
+        assert "Make room on the disk" in said
+        assert screen.accessibility() == []
+        screen.one("attention-item", kind="low-space").find_element("link text", "this instance").click()
+        screen.one("instance-row")
+        assert screen.complaints() == []
+        screen.as_it_was()
+
+
+def test_a_scrub_is_begun_from_the_page_of_the_cluster(screen: Screen):
+    screen.open("/console/cluster", "scrub")
+    screen.click("scrub-start")
+    screen.says("confirm-text", "Nothing is changed")
+    screen.click("confirm")
+    screen.says("toast", "The scrub has begun")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.request import Request, urlopen
+
 import pytest
 
 from plainsong import Client
 from plainsong.errors import TopicNotFound
 from tests.console.screen import Screen
+from tests.daemon.harness import Daemon
 
 
 def publish(client: Client, topic: str, *payloads: bytes, **more) -> None:
@@ -93,7 +96,7 @@ def test_a_change_of_properties_is_previewed_with_what_it_hides_and_then_applied
     screen.type("property-ttl", "7200")
     screen.choose("property-transactional", "required")
     screen.click("preview")
-    screen.says("preview-effect", "ttl", "transactional")
+    screen.says("preview-effect", "Changes transactional from optional to required, ttl from 3600 to 7200")
     assert client.properties("t")["ttl"] == "3600"
     screen.click("apply")
     screen.says("toast", "changed")
@@ -138,6 +141,27 @@ def test_a_topic_is_deleted_only_after_its_name_was_typed(screen: Screen, client
         client.properties("orders")
 
 
+def test_a_deletion_names_the_first_few_whom_it_concerns(screen: Screen, client: Client, ns: str):
+    client.create_topic("orders")
+    publish(client, "orders", b"a")
+    for number in range(5):
+        client.set_reader("orders", f"reader{number}", client.messages("orders")[0].id)
+    with client.producer("orders", "importer/1") as producer:
+        producer.publish(b"b")
+    transaction = client.transactions.begin(client_id="checkout-7", timeout_s=300)
+    client.publish("orders", b"c", transaction=transaction)
+    screen.open(f"/console/topics/{ns}/orders", "held-banner")
+    screen.click("topic-delete")
+    screen.says(
+        "confirm-text",
+        "5 readers (reader0, reader1, reader2 and 2 more)",
+        "1 producer (importer/1)",
+        "1 open transaction (checkout-7)",
+    )
+    screen.click("cancel")
+    client.transactions.abort(transaction)
+
+
 def test_a_deletion_that_is_called_off_deletes_nothing(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     screen.open(f"/console/topics/{ns}/orders", "messages-empty")
@@ -158,3 +182,106 @@ def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: 
     screen.click("confirm")
     screen.one("producers-empty")
     assert client.producers("t")["producers"] == []
+
+
+# --- bringing back ---------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_says_so_on_its_page_and_is_brought_back_after_a_preview(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("orders")
+    publish(client, "orders", b"a", b"b", b"c")
+    client.delete_topic("orders")
+    screen.open(f"/console/topics/{ns}/orders")
+    screen.says("deleted-banner", "3 messages", "brought back")
+    assert not screen.all("stat-messages")
+    screen.click("topic-undelete")
+    screen.says("confirm-text", "3 messages", "come back")
+    assert client.deleted_topics()
+    screen.click("confirm")
+    screen.says("toast", "is back", "3 messages")
+    screen.says("stat-messages", "3")
+    screen.gone("deleted-banner")
+    assert len(client.poll("orders").messages) == 3
+
+
+def test_deleted_topics_are_listed_the_last_first_and_brought_back_from_there(screen: Screen, client: Client, ns: str):
+    for name in ("first", "second"):
+        client.create_topic(name)
+        publish(client, name, b"a")
+        client.delete_topic(name)
+    screen.open("/console", "topics-total")
+    screen.click("topics-deleted")
+    assert screen.path == "/console?deleted=1"
+    screen.type("topic-filter", f"{ns}:")
+    screen.until("only its own", lambda: screen.one("topics-total").text == "2")
+    assert [each.get_attribute("data-topic") for each in screen.all("deleted-row")] == [f"{ns}:second", f"{ns}:first"]
+    row = screen.one("deleted-row", topic=f"{ns}:first")
+    row.find_element("css selector", "[data-testid=topic-undelete]").click()
+    screen.says("confirm-text", "1 message")
+    screen.click("confirm")
+    screen.says("toast", "is back")
+    assert screen.path == f"/console/topics/{ns}/first"
+    assert client.topics() == ["first"]
+
+
+def test_another_generation_than_the_previewed_is_not_brought_back(screen: Screen, client: Client, ns: str):
+    client.create_topic("orders")
+    publish(client, "orders", b"old")
+    client.delete_topic("orders")
+    screen.open(f"/console/topics/{ns}/orders", "deleted-banner")
+    screen.click("topic-undelete")
+    screen.one("confirm")
+    client.create_topic("orders")
+    client.delete_topic("orders")
+    screen.click("confirm")
+    screen.says("error", "changed since the preview")
+    assert client.topics() == []
+
+
+def test_what_a_change_came_to_is_said(screen: Screen, client: Client, ns: str):
+    client.create_topic("orders")
+    publish(client, "orders", b"a", b"b")
+    screen.open(f"/console/topics/{ns}/orders", "message-row")
+    screen.click("topic-delete")
+    screen.type("confirm-name", "orders")
+    screen.click("confirm")
+    screen.says("toast", "was deleted", "2 messages", "removed")
+
+
+# --- many readers ----------------------------------------------------------------------------------
+
+
+def test_readers_beyond_a_page_are_reached_by_the_pager_which_is_in_the_address(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    publish(client, "t", b"a")
+    first = client.messages("t")[0].id
+    for number in range(30):
+        client.set_reader("t", f"r{number:02}", first)
+    screen.open(f"/console/topics/{ns}/t", "reader-row")
+    assert screen.one("readers-total").text == "30"
+    assert len(screen.all("reader-row")) == 25
+    assert not screen.one("readers-previous").is_enabled()
+    screen.click("readers-next")
+    screen.one("reader-row", reader="r29")
+    assert len(screen.all("reader-row")) == 5
+    assert screen.path == f"/console/topics/{ns}/t?readers=r24"
+    screen.click("readers-previous")
+    screen.one("reader-row", reader="r00")
+
+
+def test_readers_that_name_themselves_in_their_polls_are_shown_with_who_asked(
+    screen: Screen, daemon: Daemon, client: Client, ns: str
+):
+    client.create_topic("t")
+    publish(client, "t", *[b"%d" % n for n in range(4)])
+    url = "http://{}:{}/v1/namespaces/{}/topics/t/poll".format(*daemon.address, ns)
+    headers = {"Plainsong-Reader": "dashboards", "Content-Type": "application/json"}
+    urlopen(Request(url, data=b'{"limit": 3}', headers=headers)).read()
+    screen.open(f"/console/topics/{ns}/t", "reader-row")
+    row = screen.one("reader-row", reader="dashboards", kind="named")
+    assert row.text.split()[:3] == ["dashboards", "1", "0"]
+    assert "by anonymous" in row.text

@@ -37,6 +37,24 @@ def test_an_open_transaction_says_whose_it_is_how_old_and_what_it_hides(screen: 
     screen.gone("tx-row", id=str(transaction.id))
 
 
+def test_its_age_goes_on_while_nothing_happens(screen: Screen, client: Client, ns: str):
+    client.create_topic("a")
+    transaction = held(client, "quiet", "a")
+    screen.open("/console/transactions")
+    screen.says("connection", "live")
+    screen.says("tx-row", "quiet", id=str(transaction.id))
+    # Nothing that the page asks for would tell it the time.
+    screen.run("window.fetch = () => new Promise(() => {})")
+    seen: set[str] = set()
+
+    def goes_on() -> bool:
+        seen.add(screen.one("tx-row", id=str(transaction.id)).text)
+        return len(seen) > 3
+
+    screen.until("time goes on", goes_on)
+    client.transactions.abort(transaction)
+
+
 def test_it_says_which_readers_it_holds(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     client.publish("a", [b"before"])
@@ -65,14 +83,30 @@ def test_an_abort_says_what_disappears_and_happens_after_its_confirmation(screen
     screen.click("tx-abort")
     said = screen.says("confirm-text", "gone", f"{ns}:a")
     assert "disappear" in said
+    assert "Committed readers go on: 4 messages behind it become visible." in said
     screen.click("cancel")
     screen.gone("confirm")
     assert client.transactions.get(transaction.id).state == "in_progress"
     screen.click("tx-abort")
     screen.click("confirm")
-    screen.says("toast", "rolled back")
+    screen.says("toast", "rolled back", "2 messages taken away", "4 messages released")
     assert client.transactions.get(transaction.id).state == "aborted"
     assert len(client.poll("a", isolation="committed").messages) == 4
+
+
+def test_the_confirmation_names_the_readers_that_wait(screen: Screen, client: Client, ns: str):
+    client.create_topic("a")
+    client.publish("a", [b"before"])
+    for reader in ("billing", "shipping"):
+        client.set_reader("a", reader, client.messages("a")[0].id)
+    transaction = held(client, "slow", "a", hidden=1)
+    screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
+    for button in ("tx-abort", "tx-invalidate"):
+        screen.click(button)
+        screen.says("confirm-text", f"Readers that wait: billing of {ns}:a, shipping of {ns}:a.")
+        screen.click("cancel")
+        screen.gone("confirm")
+    client.transactions.abort(transaction)
 
 
 def test_an_invalidation_hides_for_ever(screen: Screen, client: Client, ns: str):
@@ -85,6 +119,26 @@ def test_an_invalidation_hides_for_ever(screen: Screen, client: Client, ns: str)
     screen.says("toast", "invalid")
     assert client.transactions.get(transaction.id).state == "invalid"
     screen.one("tx-row", id=str(transaction.id), state="invalid")
+
+
+def test_an_invalid_transaction_is_taken_off_the_list_after_a_preview(screen: Screen, client: Client, ns: str):
+    client.create_topic("a")
+    first, second = held(client, "first", "a"), held(client, "second", "a")
+    for each in (first, second):
+        client.transactions.invalidate(each)
+    screen.open(f"/console/transactions?state=invalid&open={first.id}")
+    row = screen.one("tx-row", id=str(first.id), state="invalid")
+    row.find_element("css selector", "[data-testid=tx-truncate]").click()
+    screen.says("confirm-text", "first", "1 transaction leaves the list")
+    screen.click("cancel")
+    screen.gone("confirm")
+    assert client.transactions.pruning().invalid >= 2
+    screen.click("tx-truncate-all")
+    said = screen.says("confirm-text", "leave the list")
+    assert "1 transaction " not in said
+    screen.click("confirm")
+    screen.says("toast", "taken off the list")
+    assert client.transactions.pruning().invalid == 0
 
 
 def test_a_transaction_that_was_decided_meanwhile_is_said_to_be(screen: Screen, client: Client, ns: str):
@@ -106,3 +160,63 @@ def test_an_instance_that_is_alone_cannot_be_drained_and_says_why(screen: Screen
     assert "alone" in str(drain.get_attribute("title"))
     assert not screen.one("pin").is_enabled()
     screen.says("stat-ready", "yes")
+
+
+#: The daemon as if it were one of two instances, which says in ``window.changed`` what was changed.
+TWO = """const real = window.fetch;
+window.changed = [];
+const members = ["a", "b"].map(name => ({name, address: name + ":7420", weight: 100, leaving: false, drained: false,
+  slices: 32, topicsOpen: 3, security: null}));
+const pins = {};
+window.fetch = async (path, more) => {
+  const {pathname, searchParams} = new URL(path, location.href);
+  if (!pathname.startsWith("/v1/cluster")) return real(path, more);
+  const [what, name, topic] = pathname.split("/").slice(3);
+  const answer = value => new Response(JSON.stringify(value), {headers: {"Content-Type": "application/json"}});
+  if ((more.method ?? "GET") === "GET") {
+    return answer({instance: "a", address: "a:7420", zookeeper: {connected: true, since: 0}, instances: members, pins,
+      transactions: "a", topic: null});
+  }
+  const effect = {moves: {topicsOpen: 3}};
+  if (searchParams.has("dryRun")) return answer({dryRun: true, effect, warnings: []});
+  window.changed.push(`${more.method} ${pathname} ${more.body ?? ""}`.trim());
+  if (what === "instances") members.find(each => each.name === name).drained = more.method === "PUT";
+  else if (more.method === "PUT") pins[`${name}:${topic}`] = JSON.parse(more.body).instance;
+  else delete pins[`${name}:${topic}`];
+  return answer(more.method === "PUT" && what === "instances" ? {effect, warnings: []} : {});
+};"""
+
+
+def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(screen: Screen):
+    added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": TWO})
+    try:
+        screen.open("/console/cluster", "instance-row")
+        screen.one("instance-row", instance="b").find_element("css selector", "[data-testid=drain]").click()
+        screen.says("confirm-text", "All its topics go to the other instances", "3 open topics of it go to others.")
+        screen.click("cancel")
+        screen.gone("confirm")
+        assert screen.run("return window.changed") == []
+        screen.one("instance-row", instance="b").find_element("css selector", "[data-testid=drain]").click()
+        screen.click("confirm")
+        screen.says("toast", "b is being drained", "3 open topics on the way to others")
+        screen.says("instance-row", "drained", instance="b")
+        screen.click("undrain")
+        screen.says("confirm-text", "Topics go back to it")
+        screen.click("confirm")
+        screen.says("instance-row", "serving", instance="b")
+        screen.type("pin-topic", "shop:orders")
+        screen.choose("pin-instance", "b")
+        screen.click("pin")
+        screen.click("confirm")
+        screen.says("pin-row", "shop:orders", "b")
+        screen.click("unpin")
+        screen.click("confirm")
+        screen.gone("pin-row")
+        assert screen.run("return window.changed") == [
+            "PUT /v1/cluster/instances/b/drain",
+            "DELETE /v1/cluster/instances/b/drain",
+            'PUT /v1/cluster/pins/shop/orders {"instance":"b"}',
+            "DELETE /v1/cluster/pins/shop/orders",
+        ]
+    finally:
+        screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)

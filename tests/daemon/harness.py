@@ -15,12 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from tests.patience import PATIENCE_S
 from tests.ports import free_port as free_port
 
 ROOT = Path(__file__).parents[2]
 PLAINSONG = Path(sys.executable).with_name("plainsong")
-#: Far beyond what a start or an exit takes; what waits for longer has failed.
-PATIENCE_S = 20.0
 
 
 class DaemonEnded(Exception):

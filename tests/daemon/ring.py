@@ -15,6 +15,7 @@ from plainsong.protocol.ids import FIRST_BOUND, after, bound_at
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.history import Seen, Sent
 from tests.daemon.talk import ENCODINGS, Answer, ConnectionLost, NotConnected, Talk, poll_call, publish_call
+from tests.patience import PATIENCE_S
 
 #: Publishes of one kind are followed by the next kind, for ever.
 KINDS = ("single", "batch", "empty", "single", "large", "own ttl", "single", "avro batch")
@@ -58,7 +59,7 @@ class Place:
     async def more(self, acknowledged: int, polled: int) -> None:
         """Wait until so many more publishes were acknowledged and pages read."""
         goal = self.acknowledged + acknowledged, self.polled + polled
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while self.acknowledged < goal[0] or self.polled < goal[1]:
                 await self.news.wait()
 

@@ -14,6 +14,7 @@ from plainsong.protocol.codec import codec_for
 from plainsong.protocol.codec.base import Message
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
+from tests.patience import PATIENCE_S
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 #: How a poll can be answered: a name, the request's type, what it accepts.
@@ -95,7 +96,7 @@ def ask(
     address: tuple[str, int], method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> Answer:
     """One request on a connection of its own, blocking."""
-    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
     try:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()

@@ -153,7 +153,7 @@ def _publish_as(url: str, producer: str, epoch: int, sequence_id: int) -> None:
 
 
 def test_a_create_that_is_killed_leaves_no_backup_and_its_objects_serve_the_next(tmp_path):
-    with Daemon(tmp_path / "data", "backup.bytes_per_s=8MiB", "backup.hold_s=4") as daemon:
+    with Daemon(tmp_path / "data", "backup.bytes_per_s=8MiB", "backup.hold_s=8") as daemon:
         with Client(url_of(daemon)) as client:
             fill(client)
         folder = tmp_path / "backups"

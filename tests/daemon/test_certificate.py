@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 import http.client
+import json
 import signal
 import ssl
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from plainsong.cli.command import Exit
 from tests.certificates import DAY, Authority
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +38,7 @@ def settings(authority: Authority, *names: str, **more: object) -> list[str]:
 def ask(
     daemon: Daemon, context: ssl.SSLContext, method: str, path: str, body: str = "", host: str = "localhost"
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPSConnection(*daemon.address, context=context, timeout=20)
+    connection = http.client.HTTPSConnection(*daemon.address, context=context, timeout=PATIENCE_S)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", "Host": host})
         answer = connection.getresponse()
@@ -47,7 +49,7 @@ def ask(
 
 def served(daemon: Daemon, authority: Authority) -> int:
     """The number of the certificate that a new connection is shown."""
-    connection = http.client.HTTPSConnection(*daemon.address, context=authority.trusting(), timeout=20)
+    connection = http.client.HTTPSConnection(*daemon.address, context=authority.trusting(), timeout=PATIENCE_S)
     connection.connect()
     try:
         return int(str(connection.sock.getpeercert()["serialNumber"]), 16)
@@ -74,7 +76,7 @@ def test_every_route_is_served_by_tls_and_none_without(daemon, authority, proces
     for _ in range(5):
         assert ask(running, context, "POST", f"{TOPIC}/publish", '{"messages": ["m"]}')[0] == 200
     assert ask(running, context, "POST", f"{TOPIC}/poll", "{}")[1].count(b'"m"') == 5
-    plain = http.client.HTTPConnection(*running.address, timeout=20)
+    plain = http.client.HTTPConnection(*running.address, timeout=PATIENCE_S)
     plain.request("GET", "/ping")
     answer = plain.getresponse()
     assert (answer.status, b'"tls_required"' in answer.read()) == (400, True)
@@ -87,7 +89,10 @@ def test_a_unix_socket_beside_it_stays_plain(daemon, authority, tmp_path):
     running = daemon(*settings(authority), bind=f"unix:{path},127.0.0.1:0")
     assert [url.partition(":")[0] for url in running.serving["addresses"]] == ["unix", "https"]
     asked = subprocess.run(
-        ["curl", "-s", "--unix-socket", str(path), "http://localhost/ping"], capture_output=True, timeout=20, check=True
+        ["curl", "-s", "--unix-socket", str(path), "http://localhost/ping"],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert asked.stdout.strip() == b"OK"
 
@@ -96,7 +101,7 @@ def test_a_unix_socket_beside_it_stays_plain(daemon, authority, tmp_path):
 def test_a_renewed_pair_is_served_without_a_signal_and_open_connections_stay(daemon, authority, processes):
     running = daemon(*settings(authority, "old.example"), f"http.processes={processes}")
     context = authority.trusting()
-    kept = http.client.HTTPSConnection(*running.address, context=context, timeout=20)
+    kept = http.client.HTTPSConnection(*running.address, context=context, timeout=PATIENCE_S)
     kept.request("GET", "/ping")
     kept.getresponse().read()
     before, expires_s = served(running, authority), not_after(running, authority)
@@ -150,10 +155,20 @@ def test_what_cannot_be_served_changes_nothing_and_is_counted(daemon, authority,
     failures = "plainsong_tls_reload_failures_total"
     eventually("it is counted", lambda: gauge(running, authority, failures) == 1)
     assert served(running, authority) == before
-    assert any("the certificate could not be loaded again" in line for line in running.lines)
+    (found,) = needed(running, authority)
+    assert (found["severity"], found["subject"]) == ("warning", "tls.certificate")
+    assert "The certificate of before is still served" in found["text"]
+    running.wait_for_line("the certificate could not be loaded again")
     authority.issue("server")
     eventually("a good one is taken", lambda: served(running, authority) != before)
     assert gauge(running, authority, failures) == 1
+    assert needed(running, authority) == []
+
+
+def needed(running: Daemon, authority: Authority) -> list[dict[str, Any]]:
+    """What needs attention since it could not be read again."""
+    found = json.loads(ask(running, authority.trusting(), "GET", "/v1/attention")[1])
+    return [each for each in found if each["kind"] == "reload"]
 
 
 @pytest.mark.parametrize(
@@ -194,4 +209,4 @@ def test_a_daemon_whose_certificate_cannot_be_used_does_not_start(authority, tmp
 def serve(data_dir: Path, *sets: str) -> subprocess.CompletedProcess[str]:
     command = [str(PLAINSONG), "serve", "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
     command += [word for each in sets for word in ("--set", each)]
-    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
-from tests.daemon.harness import PATIENCE_S, Daemon
+from tests.daemon.harness import Daemon
 from tests.daemon.talk import create, topic_path
+from tests.patience import PATIENCE_S
 
 EVENT = {"specversion": "1.0", "id": "A-1", "source": "/shop", "type": "sold"}
 HEADERS = {f"CE-{name}": value for name, value in EVENT.items()}

@@ -11,8 +11,9 @@ from typing import IO, Any
 
 import pytest
 
-from tests.daemon.harness import PATIENCE_S, Daemon
-from tests.daemon.talk import ask, create, publish, topic_path
+from tests.daemon.harness import Daemon, eventually
+from tests.daemon.talk import create, metric, publish, topic_path
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
@@ -61,9 +62,5 @@ def test_a_reader_that_leaves_leaves_nothing_behind(daemon: Daemon) -> None:
         assert reader.stdout is not None
         reader.stdout.readline()
         reader.kill()
-    text = ""
-    for _ in range(1000):
-        text = ask(daemon.address, "GET", "/metrics").body.decode()
-        if "\nplainsong_event_streams 0.0" in text and "\nplainsong_parked_polls 0.0" in text:
-            return
-    raise AssertionError([line for line in text.splitlines() if "streams" in line or "parked" in line])
+    for name in ("plainsong_event_streams", "plainsong_parked_polls"):
+        eventually(f"{name} is 0", lambda name=name: metric(daemon.address, name) == 0)

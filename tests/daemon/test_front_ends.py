@@ -18,8 +18,9 @@ import pytest
 
 from plainsong import Client
 from plainsong.protocol.requests import PollRequest
-from tests.daemon.harness import PATIENCE_S, Daemon, DaemonEnded, eventually, free_port
+from tests.daemon.harness import Daemon, DaemonEnded, eventually, free_port
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
+from tests.patience import PATIENCE_S
 
 FRONT_ENDS = "http.processes=2"
 PUBLISH = topic_path("t", "/publish")

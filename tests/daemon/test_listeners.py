@@ -19,6 +19,7 @@ from plainsong.protocol.requests import PollRequest, PublishRequest
 from tests.broker.differential import difference, exchanged, meaning
 from tests.daemon.harness import Daemon
 from tests.daemon.talk import Answer, ask, create, publish, publish_call, read_all
+from tests.patience import PATIENCE_S
 
 MAX_EXAMPLES = 400
 CODECS = {"application/json": JSON, "avro/binary": AVRO, "avro/binary; version=2": AVRO_2}
@@ -112,7 +113,7 @@ def test_the_lane_and_the_server_answer_every_hot_request_alike(listeners):
     @given(st.lists(hot_requests(ids), min_size=1, max_size=3))
     def fuzz(asked: list[bytes]) -> None:
         async def both() -> None:
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_S):
                 replies = [await exchanged(listener.address, asked, len(asked)) for listener in (one, other)]
             assert [meaning(reply) for reply in replies[0]] == [meaning(reply) for reply in replies[1]]
             statuses.update(reply.status for reply in replies[0])

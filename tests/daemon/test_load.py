@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import socket
 import time
 from contextlib import AsyncExitStack, ExitStack
@@ -15,6 +16,7 @@ import trio
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import Answer, Talk, ask, create, metric, poll_call, publish, publish_call, read_all
+from tests.patience import PATIENCE_S
 
 PARKED = 1000
 MIB = 1 << 20
@@ -68,7 +70,7 @@ async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
     assert payloads == [b"wake up"] * PARKED
     delays_s.sort()
     print(f"parked: {cpu_s} s of CPU a second; woken after {delays_s[0]:.3f}, all after {delays_s[-1]:.3f} s")
-    assert delays_s[-1] < 15  # they had a minute
+    assert delays_s[-1] < 30  # they had a minute
 
 
 @pytest.mark.parametrize("lane", ["true", "false"])
@@ -98,7 +100,8 @@ def settled_sockets(running: Daemon) -> int:
     return counts[-1]
 
 
-SLOW = ("http.header_timeout_s=0.5", "http.body_timeout_s=0.5", "http.send_timeout_s=0.5")
+#: Longer than one that sends at once is ever held up by the machine.
+SLOW = ("http.header_timeout_s=4", "http.body_timeout_s=4", "http.send_timeout_s=4")
 
 
 def is_cut(connection: socket.socket) -> bool:
@@ -132,15 +135,11 @@ def test_clients_that_send_slowly_or_never_read_are_cut_while_others_are_served(
         for name, data in slow.items():
             connection = connections[name] = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE_S)
             connection.connect(running.address)
             connection.sendall(data)
-        slowest_s = 0.0
         for number in range(50):
-            begun = time.monotonic()
             publish(running.address, "t", b"%d" % number)
-            slowest_s = max(slowest_s, time.monotonic() - begun)
-        assert slowest_s < 10
         eventually("all of them are cut", lambda: running.open_sockets() <= sockets)
         for name, connection in connections.items():
             assert is_cut(connection), name
@@ -153,15 +152,15 @@ async def test_a_full_mailbox_says_try_later_and_what_was_refused_never_happened
     create(running.address, "t")
     answers: dict[bytes, Answer] = {}
 
-    async def publish_one(talk: Talk, message: bytes) -> None:
-        answers[message] = await talk.ask(*publish_call("t", [message]))
-
-    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+    async with AsyncExitStack() as stack:
         talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(100)]
+        running.signal(signal.SIGSTOP)  # it finds all of them at once
         for number, talk in enumerate(talks):
-            nursery.start_soon(publish_one, talk, b"%d" % number)
-        nursery.cancel_scope.deadline = trio.current_time() + 20
-    assert len(answers) == 100
+            await talk.send(*publish_call("t", [b"%d" % number]))
+        running.signal(signal.SIGCONT)
+        with trio.fail_after(PATIENCE_S):
+            for number, talk in enumerate(talks):
+                answers[b"%d" % number] = await talk.answer()
     taken = {message for message, answer in answers.items() if answer.status == 200}
     refused = [answer for answer in answers.values() if answer.status != 200]
     assert taken
@@ -201,7 +200,7 @@ async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon
     head = (
         b"POST /v1/namespaces/ring/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     )
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         for _ in range(5):
             async with await Talk.to(running.address) as talk:
                 await talk.send_raw(head + b"Content-Length: %d\r\n\r\n" % (64 * MIB + 1))

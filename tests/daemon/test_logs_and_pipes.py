@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.daemon.harness import Daemon, free_port
+from tests.daemon.harness import Daemon, eventually, free_port
 from tests.daemon.talk import ask, create, metric, poll, publish, read_all
 
 PUBLISHES = 300
@@ -72,16 +72,16 @@ def device_without_room() -> Iterator[int]:
 def test_an_output_that_takes_nothing_costs_no_message(tmp_path, output, lost):
     with output() as stdout:
         bind = f"127.0.0.1:{free_port()}"
-        with Daemon(tmp_path / "data", *CHATTY, bind=bind, stdout=stdout) as running:
+        with Daemon(tmp_path / "data", *CHATTY, "shutdown.drain_s=60", bind=bind, stdout=stdout) as running:
             create(running.address, "t")
             for number in range(PUBLISHES):
                 publish(running.address, "t", b"%d" % number)
             assert [payload for _, payload in poll(running.address, "t")] == [b"%d" % n for n in range(PUBLISHES)]
-            assert metric(running.address, lost) > 0
+            eventually("lines are lost", lambda: metric(running.address, lost) > 0)
             begun = time.monotonic()
             running.signal(signal.SIGTERM)
             assert running.wait() == 0
-            assert time.monotonic() - begun < 8  # less than the shutdown.drain_s of one that waits
+            assert time.monotonic() - begun < 30  # half the shutdown.drain_s of one that waits
 
 
 def test_a_pipe_closed_while_it_runs_costs_no_message(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.patience import PATIENCE_S
 
 GRANTS = """format = 1
 [[grant]]
@@ -40,7 +41,7 @@ class Caller:
     """A kept connection of a name."""
 
     def __init__(self, daemon, token):
-        self.connection = http.client.HTTPConnection(*daemon.address, timeout=30)
+        self.connection = http.client.HTTPConnection(*daemon.address, timeout=2 * PATIENCE_S)
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         daemon.callers.append(self)
 
@@ -63,6 +64,7 @@ def daemon(request, tmp_path):
         "security.tokens_file": tmp_path / "tokens.json",
         "security.grants_file": tmp_path / "grants.toml",
         "http.processes": request.param,
+        "metrics.open": "true",
     }
     sets = [f"{name}={value}" for name, value in settings.items()]
     with Daemon(tmp_path / "data", *sets) as running:
@@ -82,22 +84,14 @@ def test_a_revoked_token_is_refused_within_two_seconds_on_open_connections_and_i
     polled = []
 
     def poll():
-        polled.append(
-            (
-                *waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 25_000, "startFrom": 4_000_000_000_000}),
-                time.monotonic(),
-            )
-        )
+        polled.append(waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 60_000, "startFrom": 4_000_000_000_000}))
 
     parked = threading.Thread(target=poll)
     parked.start()
     run(daemon.folder, "token", "revoke", "--file", "tokens.json", "--name", "shop", "--yes")
-    revoked_s = time.monotonic()
-    while shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 200:
-        assert time.monotonic() < revoked_s + 20
-        time.sleep(0.02)  # requests of a client that goes on
+    eventually("it is refused", lambda: shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] != 200)
     parked.join()
-    status, problem, _ = polled[0]
+    status, problem = polled[0]
     assert (status, problem["code"]) == (401, "unauthenticated")
     assert operator.ask("GET", ORDERS)[0] == 200
 
@@ -107,10 +101,8 @@ def test_sighup_puts_changed_files_in_force(daemon):
     assert operator.ask("PUT", ORDERS)[0] == 200
     (daemon.folder / "grants.toml").write_text(GRANTS.replace('"publish", "poll"', '"poll"'))
     daemon.signal(signal.SIGHUP)
-    shop, begun_s = Caller(daemon, daemon.tokens["shop"]), time.monotonic()
-    while shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 200:
-        assert time.monotonic() < begun_s + 20
-        time.sleep(0.02)
+    shop = Caller(daemon, daemon.tokens["shop"])
+    eventually("it is refused", lambda: shop.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] != 200)
     assert shop.ask("POST", f"{ORDERS}/poll", {})[0] == 200
 
 
@@ -131,24 +123,45 @@ EVERY_NAME = '[[grant]]\nto = ["*"]\nverbs = ["inspect"]\non = ["service"]\n'
 def test_whoever_has_no_name_has_not_what_every_name_has(daemon):
     (daemon.folder / "grants.toml").write_text(GRANTS + EVERY_NAME)
     daemon.signal(signal.SIGHUP)
-    shop, nobody, begun_s = Caller(daemon, daemon.tokens["shop"]), Caller(daemon, None), time.monotonic()
-    while shop.ask("GET", "/version")[0] != 200:
-        assert time.monotonic() < begun_s + 20
-        time.sleep(0.02)
+    shop, nobody = Caller(daemon, daemon.tokens["shop"]), Caller(daemon, None)
+    eventually("it is granted", lambda: shop.ask("GET", "/version")[0] == 200)
     assert nobody.ask("GET", "/readyz") == (200, {"ready": True})
     assert "transactions" in shop.ask("GET", "/readyz")[1]
+
+
+def test_open_metrics_ask_for_no_name_and_those_of_topics_do(daemon):
+    anybody, shop = Caller(daemon, None), Caller(daemon, daemon.tokens["shop"])
+    assert [each.ask("GET", "/metrics")[0] for each in (anybody, shop)] == [200, 200]
+    assert [each.ask("GET", "/metrics/topics")[0] for each in (anybody, shop)] == [401, 403]
+
+
+def test_credentials_and_missing_verbs_are_counted(daemon):
+    shop, nobody = Caller(daemon, daemon.tokens["shop"]), Caller(daemon, None)
+    assert shop.ask("DELETE", ORDERS)[0] == 403
+    assert nobody.ask("DELETE", ORDERS)[0] == 401
+
+    def are_counted():
+        text = nobody.ask("GET", "/metrics")[1].decode()
+        return all(f"\n{series} " in text for series in expected)
+
+    expected = (
+        'plainsong_authentications_total{result="missing",via="none"}',
+        'plainsong_authentications_total{result="ok",via="token"}',
+        'plainsong_forbidden_total{verb="admin"}',
+    )
+    eventually("they are counted", are_counted)
 
 
 def test_a_page_of_another_site_is_in_the_audit(daemon):
     operator, page = Caller(daemon, daemon.tokens["operator"]), Caller(daemon, None)
     page.headers = {"Origin": "https://evil.example"}
     assert page.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 403
-    begun_s, found = time.monotonic(), []
-    while not found:
-        assert time.monotonic() < begun_s + 20
-        time.sleep(0.02)
+
+    def audited():
         status, polled = operator.ask("POST", "/v1/namespaces/system/topics/audit/poll", {})
-        found = [json.loads(each["payload"]) for each in polled] if status == 200 else []
+        return [json.loads(each["payload"]) for each in polled] if status == 200 else []
+
+    found = eventually("it is in the audit", audited)
     assert [(each["action"], each["target"], each["status"]) for each in found] == [("security.refused", "origin", 403)]
 
 
@@ -175,13 +188,13 @@ def provided(daemon):
 def test_a_providers_token_that_ends_is_refused_on_open_connections_and_in_parked_polls(provided):
     operator = Caller(provided, provided.tokens["operator"])
     assert operator.ask("PUT", ORDERS)[0] == 200
-    ends_s = int(time.time()) + 4
+    ends_s = int(time.time()) + 8  # seconds in which one publish is made
     ann, waiting = (Caller(provided, provided.token_of_ann(ends_s)) for _ in range(2))
     published = ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})
     assert published[0] == 200, published
-    polled = waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 25_000, "startFrom": 4_000_000_000_000})
+    polled = waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 60_000, "startFrom": 4_000_000_000_000})
     assert (polled[0], polled[1]["detail"]) == (401, "the token is expired")
-    assert time.time() < ends_s + 10
+    assert time.time() < ends_s + 40  # long before the wait is over
     assert ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 401
 
 
@@ -201,7 +214,7 @@ def test_a_daemon_does_not_start_with_a_file_that_others_can_write_or_with_token
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2
     assert why in done.stderr

@@ -19,13 +19,16 @@ import trio
 from plainsong import __version__
 from plainsong.cli.command import Exit
 from plainsong.protocol.requests import PollRequest
-from tests.daemon.harness import PATIENCE_S, PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
+from tests.daemon.harness import PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
 from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path
+from tests.patience import PATIENCE_S
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
 PARKED = 100
-#: Less than the ``shutdown.drain_s`` of a daemon that waits for something.
-SOON_S = 8.0
+#: Of a daemon that would wait for something.
+LONG_DRAIN = "shutdown.drain_s=60"
+#: Less than that.
+SOON_S = 30.0
 
 
 def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tmp_path):
@@ -55,7 +58,7 @@ def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
 @pytest.mark.parametrize("lane", ["true", "false"])
 @pytest.mark.parametrize("attempt", range(3))
 def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon, lane, attempt):
-    running = daemon(f"http.lane={lane}")
+    running = daemon(f"http.lane={lane}", LONG_DRAIN)
     create(running.address, "busy")
     path, body = topic_path("busy", "/publish").encode(), b'{"messages": ["x"]}'
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -79,7 +82,7 @@ def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(da
     ("number", "lane"), [(signal.SIGTERM, "true"), (signal.SIGTERM, "false"), (signal.SIGINT, "true")]
 )
 async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, number, lane):
-    running = daemon(f"http.lane={lane}")
+    running = daemon(f"http.lane={lane}", LONG_DRAIN)
     create(running.address, "quiet")
     call = poll_call("quiet", PollRequest(), "avro", wait_ms=60_000)
     answers = []
@@ -108,7 +111,7 @@ async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, n
 
 def test_a_second_signal_ends_it_at_once(daemon):
     """The first one waits for a body that never comes."""
-    running = daemon("shutdown.drain_s=60", "http.body_timeout_s=60")
+    running = daemon("shutdown.drain_s=600", "http.body_timeout_s=600")
     create(running.address, "t")
     with socket.create_connection(running.address) as half:
         half.sendall(

@@ -13,7 +13,7 @@ from math import inf
 import trio
 
 from tests.client.proxy import Proxy
-from tests.daemon.harness import PATIENCE_S, ROOT, Daemon, clean_environ, eventually
+from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually
 from tests.daemon.ring import Place
 from tests.daemon.talk import Talk, create
 from tests.daemon.transactional_history import Request, Transaction
@@ -21,6 +21,7 @@ from tests.daemon.transactional_program import TOPICS
 from tests.daemon.transactional_readers import HABITS, many_reader, reader
 from tests.daemon.transactional_rest import check_all
 from tests.daemon.transactional_writers import Plot, settle
+from tests.patience import PATIENCE_S
 
 #: Far more requests than the program makes.
 ENOUGH = 40

@@ -17,6 +17,7 @@ from tests.daemon.test_disk import MIB, leave_free
 from tests.daemon.transactional_readers import Habit, read_to_the_end
 from tests.daemon.transactional_rest import check_all
 from tests.daemon.transactional_writers import NotDone, Plot, Work, decide
+from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
 TOPICS = ("one", "two")
@@ -25,7 +26,7 @@ RNG = Random(3)
 
 async def insist(call, *arguments):
     """Ask again until it is done."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         while True:
             try:
                 return await call(*arguments)

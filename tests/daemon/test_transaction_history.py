@@ -162,6 +162,12 @@ def test_a_hold_is_over_soon_after_the_time_out(story):
     assert story.kinds() == {"held for ever"}
 
 
+def test_a_hold_in_a_snapshot_that_was_made_in_time_lasts_as_long_as_the_snapshot(story):
+    over_s = (story.invalid.expires_ms + GRACE_MS) / 1000
+    story.page("a", "plain", "T1", at_s=over_s + 1, view=8, view_s=(21, 22), end="held", held_by=3)
+    assert story.kinds() == set()
+
+
 def test_whoever_is_held_by_nobody_is_held_for_ever(story):
     story.page("a", "plain", "T1", at_s=9.5, end="held", held_by=4711)
     assert story.kinds() == {"held for ever"}

@@ -21,7 +21,10 @@ from packaging.requirements import Requirement
 
 from plainsong import Client, __version__
 from plainsong.cli.command import Exit
+from plainsong.cli.context import SHELLS
+from plainsong.cli.main import VERBS
 from scripts import dist
+from scripts.manpages import COMPLETIONS
 from tests.daemon.harness import ROOT, Daemon
 from tests.spark.installed import environ_of, install
 
@@ -123,6 +126,9 @@ def test_a_wheel_has_every_file_of_its_folders_and_no_others(kind, wheels):
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert set(tracked) <= sources
+    share = ROOT / f"etc/dist/{kind}"
+    data = f"plainsong_{kind}-{__version__}.data/data"
+    sources |= {f"{data}/{path.relative_to(share)}" for path in share.glob("share/**/*") if path.is_file()}
     with zipfile.ZipFile(wheels[kind]) as archive:
         names = set(archive.namelist())
     assert {name for name in names if ".dist-info/" not in name} == sources
@@ -170,11 +176,17 @@ def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
 def test_the_distributions_ask_for_no_more_and_no_less_than_the_tree():
     """The tree's own pyproject.toml is for development; a dependency that is added to one has to be in the other."""
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ours = {kind: tomllib.loads((ROOT / f"etc/dist/{kind}/pyproject.toml").read_text(encoding="utf-8")) for kind in dist.KINDS}
+    ours = {
+        kind: tomllib.loads((ROOT / f"etc/dist/{kind}/pyproject.toml").read_text(encoding="utf-8"))
+        for kind in dist.KINDS
+    }
     wanted = {
         each
         for kind in ("client", "server")
-        for each in (*ours[kind]["project"]["dependencies"], *ours[kind]["project"]["optional-dependencies"].get("hbase", []))
+        for each in (
+            *ours[kind]["project"]["dependencies"],
+            *ours[kind]["project"]["optional-dependencies"].get("hbase", []),
+        )
     }
     assert wanted - {f"plainsong-client=={__version__}"} == set(tree["dependencies"])
     spark = ours["spark"]["project"]
@@ -184,10 +196,16 @@ def test_the_distributions_ask_for_no_more_and_no_less_than_the_tree():
 
 def test_nothing_asks_an_index_for_a_distribution_called_plainsong():
     """That name is another project's."""
-    texts = [ROOT / name for name in subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines() if not name.endswith(".lock")]
-    asked = re.compile(r"(?:pip|pipx|uv tool) install[^\n]*?[\s'\"]plainsong(?![-_\w/])|plainsong\[(?:spark|sql|report)\]")
+    texts = [
+        ROOT / name
+        for name in subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        if not name.endswith(".lock")
+    ]
+    asked = re.compile(
+        r"(?:pip|pipx|uv tool) install[^\n]*?[\s'\"]plainsong(?![-_\w/])|plainsong\[(?:spark|sql|report)\]"
+    )
     found = {
         path.relative_to(ROOT).as_posix(): match[0]
         for path in texts
@@ -236,14 +254,70 @@ def test_the_client_alone_has_the_command_line(client_only, url):
     assert run(client_only, "python", "-m", "plainsong", "--version").stdout == f"plainsong {__version__}\n"
 
 
+WHEELS = "(its wheel is where this one came from; `make dist` builds it)"
+
+
 def test_a_verb_of_a_distribution_that_is_not_installed_says_so_and_what_to_install(client_only):
     listed = run(client_only, "plainsong", "--help").stdout
     for name in ("serve", "config", "store", "copy", "backup", "maintain", "pipeline"):
         assert re.search(rf"^  {name} +\(not installed\)$", listed, re.MULTILINE)
     said = run(client_only, "plainsong", "serve", "--data-dir", "x", code=Exit.USAGE).stderr
-    assert said == "error: the daemon is not installed here\nhint: pip install plainsong-server\n"
+    assert said == f"error: the daemon is not installed here\nhint: pip install plainsong-server {WHEELS}\n"
     said = run(client_only, "plainsong", "pipeline", "list", code=Exit.USAGE).stderr
-    assert said == "error: the pipeline is not installed here\nhint: pip install plainsong-spark\n"
+    assert said == f"error: the pipeline is not installed here\nhint: pip install plainsong-spark {WHEELS}\n"
+
+
+# --- the manual and the shells -----------------------------------------------------------------------
+
+#: How each shell is asked, with the installed script as $1, what it would complete; zsh's own functions print instead.
+ASKED = {
+    "bash": 'source "$1"; COMP_WORDS=(plainsong pu); COMP_CWORD=1; _plainsong_completion plainsong; printf "%s\\n" $COMPREPLY',
+    "zsh": "compdef() { : }; _describe() { print -l -- ${(P)3} }; compadd() { print -l -- $@ }; "
+    'source "$1"; words=(plainsong pu); CURRENT=2; _plainsong_completion',
+    "fish": 'source $argv[1]; complete --do-complete "plainsong pu"',
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_installed_completion_script_completes_in_its_shell(shell, client_only):
+    if shutil.which(shell) is None:
+        pytest.skip(f"NOT TESTED: {shell} is not installed here; etc/tools fetches it")
+    script = client_only.parents[1] / "share" / COMPLETIONS[shell].format("plainsong")
+    clean = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+    command = [shell, *clean, "-c", ASKED[shell], *([] if shell == "fish" else [shell]), str(script)]
+    done = subprocess.run(command, env=environ_of(client_only), capture_output=True, text=True, timeout=60, check=False)
+    assert re.findall(r"^\w+", done.stdout, re.MULTILINE) == ["publish"], done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_program_prints_the_completion_script_that_is_installed(shell, client_only):
+    script = client_only.parents[1] / "share" / COMPLETIONS[shell].format("plainsong")
+    assert run(client_only, "plainsong", "completion", shell).stdout.strip() == script.read_text().strip()
+
+
+def test_man_finds_the_page_of_each_verb_where_the_wheels_are_installed(with_server):
+    if shutil.which("man") is None:
+        pytest.skip("NOT TESTED: man is not installed here")
+    environ = {**environ_of(with_server), "MANWIDTH": "80", "LC_ALL": "C.UTF-8"}
+    for name in ("plainsong", "plainsong-server", *(f"plainsong-{name}" for name in VERBS if name != "pipeline")):
+        manual = ["man", "--manpath", str(with_server.parents[1] / "share/man"), "--pager", "cat", name]
+        done = subprocess.run(manual, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"{name.removesuffix('-server').upper()}(1)" in done.stdout
+        assert done.stderr == ""
+
+
+def test_the_pages_are_correct_roff():
+    if shutil.which("mandoc") is None:
+        pytest.skip("NOT TESTED: mandoc is not installed here; etc/tools fetches it")
+    pages = [page for page in sorted(ROOT.glob("etc/dist/*/share/man/man1/*.1")) if page.name != "plainsong-server.1"]
+    done = subprocess.run(
+        ["mandoc", "-T", "lint", "-W", "warning", *pages], capture_output=True, text=True, check=False
+    )
+    # They have no date, so that they change only with what they say.
+    assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
+    assert len(pages) == len(VERBS) + 1
 
 
 # --- the server --------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from typing import Any
 
 from tests.daemon import harness
 from tests.daemon.harness import ROOT, Daemon, clean_environ, free_port
+from tests.patience import PATIENCE_S
 
 EXAMPLES = ROOT / "examples"
-#: Far beyond what any of them takes.
-PATIENCE_S = 60.0
 
 
 def command(name: str, url: str, *words: str | Path) -> list[str]:

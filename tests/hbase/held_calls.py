@@ -8,6 +8,7 @@ import trio
 
 from storage.base import StoreError
 from storage.hbase.owners import HEAD
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ class Held:
 
     async def arrived(self) -> None:
         """Wait until a call is held."""
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             await self._arrived.wait()
 
     def release(self) -> None:

@@ -86,7 +86,7 @@ async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go
             begun_s = time.monotonic()
             for number in range(1, 30):
                 await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
-            assert time.monotonic() - begun_s < 25
+            assert time.monotonic() - begun_s < 60  # thirty times QUICK's would be minutes
         for gateway in store._pool._idle:
             gateway._stream.socket.shutdown(socket.SHUT_RDWR)
         await store.write([rows(MESSAGE, b"30", 30)], claim=claim)
@@ -138,14 +138,15 @@ async def test_no_acknowledged_commit_is_lost_when_hbase_is_killed_and_started_a
 
 
 async def test_while_hbase_is_frozen_writes_wait_fail_in_time_and_nothing_of_them_is_left_half(hbase, store):
-    async with await HBaseStore.open([hbase.address], replace(OPTIONS, timeout_s=2.0)) as hasty:
+    async with await HBaseStore.open([hbase.address], OPTIONS) as hasty:
         claim = await hasty.claim(NAME)
         await hasty.write([rows(MESSAGE, b"before", 1)], claim=claim)
+        hasty._pool.timeout_s = 2.0
         with frozen(hbase, "hbase"):
             begun_s = time.monotonic()
             with pytest.raises(NothingWritten, match="had no answer in 2 s"):
                 await hasty.write([rows(MESSAGE, b"frozen", 2)], claim=claim)
-            assert time.monotonic() - begun_s < 10
+            assert time.monotonic() - begun_s < PATIENCE_S
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"after", 3)], claim=claim)
     assert await values(store) == [b"before", b"after"]

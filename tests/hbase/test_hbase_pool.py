@@ -23,6 +23,7 @@ from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.test_hbase_owners import NAME, rows, values
+from tests.patience import PATIENCE_S
 
 TABLE = Tables(OPTIONS.table_prefix)[Table.MESSAGE]
 
@@ -115,7 +116,7 @@ async def test_scans_that_make_calls_about_their_rows_leave_a_connection_for_the
     for name, claim in zip(names, claims, strict=True):
         stored = Put(Table.MESSAGE, generation_prefix(name, 1), [b"\x01" * 10], [encode_row(MessageRow(b"m", 7))])
         await store.write([put_one(Table.METADATA, metadata_key(name), b"x"), stored], claim=claim)
-    options = replace(OPTIONS, max_connections=2, timeout_s=20.0)
+    options = replace(OPTIONS, max_connections=2, timeout_s=2 * PATIENCE_S)
     async with await HBaseStore.open([hbase.address], options) as small:
         seen: list[int] = []
 
@@ -129,7 +130,7 @@ async def test_scans_that_make_calls_about_their_rows_leave_a_connection_for_the
             await small.write([RollBack(prefix, stop_after(prefix), 7)], claim=claim)
             seen.append(12)
 
-        with trio.fail_after(15):
+        with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 for name in names:
                     nursery.start_soon(look)
@@ -164,7 +165,7 @@ async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_
             begun_s = time.monotonic()
             with pytest.raises(StoreError, match="had no answer in 1 s"):
                 await other.write([rows(Table.MESSAGE, b"unknown", 1)], claim=claim)
-            assert time.monotonic() - begun_s < 20
+            assert time.monotonic() - begun_s < PATIENCE_S
         finally:
             os.kill(hbase.processes["thrift"].pid, signal.SIGCONT)
         other._pool.timeout_s = 60.0

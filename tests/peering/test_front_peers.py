@@ -26,6 +26,7 @@ from broker.link.server import peer_handler
 from broker.link.wire import LinkBounds
 from broker.tls import Certificates
 from tests.certificates import Authority
+from tests.patience import PATIENCE_S
 
 
 async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
@@ -123,7 +124,7 @@ def text_of(path: Path) -> str:
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - processes set no event
             await trio.sleep(0.05)
 

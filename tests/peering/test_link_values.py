@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
 import enum
+import sys
+import typing
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 
 import msgpack
@@ -254,3 +259,26 @@ def test_two_classes_of_one_name_cannot_both_be_registered():
         words.register(New)
     with pytest.raises(TypeError, match="no dataclass"):
         words.register(int)
+
+
+def _classes_in(hint):
+    """The classes that an annotation names, at any depth."""
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return {hint}
+    return {cls for part in typing.get_args(hint) for cls in _classes_in(part)}
+
+
+def test_what_a_value_that_travels_may_hold_travels_too():
+    """As the records of a topic's row, which one instance asks another for."""
+    names = {cls.__name__: cls for cls in VOCABULARY._names} | vars(typing) | vars(collections.abc)
+    checked = 0
+    for cls in VOCABULARY._names:
+        if issubclass(cls, Enum):
+            continue
+        places = {**vars(sys.modules[cls.__module__]), **names}
+        for hint in typing.get_type_hints(cls, places, places).values():
+            for inner in _classes_in(hint):
+                if dataclasses.is_dataclass(inner) or hasattr(inner, "_fields") or issubclass(inner, Enum):
+                    assert inner in VOCABULARY, f"{inner.__name__} in {cls.__name__} does not travel"
+                    checked += 1
+    assert checked > 20

@@ -11,6 +11,7 @@ from broker.link.client import Links
 from broker.link.flow import LinkBroken
 from broker.link.server import serve_link
 from broker.link.wire import BETWEEN_INSTANCES
+from tests.patience import PATIENCE_S
 from tests.peering.linked import echo
 
 
@@ -40,7 +41,7 @@ async def test_a_link_that_was_forgotten_while_it_was_dialled_is_ended():
         await dialling.wait()
         links.forget("b:7420")
         may_go_on.set()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await ended.wait()
         assert not list(links)
         nursery.cancel_scope.cancel()

@@ -29,6 +29,7 @@ from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
 from pyspark_plainsong.pipeline.files import LocalFiles, open_files
 from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import ROOT, Daemon, eventually
+from tests.patience import SPARK_PATIENCE_S
 from tests.pipeline.archives import in_archive, in_topic, published, raw_ids, url_of
 from tests.spark_session import spark_environ
 
@@ -256,7 +257,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
         eventually("what is new is archived", lambda: manifested(root) == 4_100, PATIENCE_S)
     finally:
         following.terminate()
-        out, _ = following.communicate(timeout=60)
+        out, _ = following.communicate(timeout=SPARK_PATIENCE_S)
     assert following.returncode == Exit.INTERRUPTED
     assert json.loads(out.splitlines()[-1])["exit"] == Exit.INTERRUPTED
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)

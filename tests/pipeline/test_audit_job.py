@@ -29,6 +29,7 @@ from pyspark_plainsong.pipeline.audit.stream import NOTES, Choices, run_stream
 from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines
+from tests.patience import SPARK_PATIENCE_S
 from tests.pipeline.audit_messages import check_equal, tables_in
 from tests.pipeline.audit_reference import Tables, distances, flows_of, judge
 from tests.spark_session import spark_environ
@@ -106,7 +107,9 @@ def killed_when(url, folder, ripe):
         [*command, "--batch-rows", "200"], env=environ, start_new_session=True, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            eventually("the run is where it is to be killed", lambda: ripe() or process.poll() is not None, 120)
+            eventually(
+                "the run is where it is to be killed", lambda: ripe() or process.poll() is not None, SPARK_PATIENCE_S
+            )
             assert process.poll() is None, "it was to be killed, but it ended"
         finally:
             os.killpg(process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 from tests.pipeline.archives import raw_ids
 from tests.spark.installed import SPARK, environ_of, make_interpreter
-from tests.spark_session import QUICK_JVM, why_not
+from tests.spark_session import QUICK_JVM, spark_home, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -84,21 +84,26 @@ def run(command, python, folder, **environ):
     return done.stdout
 
 
+def quick():
+    """For drivers that need not find Spark by themselves: from this home their JVM takes its classes from an archive."""
+    return {"SPARK_HOME": str(spark_home())}
+
+
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_jobs_run_on_a_cluster_that_has_the_package(
     cluster, installed, bare, spark, client, url, orders, tmp_path, both
 ):
     """Their interpreter is that of the executors, whatever ``python3`` of the PATH is."""
     start = [str(installed.with_name("plainsong")), "pipeline", "run", "--master", cluster.url]
-    path = f"{bare.parent}:{environ_of(installed)['PATH']}"
+    environ = {"PATH": f"{bare.parent}:{environ_of(installed)['PATH']}", **quick()}
     archive = ("--root", "archive", "--url", url, *CONF)
     if both:
-        run([*start, "archive", "append", "orders", *archive], installed, tmp_path, PATH=path)
+        run([*start, "archive", "append", "orders", *archive], installed, tmp_path, **environ)
     else:
         append(Run("archive", Where((url,)), spark=spark), ["orders"], str(tmp_path / "archive"), every=None)
     assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
     client.create_topic("again")
-    run([*start, "replay", "orders", "--into", "again", *archive], installed, tmp_path, PATH=path)
+    run([*start, "replay", "orders", "--into", "again", *archive], installed, tmp_path, **environ)
     again = list(client.read("again"))
     client.delete_topic("again")
     assert [message.payload for message in again] == [str(number).encode() for number in range(ROWS)]
@@ -126,7 +131,7 @@ def test_a_program_reads_and_writes_where_executors_have_the_zip_and_is_told_wha
     without_pyarrow = make_interpreter(tmp_path / "env", wheels=wheels.values(), only=("pyspark", "py4j"))
     settings = [f"spark.master={cluster.url}", *SETTINGS]
     command = [installed, program, url, advice, without_pyarrow, *settings]
-    said = run(command, installed, tmp_path, PYSPARK_PYTHON=str(bare))
+    said = run(command, installed, tmp_path, PYSPARK_PYTHON=str(bare), **quick())
     unknown = "ModuleNotFoundError: No module named 'pyspark_plainsong'"
     rows = "[b'0', b'1', b'2', b'3']"
     told = dict(json.loads(line) for line in said.splitlines())

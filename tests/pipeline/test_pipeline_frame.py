@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -257,6 +258,20 @@ def test_a_failed_run_leaves_the_last_success_as_it_was(tmp_path):
 def test_sigterm_ends_a_run_as_an_interruption(tmp_path):
     file = tmp_path / "archive.prom"
     body = lambda run: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    assert ran(body, "--metrics-file", str(file)) == Exit.INTERRUPTED
+    assert samples(file)["exit_code"] == Exit.INTERRUPTED
+
+
+def test_an_interrupted_run_ends_as_one_whatever_fails_on_the_way_out(tmp_path):
+    file = tmp_path / "archive.prom"
+
+    def body(run):
+        run.close = partial(failing(ConnectionRefusedError("the JVM has gone")), run)
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise RuntimeError("the query cannot be stopped")
+
     assert ran(body, "--metrics-file", str(file)) == Exit.INTERRUPTED
     assert samples(file)["exit_code"] == Exit.INTERRUPTED
 

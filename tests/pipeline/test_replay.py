@@ -29,6 +29,7 @@ from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
 from pyspark_plainsong.pipeline.replay.replaying import archive_source, parquet_source
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines
+from tests.patience import SPARK_PATIENCE_S
 from tests.spark_session import spark_environ
 
 ARCHIVED = "archived"
@@ -290,7 +291,11 @@ def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, cli
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    eventually("some chunks are there", lambda: client.messages("again", limit=1) or process.poll() is not None, 90)
+    eventually(
+        "some chunks are there",
+        lambda: client.messages("again", limit=1) or process.poll() is not None,
+        SPARK_PATIENCE_S,
+    )
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert 0 < len(list(client.read("again"))) < 300

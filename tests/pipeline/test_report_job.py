@@ -19,6 +19,7 @@ from pyspark_plainsong.pipeline.report.command import ReportOptions, report_on, 
 from pyspark_plainsong.pipeline.report.facts import Grid, TopicFacts, grid_over
 from pyspark_plainsong.pipeline.report.sources import Decision
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.patience import SPARK_PATIENCE_S
 from tests.pipeline import reported
 from tests.pipeline.reported import Row, Topic
 
@@ -139,7 +140,7 @@ def test_a_dry_run_says_what_would_be_read_and_starts_no_spark(client, daemon):
     line = [str(PLAINSONG), "pipeline", "run", "report", "--url", url, "-n", "shop", "--dry-run", "--json"]
     # Whoever started Spark would need Java.
     environ = {**clean_environ(), "PATH": "", "JAVA_HOME": ""}
-    done = subprocess.run(line, capture_output=True, text=True, env=environ, timeout=60, check=True)
+    done = subprocess.run(line, capture_output=True, text=True, env=environ, timeout=SPARK_PATIENCE_S, check=True)
     (plan,) = [event for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "plan"]
     assert plan["topics"] == ["shop:orders", "shop:parcels"]
     assert plan["endMs"] - plan["startMs"] == 86_400_000
@@ -148,7 +149,9 @@ def test_a_dry_run_says_what_would_be_read_and_starts_no_spark(client, daemon):
 @pytest.mark.parametrize("words", [["--offline"], ["--offline", "--archive", "x"], ["--from", "yesterday"]])
 def test_options_that_make_no_sense_end_it_before_anything_is_asked(words):
     line = [str(PLAINSONG), "pipeline", "run", "report", "--url", "http://127.0.0.1:1", *words]
-    done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), timeout=60, check=False)
+    done = subprocess.run(
+        line, capture_output=True, text=True, env=clean_environ(), timeout=SPARK_PATIENCE_S, check=False
+    )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 

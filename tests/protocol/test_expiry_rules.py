@@ -50,6 +50,29 @@ def test_a_clock_that_goes_back_brings_nothing_back():
     assert span.oldest_ms == NOW_MS + 1
 
 
+def test_what_a_reader_saw_expire_stays_so_for_an_owner_whose_clock_is_behind():
+    core = a_topic()
+    _, step = ask(core, Look(bytes(20)), NOW_MS + 11_001)
+    [mark] = [put for put in step.operations if put.prefix == system_key(HIGH_WATER, NAME, 1)]
+    state = TopicState(NAME)
+    state.begin(core.state.metadata, HighWater.decode(mark.values[0]))
+    state.loaded()
+    span, _ = ask(TopicCore(state), Look(bytes(20)), NOW_MS)
+    assert span.oldest_ms == NOW_MS + 1_001
+
+
+def test_reads_write_the_topics_time_only_when_something_expires_and_once_in_a_second():
+    core = a_topic()
+    written = [bool(ask(core, Look(bytes(20)), NOW_MS + at)[1].operations) for at in (9_000, 10_500, 11_001, 12_500)]
+    assert written == [False, True, False, False]
+
+
+def test_reads_write_nothing_while_space_is_low():
+    core = a_topic()
+    step = core.step([("caller", Look(bytes(20)))], Now(NOW_MS + 11_001, 0.0, low_space=True))
+    assert not step.operations
+
+
 def test_the_topics_time_is_durable_before_a_plan_is_answered():
     core = a_topic()
     _, step = ask(core, PlanCleaning(0), NOW_MS + 10_001)

@@ -29,6 +29,7 @@ from plainsong.protocol.topic.asks import (
     Remove,
     RollBackPointer,
     StoreUnder,
+    TopicChange,
     Undelete,
 )
 from plainsong.protocol.topic.core import TopicCore
@@ -335,7 +336,7 @@ class PointerMachine(RuleBasedStateMachine):
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def delete(self, really):
-        if really and self.ask(Remove(), *self.absent()) is None:
+        if really and isinstance(self.ask(Remove(), *self.absent()), TopicChange):
             self.alive = False
 
     @precondition(lambda self: not self.alive)

@@ -27,8 +27,8 @@ from plainsong.protocol.topic.asks import (
 )
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import MAX_RUNS, Pending, Segment
-from plainsong.protocol.topic.row_batch import RowBatch, values_of
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
+from plainsong.protocol.topic.step import RowBatch, values_of
 
 NAME = TopicName("ns", "t")
 NOW_MS = 1_700_000_000_000

@@ -32,6 +32,7 @@ from plainsong.protocol.topic.asks import (
     PublishStaged,
     Remove,
     StoreStaged,
+    TopicChange,
     Undelete,
 )
 from plainsong.protocol.topic.core import TopicCore, span_of
@@ -265,7 +266,7 @@ class StagingMachine(RuleBasedStateMachine):
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def delete(self, really):
-        if really and self.ask(Remove(), *self.absent()) is None:
+        if really and isinstance(self.ask(Remove(), *self.absent()), TopicChange):
             self.alive = False
 
     @precondition(lambda self: not self.alive)

@@ -49,6 +49,7 @@ from plainsong.protocol.topic.asks import (
     SetReader,
     SliceCleaned,
     Stats,
+    TopicChange,
     TopicStats,
     Undelete,
 )
@@ -338,7 +339,7 @@ class TopicMachine(RuleBasedStateMachine):
             case Undelete() if facts.generation and facts.partly_cleaned:
                 return facts, None, PartlyCleaned
             case Undelete() if facts.generation:
-                return self.changed(replace(facts, alive=True), Description)
+                return self.changed(replace(facts, alive=True), TopicChange)
             case PlanCleaning():
                 first_purge = facts.generation and not facts.alive and not facts.partly_cleaned
                 if not first_purge or answer.purge is None or answer.purge[1] < facts.generation:
@@ -350,9 +351,9 @@ class TopicMachine(RuleBasedStateMachine):
             case _ if not facts.alive:
                 return facts, None, TopicNotFound
             case SetProperties():
-                return self.changed(replace(facts, ttl_s=ask.given["ttl"]), Description)
+                return self.changed(replace(facts, ttl_s=ask.given["ttl"]), TopicChange)
             case Remove():
-                return self.changed(replace(facts, alive=False), type(None))
+                return self.changed(replace(facts, alive=False), TopicChange)
             case SetReader():
                 return facts, None, self.set_reader(ask, readers)
             case RemoveReader():

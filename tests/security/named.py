@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from broker.security.files import write_whole
+from broker.security.files import write_guarded
 from broker.security.tokens import TokenEntry, format_tokens, hash_of, id_of, new_token
 from tests.broker.broker_in_process import in_process
 
@@ -44,6 +44,19 @@ to = ["narrow"]
 verbs = ["poll"]
 on = ["ns:a", "shop:x-*"]
 """
+#: What stands in the places of the routes' paths, but for topics: all of it is allowed, and hardly any of it is there.
+PLACES = {
+    "namespace": "ns",
+    "producer": "p",
+    "reader": "r",
+    "message": "0" * 40,
+    "transaction": "17",
+    "instance": "none",
+    "backup": "20261122T055514Z-abcdef",
+    "digest": "0" * 64,
+    "code": "forbidden",
+    "file": "main.js",
+}
 NAMES = ("operator", "writer", "reader", "watcher", "owner", "other", "narrow", "stranger")
 
 
@@ -73,10 +86,10 @@ class Files:
         return self.folder / "grants.toml"
 
     def write(self) -> None:
-        write_whole(self.tokens_path, format_tokens(self.entries))
+        write_guarded(self.tokens_path, format_tokens(self.entries))
 
     def grant(self, text: str) -> None:
-        write_whole(self.grants_path, text.encode())
+        write_guarded(self.grants_path, text.encode())
 
     def change(self, name: str, **changes: Any) -> None:
         from dataclasses import replace

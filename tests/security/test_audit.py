@@ -6,9 +6,18 @@ import json
 
 import pytest
 import trio
+import trio.testing
 
 from broker.api.routes import ROUTES
-from broker.audit import ACTIONS, GATHER_S
+from broker.audit import ACTIONS, GATHER_S, LOSS_SHOWN_MS, MAX_KINDS, RECORDS_EACH_PER_S, RECORDS_PER_S, Audit
+from broker.http.peer import Peer
+from broker.security.guard import RefusedRequest
+from broker.security.identity import Identity
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import Forbidden
+from plainsong.protocol.names import TopicName
+from storage.copy_parts import COPY_KEY, DONE, CopyRow
+from tests.patience import PATIENCE_S
 from tests.security.named import named
 
 T = "/v1/namespaces/ns/topics"
@@ -30,10 +39,28 @@ async def daemon(tmp_path, nursery):
 
 
 async def gathered(daemon, count):
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while len(found := await records(daemon)) < count:  # noqa: ASYNC110 - nobody tells
             await trio.sleep(0.02)
     return found
+
+
+class Clock:
+    def now_ms(self):
+        return 1_700_000_000_000
+
+
+def audit_of():
+    """An audit whose records nobody writes."""
+
+    async def ask(name, asked):
+        raise AssertionError("nothing is written here")
+
+    return Audit(ask, Clock(), instance="i", required=False)
+
+
+def refuse(audit, name, target):
+    audit.refused(RefusedRequest(Forbidden(), Identity(name, "token", "c"), Peer("10.0.0.7:1"), target))
 
 
 async def test_a_change_is_recorded_before_it_is_answered(daemon):
@@ -82,6 +109,31 @@ async def test_whoever_may_not_operate_is_recorded_when_it_tries_to_end_anothers
     assert (await daemon.ask("owner", "POST", "/v1/transactions/17/abort")).status_code == 404
     (record,) = await records(daemon)
     assert (record["action"], record["name"], record["outcome"]) == ("transaction.abort", "owner", "refused")
+
+
+@pytest.mark.parametrize("verb", ["prepare", "commit", "checkpoint"])
+async def test_whoever_may_not_decide_anothers_transaction_is_recorded(daemon, verb):
+    theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
+    assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/{verb}")).status_code == 403
+    (record,) = await gathered(daemon, 1)
+    assert (record["action"], record["target"], record["name"]) == ("security.refused", str(theirs), "owner")
+    assert (record["outcome"], record["status"], record["code"]) == ("refused", 403, "forbidden")
+
+
+async def test_what_a_handler_refuses_a_name_is_recorded_once(daemon):
+    await daemon.ask("operator", "PUT", f"{T}/a", json={})
+    theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
+    body = {"transactionWritePointer": theirs}
+    assert (await daemon.ask("writer", "POST", f"{T}/a/rollback", json=body)).status_code == 403
+    assert (await daemon.ask("watcher", "GET", f"{T}/a/messages?filter=x")).status_code == 403
+    assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/abort")).status_code == 403
+    found = await gathered(daemon, 4)
+    assert sorted((each["name"], each["action"], each["target"]) for each in found) == [
+        ("operator", "topic.create", "ns:a"),
+        ("owner", "transaction.abort", str(theirs)),
+        ("watcher", "security.refused", "ns:a"),
+        ("writer", "security.refused", "ns:a"),
+    ]
 
 
 @pytest.mark.parametrize("query", ["?dryRun=true", "?dryRun=tru%65"])
@@ -134,8 +186,63 @@ async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memor
     for number in range(300):
         await daemon.ask("stranger", "POST", f"{T}/t{number}/publish")
     assert len(audit._waiting) + len(await records(daemon)) < 100
-    assert len(audit._refusals) == 300
-    assert "plainsong_audit_lost_total 0.0" not in (await daemon.ask("operator", "GET", "/metrics")).text
+    assert len(audit._refusals) < 100
+    (others,) = (each for kind, each in audit._refusals.items() if kind.target == "*")
+    assert others.record["name"] == "stranger"
+    assert len(audit._refusals) + others.repeated == 300
+    assert "plainsong_audit_lost_total 0.0" in (await daemon.ask("operator", "GET", "/metrics")).text
+
+
+def test_whoever_is_refused_a_thousand_times_a_second_hides_nobody_elses_refusal(monkeypatch):
+    monkeypatch.setattr(trio, "current_time", lambda: 0.0)
+    made = audit_of()
+    for number in range(100_000):
+        refuse(made, "greedy", f"ns:t{number}")
+    refuse(made, "other", "ns:secret")
+    written = [(record["name"], record["target"]) for record in made._waiting]
+    assert len(written) <= RECORDS_PER_S
+    assert ("other", "ns:secret") in written
+    assert ("greedy", "*") in written
+    assert made.lost_records == 0
+    assert len(made._refusals) < 30
+
+
+def test_what_is_kept_of_refusals_is_bounded_however_many_are_refused_and_empties(monkeypatch):
+    made = audit_of()
+    monkeypatch.setattr(trio, "current_time", lambda: now_s)
+    now_s = 0.0
+    for number in range(3 * MAX_KINDS):
+        refuse(made, f"n{number}", "ns:t")
+    assert len(made._refusals) == MAX_KINDS == sum(made._kinds.values()) >= len(made._taken)
+    assert len(made._waiting) <= RECORDS_PER_S
+    assert made.lost_records == 3 * MAX_KINDS - RECORDS_PER_S
+    now_s += GATHER_S
+    made._close_gathered()
+    assert not made._refusals
+    assert not made._kinds
+
+
+def test_numbers_of_refusals_are_written_as_there_is_room_and_none_is_lost(monkeypatch):
+    made = audit_of()
+    monkeypatch.setattr(trio, "current_time", lambda: now_s)
+    now_s = 0.0
+    for who in ("a", "b", "c"):
+        for _ in range(2):
+            made._taken.clear()
+            made._room = 100.0
+            for number in range(15):
+                refuse(made, who, f"ns:t{number}")
+    assert len(made._refusals) == 45
+    made._waiting.clear()
+    now_s, told = GATHER_S, 0
+    while made._refusals:
+        made._room = float(RECORDS_PER_S)
+        made._close_gathered()
+        assert 0 < len(made._waiting) <= RECORDS_EACH_PER_S
+        told += len(made._waiting)
+        made._waiting.clear()
+    assert told == 45
+    assert made.lost_records == 0
 
 
 async def test_no_record_has_a_credential_in_it(daemon):
@@ -147,10 +254,32 @@ async def test_no_record_has_a_credential_in_it(daemon):
     assert token not in found
 
 
+@pytest.fixture
+def no_commit_is_slow(monkeypatch):
+    """Else one that a machine which stands still holds up would be among what needs attention."""
+    monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
+
+
+@pytest.mark.usefixtures("no_commit_is_slow")
 async def test_a_change_that_cannot_be_recorded_happens_and_is_counted(tmp_path):
     async with named(tmp_path) as running:  # whose audit has no topic
         assert (await running.ask("operator", "PUT", f"{T}/a", json={})).status_code == 200
         assert "plainsong_audit_lost_total 1.0" in (await running.ask("operator", "GET", "/metrics")).text
+        (found,) = (await running.ask("operator", "GET", "/v1/attention")).json()
+        assert (found["kind"], found["severity"], found["subject"]) == ("audit", "warning", "system:audit")
+        assert "1 since the start" in found["text"]
+        running.daemon.clock.ms += LOSS_SHOWN_MS + 1
+        assert (await running.ask("operator", "GET", "/v1/attention")).json() == []
+
+
+@pytest.mark.usefixtures("no_commit_is_slow")
+async def test_an_audit_that_has_grown_large_needs_attention(daemon, monkeypatch):
+    await daemon.ask("operator", "PUT", f"{T}/a", json={"x": 1})
+    assert (await daemon.ask("operator", "GET", "/v1/attention")).json() == []
+    monkeypatch.setattr("broker.audit.LARGE_BYTES", 10)
+    (found,) = (await daemon.ask("operator", "GET", "/v1/attention")).json()
+    assert (found["kind"], found["severity"], found["subject"]) == ("audit", "warning", "system:audit")
+    assert "plainsong audit" in found["text"]
 
 
 async def test_where_the_audit_is_required_such_a_change_is_not_made(tmp_path):
@@ -168,6 +297,67 @@ async def test_a_reload_is_recorded_with_the_digests(daemon):
     (record,) = await gathered(daemon, 1)
     assert (record["action"], record["target"], record["name"]) == ("security.reload", "grants", None)
     assert len(record["before"]["sha256"]) == len(record["after"]["sha256"]) == 64
+
+
+async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_is_not(daemon):
+    await daemon.ask("operator", "PUT", f"{T}/a", json={})
+    await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["m"] * 3})
+    first, second, third = (
+        each["id"] for each in (await daemon.ask("operator", "POST", f"{T}/a/poll", json={})).json()
+    )
+
+    async def put(body, status=200, query=""):
+        answer = await daemon.ask("reader", "PUT", f"{T}/a/readers/r{query}", json=body)
+        assert answer.status_code == status
+
+    async def resets():
+        return [each for each in await records(daemon) if each["action"] == "reader.reset"]
+
+    await put({"position": first})  # there was none
+    await put({"position": second, "expected": first})
+    await put({"position": second})
+    await put({"position": first}, query="?dryRun=true")
+    assert await resets() == []
+    await put({"position": first})
+    (record,) = await resets()
+    assert (record["name"], record["target"], record["outcome"]) == ("reader", "ns:a/r", "applied")
+    assert (record["before"], record["after"]) == ({"position": second}, {"position": first})
+    await put({"position": third})
+    await put({"position": second})
+    assert len(await resets()) == 1
+    for each in daemon.daemon.service.audit._refusals.values():
+        each.since_s -= GATHER_S
+    with trio.fail_after(PATIENCE_S):
+        while len(found := await resets()) < 2:
+            pass
+    assert (found[1]["repeated"], found[1]["after"]) == (2, {"position": second})
+
+
+async def test_an_import_of_definitions_is_one_record_with_what_it_changed(daemon):
+    await daemon.ask("operator", "PUT", f"{T}/a", json={"ttl": 60})
+    document = {"format": 1, "topics": {"ns:a": {"ttl": 90}, "ns:b": {}}, "namespaces": {}, "pins": {}}
+    assert (await daemon.ask("operator", "PUT", "/v1/definitions", json=document)).status_code == 200
+    _, record = await records(daemon)
+    assert (record["action"], record["target"], record["outcome"]) == ("definitions.import", "service", "applied")
+    assert record["after"] == {"created": ["topics/ns:b"], "changed": ["topics/ns:a"], "deleted": []}
+
+
+async def test_a_store_made_of_a_backup_says_so_once(tmp_path, nursery):
+    async with named(tmp_path) as running:
+        store, audit = running.daemon.store, running.daemon.service.audit
+        topics, ended_ms = ("ns:a",), 1_700_000_000_000
+        row = CopyRow("backup 20261122T055514Z-abcdef at 17", topics, state=DONE, ended_ms=ended_ms)
+        claim = await store.claim(TopicName("", "restored"))
+        await store.write([put_one(Table.METADATA, COPY_KEY, row.encode())], claim=claim)
+        for _ in range(2):  # as at two starts
+            async with trio.open_nursery() as starts:
+                starts.start_soon(audit.run)
+                await gathered(running, 1)
+                await trio.testing.wait_all_tasks_blocked()
+                starts.cancel_scope.cancel()
+        (record,) = await records(running)
+        assert (record["action"], record["target"]) == ("backup.restore", "20261122T055514Z-abcdef")
+        assert record["after"] == {"endedAt": "2023-11-14T22:13:20Z", "chosen": "at 17", "topics": ["ns:a"]}
 
 
 def test_every_action_is_of_a_route_that_changes_something():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import h2.config
 import h2.connection
@@ -11,9 +12,10 @@ import pytest
 import trio
 
 from broker.api.routes import ROUTES
-from broker.http.hypercorn_patches import _is_open
 from broker.http.websocket import _ROUTE
+from broker.security.guard import OPEN
 from broker.security.identity import VERBS
+from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, Files, named
 
 T = "/v1/namespaces/ns/topics"
@@ -97,7 +99,7 @@ async def test_health_needs_no_name_and_tells_nothing_but_its_status(daemon):
 def test_what_the_listener_leaves_open_is_what_the_routes_say():
     for route in ROUTES:
         path = route.path.replace("{", "").replace("}", "")
-        assert _is_open(path) is (route.on == "nobody"), route.name
+        assert OPEN.asks_nobody(path) is (route.on == "nobody"), route.name
     stream = next(route for route in ROUTES if route.name == "stream")
     assert (stream.name, stream.verbs, stream.on) == tuple(_ROUTE)
 
@@ -114,6 +116,23 @@ async def test_whoami_tells_each_name_about_itself(daemon):
         "grants": [{"verbs": ["poll"], "on": ["ns:a", "shop:x-*"]}],
     }
     problem(await daemon.ask(None, "GET", "/v1/whoami"), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+async def test_open_metrics_are_everybodys_and_those_of_topics_stay_closed(tmp_path, listener):
+    for is_open in (False, True):
+        folder = tmp_path / str(is_open)
+        folder.mkdir()
+        async with named(folder, listener=listener, metrics__open=is_open) as daemon:
+            for who in (None, "stranger"):
+                status = (await daemon.ask(who, "GET", "/metrics")).status_code
+                assert status == (200 if is_open else 403 if who else 401)
+                problem(
+                    await daemon.ask(who, "GET", "/metrics/topics"),
+                    *((403, "forbidden") if who else (401, "unauthenticated")),
+                )
+            bad = await daemon.daemon.http.get("/metrics", headers={"Authorization": "Bearer nonsense"})
+            assert bad.status_code == (200 if is_open else 401)
 
 
 # --- whether ---------------------------------------------------------------------------------------
@@ -175,7 +194,7 @@ async def test_nothing_of_a_large_body_is_read_for_a_name_that_is_refused(daemon
     )
     async with await trio.open_tcp_stream(url.host, url.port) as stream:
         await stream.send_all(head.encode())
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             answer = await stream.receive_some()  # while no byte of the body was sent
     assert answer.startswith(b"HTTP/1.1 403 ")
 
@@ -289,13 +308,35 @@ async def test_an_expired_token_is_said_to_be_expired(daemon):
     assert 'error_description="the token is expired"' in answer.headers["www-authenticate"]
 
 
+async def test_a_token_that_expires_is_refused_on_its_connection_and_in_a_parked_poll(daemon):
+    now_ms = time.time_ns() // 1_000_000
+    daemon.files.change("reader", expires_ms=now_ms + 60_000)
+    await daemon.reload()
+    answers = []
+
+    async def poll():
+        answers.append(await daemon.ask("reader", "POST", f"{T}/a/poll", json={"waitMs": 30000}))
+
+    guard = daemon.daemon.service.security.guard
+    async with trio.open_nursery() as nursery:
+        assert (await daemon.ask("reader", "POST", f"{T}/a/poll", json={})).status_code == 200
+        nursery.start_soon(poll)
+        await until(lambda: guard.holds == 1)
+        guard._now_ms = lambda: now_ms + 60_000
+        guard.expire_ended()  # as the daemon does every second
+        with trio.fail_after(PATIENCE_S):
+            await until(lambda: answers)
+    problem(answers[0], 401, "unauthenticated")
+    problem(await daemon.ask("reader", "POST", f"{T}/a/poll", json={}), 401, "unauthenticated")
+
+
 async def test_a_parked_poll_is_answered_when_its_token_is_revoked_and_when_its_grant_goes(daemon):
     answers = {}
 
     async def poll(who):
         answers[who] = await daemon.ask(who, "POST", f"{T}/a/poll", json={"waitMs": 30000})
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             for who in ("reader", "narrow", "owner"):
                 nursery.start_soon(poll, who)
@@ -318,7 +359,7 @@ async def test_a_parked_poll_is_answered_when_its_token_is_revoked_and_when_its_
 
 async def test_a_stream_of_events_ends_with_an_error_when_its_token_is_revoked(daemon):
     headers = daemon.files.header("reader")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with daemon.daemon.http.stream("GET", f"{T}/a/events", headers=headers) as answer:
             assert answer.status_code == 200
             lines = answer.aiter_lines()
@@ -346,7 +387,7 @@ async def test_a_poll_of_many_that_waits_gives_nothing_of_a_topic_whose_grant_ha
     both = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:a", "ns:b"')
     daemon.files.grant(both)
     await daemon.reload()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             guard = daemon.daemon.service.security.guard
@@ -363,7 +404,7 @@ async def test_a_poll_of_many_that_waits_gives_nothing_of_a_topic_whose_grant_ha
 
 async def test_events_of_all_topics_show_none_whose_grant_has_gone(daemon):
     headers, seen = daemon.files.header("narrow"), []
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         path = "/v1/events?kinds=topics&topics=ns:a,ns:b"
         async with daemon.daemon.http.stream("GET", path, headers=headers) as answer:
             async for line in answer.aiter_lines():
@@ -382,7 +423,7 @@ async def test_a_websocket_over_http_2_is_refused_before_anything_else_sees_it(d
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
     url, head, told = daemon.daemon.http.base_url, {}, b""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with await trio.open_tcp_stream(url.host, url.port) as stream:
             await stream.send_all(client.data_to_send())
             while ":status" not in head or b"}" not in told:
@@ -417,6 +458,11 @@ async def test_a_bad_file_changes_nothing_and_is_told(daemon):
     assert ready.status_code == 200
     assert (ready.json()["security"]["grants"], ready.json()["security"]["tokens"]) == ("stale", "stale")
     assert "line 2, column 1: on is missing" in ready.json()["security"]["why"]
+    found = next(
+        each for each in (await daemon.ask("operator", "GET", "/v1/attention")).json() if each["kind"] == "reload"
+    )
+    assert found["severity"] == "warning"
+    assert "line 2, column 1: on is missing" in found["text"]
     assert "plainsong_security_reload_failures_total 2.0" in (await daemon.ask("watcher", "GET", "/metrics")).text
     daemon.files.write()
     daemon.files.grant(GRANTS_OF_STRANGER)

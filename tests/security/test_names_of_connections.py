@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from broker.http.messages import answer_for
 from broker.http.peer import Peer, UnixPeer
 from broker.security.guard import Guard
-from broker.security.masking import masked
 from broker.security.peer_names import ConnectionNames
 from plainsong.protocol.errors import InvalidParameter, Unauthenticated
+from plainsong.protocol.masking import masked
 from tests.security.test_tokens import TOKEN
 
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from hashlib import sha256
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from broker.api.route import TRANSACTIONS
 from broker.cluster.forward import _RoutedTopics
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
+from plainsong.cli.cluster import security_differences
 from plainsong.protocol.errors import Forbidden, Unauthenticated
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
@@ -90,3 +92,37 @@ async def test_nobody_takes_back_what_anothers_transaction_wrote_at_an_owner_tha
             await ask("writer", f"{TOPICS}/there/rollback", body, 403, at)
             await ask("other", f"{TOPICS}/there/rollback", body, 403, at)
         await ask("owner", f"/v1/transactions/{pointer}/commit")
+
+
+async def test_the_cluster_shows_whose_security_files_differ(tmp_path):
+    async with instances(tmp_path) as (nodes, files):
+
+        async def shown(at):
+            answer = await nodes[at].call("GET", "/v1/cluster", headers=files.header("operator"))
+            return {each["name"]: each["security"] for each in answer.json()["instances"]}
+
+        before = await shown("a")
+        assert before["a"] == before["b"] == (await shown("b"))["a"]
+        assert before["a"]["grants"] == sha256(files.grants_path.read_bytes()).hexdigest()[:12]
+        ids = "\n".join(sorted(entry.id for entry in files.entries))
+        assert before["a"]["tokens"] == sha256(ids.encode()).hexdigest()[:12]
+        files.grant(ONLY_HERE)
+        files.change("stranger", revoked_ms=1)
+        for what, path in (("grants", files.grants_path), ("tokens", files.tokens_path)):
+            await nodes["b"].service.security.files._look_at(what, path)
+        for at in ("a", "b"):
+            after = await shown(at)
+            assert after["a"] == before["a"]
+            assert after["b"]["grants"] == sha256(ONLY_HERE.encode()).hexdigest()[:12]
+            assert after["b"]["tokens"] != before["b"]["tokens"]
+        (of_grants, of_tokens) = security_differences(
+            [{"name": name, "security": each} for name, each in after.items()]
+        )
+        assert of_grants.startswith("warning: the grants of the instances differ, so names may do more at some")
+        assert "at a; " in of_tokens or of_tokens.endswith("at a")
+
+
+def test_instances_whose_files_are_the_same_or_not_known_are_not_warned_of():
+    same = {"grants": "12" * 6, "tokens": "ab" * 6}
+    assert not security_differences([{"name": "a", "security": same}, {"name": "b", "security": dict(same)}])
+    assert not security_differences([{"name": "a", "security": same}, {"name": "b", "security": None}, {"name": "c"}])

@@ -74,8 +74,11 @@ async def test_of_others_transactions_neither_client_nor_topics_are_shown(daemon
             return answer.json()[0] if isinstance(answer.json(), list) else answer.json()
 
         assert one(await daemon.ask("owner", "GET", path))["clientId"] == "of-owner"
+        assert one(await daemon.ask("owner", "GET", path))["name"] == "owner"
         assert one(await daemon.ask("watcher", "GET", path))["clientId"] == "of-owner"
+        assert one(await daemon.ask("watcher", "GET", path))["name"] == "owner"
         assert one(await daemon.ask("other", "GET", path))["clientId"] is None
+        assert "name" not in one(await daemon.ask("other", "GET", path))
     assert (await daemon.ask("reader", "GET", TX)).status_code == 403
 
 

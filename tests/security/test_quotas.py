@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.http.hypercorn_patches import CUT, PEER
+from broker.http.peer import Peer, Seat
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
 from broker.security.quotas import MAX_BUCKETS, Quotas
 from plainsong.protocol.errors import QuotaExceeded
+from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, named
 
 T = "/v1/namespaces/ns/topics"
@@ -127,9 +135,41 @@ def test_a_name_without_a_quota_is_not_concerned():
 
 def test_a_stream_is_slowed_down_instead_of_refused():
     made = quotas(BYTES)
-    assert made.pause_s(A, "ns", "t", 2000) == 0
-    assert made.pause_s(A, "ns", "t", 3000) == 3.0
-    assert made.pause_s(B, "ns", "t", 1) == 0
+    assert made.pause_s(A, "ns", "t", 2000, 1) == 0
+    assert made.pause_s(A, "ns", "t", 3000, 1) == 3.0
+    assert made.pause_s(B, "ns", "t", 1, 1) == 0
+
+
+@pytest.mark.parametrize("limit", ["publish_requests_per_s", "publish_messages_per_s"])
+def test_a_stream_pays_for_each_request_however_many_come_at_once(limit):
+    made = quotas(f'[[quota]]\nto = ["*"]\n{limit} = 10\n')
+    assert made.pause_s(A, "ns", "t", 1, 20) == 0
+    assert made.pause_s(A, "ns", "t", 1, 100) == 10.0
+
+
+def frozen(daemon):
+    """No bucket fills, however long the requests take."""
+    daemon.daemon.service.security.guard.quotas._now_s = Clock()
+
+
+async def test_a_stream_of_events_that_pays_for_what_it_sent_ends_with_its_token_all_the_same(tmp_path):
+    async with named(tmp_path, listener="lane") as daemon:
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000] * 20})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\npoll_bytes_per_s = 1\n')
+        await daemon.reload()
+        headers = daemon.files.header("reader")
+        request = daemon.daemon.http.build_request("GET", f"{T}/a/events?from=0", headers=headers)
+        stream = await daemon.daemon.http.send(request, stream=True)
+        said = ""
+        with trio.fail_after(PATIENCE_S):
+            async for piece in stream.aiter_text():
+                said += piece
+                if "error" not in said:  # what was said so far costs half a minute
+                    daemon.files.change("reader", revoked_ms=1)
+                    await daemon.reload()
+        assert 'event: error\ndata: {"type": "/errors/unauthenticated"' in said
+        await stream.aclose()
 
 
 def test_what_is_kept_of_names_is_bounded():
@@ -153,9 +193,83 @@ def test_nobody_gets_more_than_the_rate_and_one_burst_and_one_request(course):
     assert taken <= 2000 + 1000 * (clock.s - begun_s) + max(0, largest - 0) + 1e-6
 
 
+JSON_BODY = {"messages": ["a", "b"]}
+EVENT = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "data": {}}
+#: Requests that are answered without a task of their own, and that need one after all.
+REQUESTS = {
+    "plain": {"json": JSON_BODY},
+    "with a query": {"json": JSON_BODY, "params": {"ttl": "60"}},
+    "an event": {"content": json.dumps(EVENT), "headers": {"Content-Type": "application/cloudevents+json"}},
+    "large": {"json": {"messages": ["x" * 300_000]}},
+    "in chunks": {"content": [b'{"messages":', b'["a", "b"]}'], "headers": {"Content-Type": "application/json"}},
+}
+
+
+async def pieces(parts):
+    for part in parts:
+        yield part
+
+
+@asynccontextmanager
+async def writer_of(daemon):
+    """A client with connections of its own: one that has asked for another route is the lane's no more."""
+    base_url, headers = daemon.daemon.http.base_url, daemon.files.header("writer")
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=PATIENCE_S) as client:
+        yield client
+
+
+@pytest.mark.parametrize("what", REQUESTS)
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_each_publish_is_paid_once_whichever_way_it_is_answered(tmp_path, listener, what):
+    async with named(tmp_path, listener=listener) as daemon:
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        quota = (
+            '[[quota]]\nto = ["writer"]\nconnections = 2\npublish_requests_per_s = 3\npublish_messages_per_s = 1000\n'
+        )
+        daemon.files.grant(GRANTS + quota)
+        await daemon.reload()
+        limits = daemon.daemon.service.security.guard.quotas
+        limits._now_s = Clock()
+        statuses = []
+        async with writer_of(daemon) as writer:
+            for _ in range(8):
+                more = dict(REQUESTS[what])
+                if isinstance(more.get("content"), list):
+                    more["content"] = pieces(more["content"])
+                statuses.append((await writer.post(f"{T}/a/publish", **more)).status_code)
+        assert statuses == [200] * 6 + [429] * 2
+        metrics = (await daemon.ask("operator", "GET", "/metrics")).text
+        assert 'plainsong_quota_refusals_total{quota="publish_requests_per_s"} 2.0' in metrics
+        levels = {limit: bucket.level for (_, _, limit), bucket in limits._buckets.items()}
+        messages = 2000 - 6 * (2 if what in ("plain", "with a query", "in chunks") else 1)
+        assert levels == {"publish_requests_per_s": 0, "publish_messages_per_s": messages}
+
+
+async def test_a_name_within_its_quota_is_answered_without_a_task_and_over_it_by_one(tmp_path, monkeypatch):
+    async with named(tmp_path, listener="lane") as daemon:
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["writer"]\nconnections = 2\npublish_requests_per_s = 3\n')
+        await daemon.reload()
+        guard = daemon.daemon.service.security.guard
+        guard.quotas._now_s = Clock()
+        by_task, entered = [], guard.enter
+
+        def enter(*args):
+            by_task.append(args)
+            entered(*args)
+
+        monkeypatch.setattr(guard, "enter", enter)
+        async with writer_of(daemon) as writer:
+            body = {"messages": ["m"]}
+            statuses = [(await writer.post(f"{T}/a/publish", json=body)).status_code for _ in range(7)]
+        assert statuses == [200] * 6 + [429]
+        assert len(by_task) == 2  # the first, which counts the connection, and the last, which is refused
+
+
 @pytest.mark.parametrize("listener", ["lane", "hypercorn"])
 async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
+        frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         quota = (
             '[[quota]]\nto = ["writer"]\npublish_requests_per_s = 1\n[[quota]]\nto = ["owner"]\nopen_transactions = 1\n'
@@ -164,9 +278,8 @@ async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener)
         await daemon.reload()
         found = [await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]}) for _ in range(6)]
         statuses = [each.status_code for each in found]
-        assert statuses[:2] == [200, 200]
-        assert 429 in statuses
-        over = found[statuses.index(429)]
+        assert statuses == [200, 200, 429, 429, 429, 429]
+        over = found[2]
         assert over.json()["code"] == "quota_exceeded"
         assert over.headers["ratelimit-policy"] == '"publish_requests_per_s";q=1;w=1'
         assert over.headers["ratelimit"].startswith('"publish_requests_per_s";r=0;t=')
@@ -178,3 +291,223 @@ async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener)
         assert (await daemon.ask("other", "POST", "/v1/transactions")).status_code == 200
         text = (await daemon.ask("operator", "GET", "/metrics")).text
         assert 'plainsong_quota_refusals_total{quota="publish_requests_per_s"}' in text
+
+
+async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(tmp_path):
+    async with named(tmp_path) as daemon:
+        frozen(daemon)
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000] * 20})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\npoll_bytes_per_s = 3000\n')
+        await daemon.reload()
+        counts, position = [], None
+        for _ in range(5):
+            body = {"limit": 20} if position is None else {"limit": 20, "startFrom": position, "inclusive": False}
+            answer = await daemon.ask("reader", "POST", f"{T}/a/poll", json=body)
+            if answer.status_code == 429:
+                break
+            counts.append(len(answer.json()))
+            assert answer.headers["plainsong-end"] == "more"
+            position = answer.headers["plainsong-last-id"]
+        # A bucket of 6000 bytes has room for five messages of this size as JSON; the one behind them owes the rest.
+        assert counts == [5, 1]
+        assert answer.headers["ratelimit-policy"] == '"poll_bytes_per_s";q=3000;w=1;qu="content-bytes"'
+        assert answer.headers["ratelimit"].startswith('"poll_bytes_per_s";r=0;t=')
+        other = await daemon.ask("owner", "POST", f"{T}/a/poll", json={"limit": 20})
+        assert len(other.json()) == 20
+
+
+async def test_an_avro_answer_that_is_never_cut_is_paid_for_whole(tmp_path):
+    async with named(tmp_path, poll__max_bytes=1024) as daemon:
+        frozen(daemon)
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000] * 20})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\npoll_bytes_per_s = 1000\n')
+        await daemon.reload()
+        avro = {"headers": {"content-type": "avro/binary"}, "content": bytes.fromhex("04010202")}
+        whole = await daemon.ask("reader", "POST", f"{T}/a/poll", **avro)
+        assert (whole.status_code, whole.content.count(b"x")) == (200, 20_000)
+        over = await daemon.ask("reader", "POST", f"{T}/a/poll", **avro)
+        assert over.status_code == 429
+        assert int(over.headers["retry-after"]) >= 17
+
+
+async def test_a_poll_of_many_topics_is_as_short_as_what_is_left(tmp_path):
+    async with named(tmp_path) as daemon:
+        frozen(daemon)
+        for topic in "ab":
+            await daemon.ask("operator", "PUT", f"{T}/{topic}", json={})
+            await daemon.ask("operator", "POST", f"{T}/{topic}/publish", json={"messages": ["x" * 1000] * 20})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\npoll_bytes_per_s = 3000\n')
+        await daemon.reload()
+        many = {"json": {"topics": {"a": {}, "b": {}}}}
+        found = (await daemon.ask("reader", "POST", "/v1/namespaces/ns/poll", **many)).json()["topics"]
+        assert 2 <= sum(len(each["messages"]) for each in found.values()) <= 6
+        assert {each["end"] for each in found.values()} == {"more"}
+
+
+async def test_only_polls_that_wait_and_streams_of_events_are_parked(tmp_path):
+    async with named(tmp_path, listener="lane") as daemon:
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\nparked_polls = 1\n')
+        await daemon.reload()
+        request = daemon.daemon.http.build_request("GET", f"{T}/a/events", headers=daemon.files.header("reader"))
+        stream = await daemon.daemon.http.send(request, stream=True)
+        assert stream.status_code == 200
+        waiting = await daemon.ask("reader", "POST", f"{T}/a/poll", json={"waitMs": 50})
+        assert waiting.status_code == 429
+        assert waiting.headers["ratelimit-policy"] == '"parked_polls";q=1'
+        assert waiting.headers["ratelimit"] == '"parked_polls";r=0;t=1'
+        assert (await daemon.ask("reader", "POST", f"{T}/a/poll", json={})).status_code == 200
+        many = {"topics": {"a": {}}}
+        assert (await daemon.ask("reader", "POST", "/v1/namespaces/ns/poll", json=many)).status_code == 200
+        many["waitMs"] = 50
+        assert (await daemon.ask("reader", "POST", "/v1/namespaces/ns/poll", json=many)).status_code == 429
+        assert (await daemon.ask("owner", "POST", f"{T}/a/poll", json={"waitMs": 50})).status_code == 200
+        await stream.aclose()
+        with trio.fail_after(PATIENCE_S):
+            while (await daemon.ask("reader", "POST", f"{T}/a/poll", json={"waitMs": 1})).status_code == 429:
+                pass  # its end is seen a moment later
+
+
+async def test_probes_of_nobody_are_never_over_a_quota_of_every_name(tmp_path):
+    async with named(tmp_path) as daemon:
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["*"]\nrequests_per_s = 1\n')
+        await daemon.reload()
+        for _ in range(10):
+            assert (await daemon.ask(None, "GET", "/livez")).status_code == 200
+
+
+def connected(daemon):
+    return httpx.AsyncClient(base_url=str(daemon.daemon.http.base_url))
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_a_name_has_as_many_connections_as_its_quota_and_others_any_number(tmp_path, listener):
+    async with named(tmp_path, listener=listener) as daemon, AsyncExitStack() as stack:
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["owner", "other"]\nconnections = 2\n')
+        await daemon.reload()
+
+        async def asked(http, name):
+            return await http.post(f"{T}/a/publish", json={"messages": ["m"]}, headers=daemon.files.header(name))
+
+        clients = [await stack.enter_async_context(connected(daemon)) for _ in range(4)]
+        for http in clients[:2]:
+            for _ in range(3):
+                assert (await asked(http, "owner")).status_code == 200
+        for _ in range(3):
+            over = await asked(clients[2], "owner")
+            assert (over.status_code, over.json()["code"]) == (429, "quota_exceeded")
+            assert over.headers["ratelimit-policy"] == '"connections";q=2'
+            assert over.headers["ratelimit"] == '"connections";r=0;t=1'
+            assert over.headers["retry-after"] == "1"
+            assert over.headers["connection"] == "close"
+        for name in ("other", "writer", "writer"):
+            assert (await asked(clients[3], name)).status_code == 200
+        assert (await asked(clients[3], "owner")).status_code == 429  # it is owner's third, whoever asked before
+        await clients[0].aclose()
+        with trio.fail_after(PATIENCE_S):
+            while (await asked(clients[2], "owner")).status_code == 429:
+                pass  # its end is seen a moment later
+        # A change of the file forgets no connection that there is.
+        daemon.files.grant("# again\n" + GRANTS + '\n[[quota]]\nto = ["owner"]\nconnections = 2\n')
+        await daemon.reload()
+        late = await stack.enter_async_context(connected(daemon))
+        assert (await asked(late, "owner")).status_code == 429
+
+
+async def test_a_name_creates_as_many_topics_as_its_quota_whoever_else_creates_some(tmp_path):
+    more = '[[grant]]\nto = ["owner", "other"]\nverbs = ["admin"]\non = ["ns:*"]\n'
+    async with named(tmp_path) as daemon:
+        daemon.files.grant(GRANTS + more + '[[quota]]\nto = ["owner", "other"]\ntopics = 2\n')
+        await daemon.reload()
+
+        async def created(name, topic, query=""):
+            return await daemon.ask(name, "PUT", f"{T}/{topic}{query}", json={})
+
+        for topic in ("o1", "o2", "o3"):
+            assert (await created("operator", topic)).status_code == 200
+        assert (await created("owner", "a")).status_code == 200
+        answers = [None] * 8
+
+        async def create(number):
+            answers[number] = await created("owner", f"at-once-{number}")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(create, number)
+        assert sorted(each.status_code for each in answers) == [200] + [429] * 7
+        over = next(each for each in answers if each.status_code == 429)
+        assert over.json()["code"] == "quota_exceeded"
+        assert over.headers["ratelimit-policy"] == '"topics";q=2'
+        assert over.headers["ratelimit"] == '"topics";r=0;t=1'
+        # What is there may be asked for again; what is not is refused, also when it is only tried.
+        assert (await created("owner", "a", "?ifNotExists=true")).status_code == 200
+        assert (await created("owner", "o1", "?ifNotExists=true")).status_code == 200
+        assert (await created("owner", "c", "?ifNotExists=true")).status_code == 429
+        assert (await created("owner", "c", "?dryRun=true")).status_code == 429
+        assert (await created("other", "b")).status_code == 200
+        # A deleted one makes room; brought back, it is one too many again.
+        assert (await daemon.ask("owner", "DELETE", f"{T}/a")).status_code == 200
+        assert (await created("owner", "d")).status_code == 200
+        assert (await daemon.ask("owner", "POST", f"{T}/a/undelete")).status_code == 429
+        assert (await daemon.ask("operator", "POST", f"{T}/a/undelete")).status_code == 200
+
+
+async def test_transactions_that_begin_at_once_are_no_more_than_the_quota(tmp_path):
+    async with named(tmp_path) as daemon:
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["owner"]\nopen_transactions = 3\n')
+        await daemon.reload()
+        answers = []
+
+        async def begin():
+            answers.append(await daemon.ask("owner", "POST", "/v1/transactions"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(begin)
+        assert sorted(each.status_code for each in answers) == [200] * 3 + [429] * 9
+        over = next(each for each in answers if each.status_code == 429)
+        assert over.headers["ratelimit-policy"] == '"open_transactions";q=3'
+
+
+async def test_a_connection_too_many_over_http_2_is_answered_and_ends(tmp_path):
+    async with named(tmp_path) as daemon:
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["owner"]\nconnections = 1\n')
+        await daemon.reload()
+
+        async def asked(peer):
+            """The status, and whether the connection was ended behind it."""
+            cut, sent = [], []
+            headers = [(name.lower().encode(), value.encode()) for name, value in daemon.files.header("owner").items()]
+            scope = {
+                "type": "http",
+                "http_version": "2",
+                "method": "GET",
+                "scheme": "https",
+                "path": "/v1/whoami",
+                "raw_path": b"/v1/whoami",
+                "root_path": "",
+                "query_string": b"",
+                "headers": [(b"host", b"localhost"), *headers],
+                "client": None,
+                "server": None,
+                "extensions": {PEER: peer, CUT: lambda: cut.append(len(sent))},
+            }
+
+            async def receive():
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message):
+                sent.append(message)
+
+            await daemon.daemon.asgi(scope, receive, send)
+            return sent[0]["status"], cut == [len(sent)]
+
+        first = Peer("10.0.0.1:1", tls=True, seat=Seat())
+        assert await asked(first) == (200, False)
+        assert await asked(first) == (200, False)
+        assert await asked(Peer("10.0.0.1:2", tls=True, seat=Seat())) == (429, True)
+        daemon.daemon.service.security.guard.quotas.disconnect(first.seat)
+        assert await asked(Peer("10.0.0.1:3", tls=True, seat=Seat())) == (200, False)

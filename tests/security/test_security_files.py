@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from broker.security.files import UnsafeFile, locked, read_guarded, stamp_of, write_secret, write_whole
+from broker.security.files import UnsafeFile, locked, read_guarded, stamp_of, write_guarded, write_secret
 
 
 def test_what_others_can_write_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
-    write_whole(path, b"{}")
+    write_guarded(path, b"{}")
     for mode, is_read in ((0o600, True), (0o644, True), (0o620, False), (0o602, False), (0o666, False)):
         path.chmod(mode)
         if is_read:
@@ -23,7 +23,7 @@ def test_what_others_can_write_is_not_read(tmp_path):
 
 def test_what_others_can_read_is_not_read_where_it_is_secret(tmp_path):
     path = tmp_path / "tokens.json"
-    write_whole(path, b"{}")
+    write_guarded(path, b"{}")
     for mode in (0o600, 0o640):
         path.chmod(mode)
         assert read_guarded(path, 10, secret=True)[0] == b"{}"
@@ -35,7 +35,7 @@ def test_what_others_can_read_is_not_read_where_it_is_secret(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_what_belongs_to_another_user_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
-    write_whole(path, b"{}")
+    write_guarded(path, b"{}")
     os.chown(path, 12345, 12345)
     with pytest.raises(UnsafeFile, match="another user"):
         read_guarded(path, 10)
@@ -53,11 +53,11 @@ def test_what_is_larger_than_allowed_or_no_file_is_not_read(tmp_path):
 
 def test_a_new_file_is_for_its_owner_alone_and_a_replaced_one_keeps_its_mode(tmp_path):
     path = tmp_path / "tokens.json"
-    write_whole(path, b"1")
+    write_guarded(path, b"1")
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o640)
     before = stamp_of(path)
-    write_whole(path, b"2")
+    write_guarded(path, b"2")
     assert path.stat().st_mode & 0o777 == 0o640
     assert path.read_bytes() == b"2"
     assert stamp_of(path) != before
@@ -66,23 +66,23 @@ def test_a_new_file_is_for_its_owner_alone_and_a_replaced_one_keeps_its_mode(tmp
 
 def test_a_link_to_the_file_stays_a_link(tmp_path):
     path, link = tmp_path / "tokens.json", tmp_path / "link"
-    write_whole(path, b"1")
+    write_guarded(path, b"1")
     link.symlink_to(path)
-    write_whole(link, b"2")
+    write_guarded(link, b"2")
     assert link.is_symlink()
     assert path.read_bytes() == b"2"
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "tokens.json"
-    write_whole(path, b"1")
+    write_guarded(path, b"1")
 
     def refuse(*_: object) -> None:
         raise OSError("no space")
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="no space"):
-        write_whole(path, b"2")
+        write_guarded(path, b"2")
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("tokens.json", b"1")]
 
 

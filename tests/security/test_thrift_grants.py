@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import trio
 from thriftpy2.thrift import TApplicationException
@@ -9,6 +11,7 @@ from thriftpy2.thrift import TApplicationException
 from broker.assemble import start_thrift
 from plainsong.protocol.transactions.transaction import Transaction
 from tests.broker.test_tephra_clients import Tephra
+from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, named
 
 TO_THRIFT = '[[grant]]\nto = ["thrift"]\nverbs = [{verbs}]\non = ["service"]\n'
@@ -64,3 +67,56 @@ async def test_whoever_operates_ends_everybodys(daemon):
     theirs = (await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"]
     await may(daemon, '"operate"')
     assert await daemon.tephra.call("invalidateTx", theirs) is True
+
+
+async def audited(daemon):
+    records = await daemon.ask("operator", "POST", "/v1/namespaces/system/topics/audit/poll", json={})
+    return [json.loads(each["payload"]) for each in records.json()]
+
+
+async def test_what_is_done_to_others_transactions_is_recorded_as_thrifts_and_everyday_work_is_not(daemon, nursery):
+    await daemon.daemon.service.audit.create()
+    nursery.start_soon(daemon.daemon.service.audit.run)
+    theirs = (await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"]
+    await may(daemon, '"operate"')
+    await daemon.tephra.call("abortTx", await daemon.tephra.call("startShort"))
+    await daemon.tephra.call("invalidateTx", (await daemon.tephra.call("startShort")).transaction_id)
+    assert [each["action"] for each in await audited(daemon) if each["action"] != "security.reload"] == []
+    assert await daemon.tephra.call("invalidateTx", theirs) is True
+    await daemon.tephra.call("truncateInvalidTx", {theirs})
+    await daemon.tephra.call("resetState")
+    found = [each for each in await audited(daemon) if each["action"] != "security.reload"]
+    assert [(each["action"], each["target"], each["after"]["method"]) for each in found] == [
+        ("transaction.invalidate", str(theirs), "invalidateTx"),
+        ("transaction.truncate", "service", "truncateInvalidTx"),
+        ("transaction.truncate", "service", "resetState"),
+    ]
+    assert {(each["name"], each["via"], each["outcome"]) for each in found} == {("thrift", "thrift", "applied")}
+    assert found[0]["remote"].startswith("127.0.0.1:")
+
+
+async def test_a_refused_call_is_recorded(daemon, nursery):
+    await daemon.daemon.service.audit.create()
+    nursery.start_soon(daemon.daemon.service.audit.run)
+    await may(daemon, "")
+    await refused(daemon, "transact", "startShort")
+    with trio.fail_after(PATIENCE_S):
+        while not (found := [each for each in await audited(daemon) if each["action"] == "security.refused"]):
+            pass  # refusals are written a moment later
+    assert (found[0]["name"], found[0]["code"], found[0]["target"]) == ("thrift", "forbidden", "service")
+
+
+async def test_where_the_audit_is_required_thrifts_changes_need_it_too(tmp_path, nursery):
+    more = {"transactions__service": "embedded", "transactions__thrift": "127.0.0.1:0", "security__audit": "required"}
+    async with named(tmp_path, **more) as running:
+        stop = trio.Event()
+        (address,) = await start_thrift(running.daemon.service, stop, nursery)
+        running.tephra = await trio.to_thread.run_sync(Tephra, address)
+        await may(running, '"operate"')
+        with pytest.raises(TApplicationException, match="system:audit cannot be written"):
+            await running.tephra.call("resetState")
+        await running.daemon.service.audit.create()
+        await running.tephra.call("resetState")
+        running.tephra.client.close()
+        stop.set()
+        nursery.cancel_scope.cancel()

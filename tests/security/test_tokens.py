@@ -155,4 +155,3 @@ def test_a_revoked_token_stays_revoked_and_an_expired_one_expired():
     assert pruned([active, ended, gone], NOW_MS) == [active]
     after = revoked([active, ended, gone], lambda entry: True, NOW_MS)
     assert [each.revoked_ms for each in after] == [NOW_MS, NOW_MS, NOW_MS - 5]
-    assert TokenTable.of([active, ended, gone]).next_end_ms(NOW_MS) == NOW_MS + 10

@@ -8,6 +8,7 @@ make simulate ARGS="--seed 4711 --shrink"    and the shortest bad one that comes
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
 import os
@@ -31,6 +32,11 @@ def main() -> int:
             else "\n".join(each.name for each in MISTAKES)
         )
         return 0
+    if arguments.table:
+        from tests.simulation import table
+
+        table.main(most=min(arguments.count, table.MOST))
+        return 0
     if arguments.planted:
         plant(named(arguments.planted))
     if not arguments.logs:
@@ -49,10 +55,13 @@ def _many(arguments: argparse.Namespace) -> int:
     from tests.simulation.world import plan_of, simulate
 
     begun_s, used_s, bad, done = time.monotonic(), time.process_time(), list[int](), 0
+    digest = hashlib.sha256()
     for seed in range(arguments.first, arguments.first + arguments.count):
         if arguments.seconds and time.monotonic() - begun_s > arguments.seconds:
             break
         report, done = simulate(plan_of(seed)), done + 1
+        if arguments.digest:
+            digest.update(noted(report))
         if not report.is_good:
             bad.append(seed)
             print(json.dumps(_facts(report)) if arguments.json else told(report), flush=True)
@@ -61,10 +70,29 @@ def _many(arguments: argparse.Namespace) -> int:
         elif done % 500 == 0 and sys.stderr.isatty():
             print(f"{done} of {arguments.count} histories, {len(bad)} bad", file=sys.stderr)
     used_s = time.process_time() - used_s
-    summary = {"histories": done, "bad": bad, "perCoreMinute": round(done / used_s * 60) if used_s else 0}
+    summary: dict[str, object] = {
+        "histories": done,
+        "bad": bad,
+        "perCoreMinute": round(done / used_s * 60) if used_s else 0,
+        "cpuSeconds": round(used_s, 1),
+    }
     text = f"{done} histories, {len(bad)} bad; {summary['perCoreMinute']} a minute on one core"
+    if arguments.digest:
+        summary["digest"] = digest.hexdigest()
+        text += f"; digest {summary['digest']}"
     print(json.dumps(summary) if arguments.json else text)
     return 1 if bad else 0
+
+
+def noted(report: Report) -> bytes:
+    """Everything in a history, as bytes that are equal when it is."""
+    history = report.history
+    parts = (report.story, report.surprises, report.anomalies, history.polls, history.openings, history.logs)
+    writes = [(each.topic, each.payloads, each.began_s, each.ended_s, each.receipts) for each in history.writes]
+    transactions = [
+        (each.id, each.begun_s, each.committed_s, each.undone_s, each.state) for each in history.transactions
+    ]
+    return repr((*parts, writes, transactions)).encode()
 
 
 def told(report: Report) -> str:
@@ -102,6 +130,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--planted", metavar="MISTAKE", help="with a mistake in the code, until it is found")
     parser.add_argument("--mistakes", action="store_true", help="list the mistakes that can be planted")
+    parser.add_argument("--table", action="store_true", help="look for every mistake, and write docs/reliability.md")
+    parser.add_argument("--digest", action="store_true", help="and a digest of everything in all of them")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each bad history, and for the sum")
     parser.add_argument("--logs", action="store_true", help="show what the daemons log")
     return parser.parse_args()

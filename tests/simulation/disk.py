@@ -17,6 +17,7 @@ from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.names import TopicName
 from storage.base import Claim, Deposed, NothingWritten, Row, StoreConflict, StoreError
 from storage.memory import MemoryStore
+from tests.simulation.clocks import time_now
 
 
 @dataclass(slots=True)
@@ -35,7 +36,8 @@ class Weather:
 
     def block(self) -> None:
         """The disk cannot be reached from now on."""
-        self.passable = trio.Event()
+        if self.passable is None:
+            self.passable = trio.Event()
 
     def unblock(self) -> None:
         """It can, what waits included."""
@@ -56,7 +58,6 @@ class Disk:
         self.memory = MemoryStore()
         self.shared = shared
         self.epochs: dict[TopicName, int] = {}
-        self.changed = trio.Event()
         #: Rows that were removed without waiting for the disk, since the last commit that did wait.
         self.unsynced: list[tuple[Table, bytes, bytes]] = []
 
@@ -142,7 +143,7 @@ class DiskStore(MemoryStore):
     async def _reach(self, mean_s: float) -> None:
         """The time that a call takes. Raises StoreError: this life has ended."""
         if mean_s:
-            await trio.sleep(self.rng.expovariate(1 / mean_s))
+            await time_now().sleep(self.rng.expovariate(1 / mean_s))
         if self.weather.passable is not None:
             await self.weather.passable.wait()
         if self.dead:
@@ -275,13 +276,13 @@ class SharedDiskStore(DiskStore):
 
     async def check(self, claim: Claim) -> None:
         await self._reach(self.weather.write_s / 2)
-        self._refuse_if_deposed(claim, happened=False)
+        self._refuse_if_deposed(claim)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             await self._reach(self.weather.write_s)
-            self._refuse_if_deposed(claim, happened=False)
+            self._refuse_if_deposed(claim)
             self.compare(expect)
             if self.rng.random() < self.weather.fails:
                 self.disk.tear(commit, self.rng)
@@ -293,6 +294,6 @@ class SharedDiskStore(DiskStore):
         await self._reach(0)
         self.apply([Delete(table, keys)])
 
-    def _refuse_if_deposed(self, claim: Claim, *, happened: bool | None) -> None:
+    def _refuse_if_deposed(self, claim: Claim) -> None:
         if self.disk.epochs.get(claim.name) != claim.epoch:
             raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,7 @@ from plainsong.protocol.cluster import SLICES
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.names import TopicName
 from tests.daemon.talk import Answer, ConnectionLost, NotConnected
+from tests.simulation.clocks import SimulatedClock
 from tests.simulation.disk import Disk, DiskStore, Weather
 from tests.simulation.network import End, Network
 
@@ -33,41 +35,14 @@ if TYPE_CHECKING:
     from broker.assemble import Daemon
     from broker.config import Config
 
-#: 2023-11-14.
-START_MS = 1_700_000_000_000
 State = Literal["up", "down"]
-
-
-class SimulatedClock:
-    """A wall clock that follows the simulated time, ahead or behind, faster or slower."""
-
-    def __init__(self) -> None:
-        self.regressions = 0
-        self._from_ms = float(START_MS)
-        self._since_s = trio.current_time()
-        self._rate = 1.0
-        self._last_ms = 0
-
-    def now_ms(self) -> int:
-        now_ms = int(self._exact_ms())
-        self.regressions += now_ms < self._last_ms
-        self._last_ms = now_ms
-        return now_ms
-
-    def _exact_ms(self) -> float:
-        return self._from_ms + (trio.current_time() - self._since_s) * 1000 * self._rate
-
-    def jump(self, by_s: float) -> None:
-        self._from_ms, self._since_s = self._exact_ms() + by_s * 1000, trio.current_time()
-
-    def drift(self, rate: float) -> None:
-        self._from_ms, self._since_s, self._rate = self._exact_ms(), trio.current_time(), rate
 
 
 class View:
     """``Ownership`` of one life of an instance: what it was last told, which may be late, or wrong."""
 
-    def __init__(self, name: str, there: list[str]) -> None:
+    def __init__(self, name: str, there: list[str], reread: Callable[[], object]) -> None:
+        self._reread = reread
         self._me = Instance(name, address_of(name))
         self._there = list(there)
         self._owners: dict[TopicName, str] = {}
@@ -98,6 +73,7 @@ class View:
 
     def deposed(self, name: TopicName) -> None:
         self._lost.add(name)
+        self._reread()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -123,18 +99,51 @@ class Life:
         self.daemon: Daemon | None = None
         #: Method, path and what answers there.
         self.routes: list[tuple[str, re.Pattern[str], Endpoint]] = []
-        self.ended = trio.Event()
+        self._found: dict[tuple[str, str], tuple[Endpoint, dict[str, str]]] = {}
+        #: Requests of clients that are being answered; a dict, since cancelling them has to have one order.
+        self._serving: dict[trio.CancelScope, None] = {}
+
+    def route(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
+        """Who answers, and the places of the path."""
+        found = self._found.get((method, path))
+        if found is None:
+            found = self._found[method, path] = self._look_for(method, path)
+        return found
+
+    def _look_for(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
+        for verb, pattern, endpoint in self.routes:
+            match = pattern.match(path)
+            if verb == method and match is not None:
+                return endpoint, {name: unquote(value) for name, value in match.groupdict().items()}
+        raise AssertionError(f"there is no route {method} {path}")
+
+    @contextmanager
+    def serving(self) -> Iterator[trio.CancelScope]:
+        """What is done in it ends with the process."""
+        with trio.CancelScope() as scope:
+            self._serving[scope] = None
+            try:
+                yield scope
+            finally:
+                del self._serving[scope]
+
+    def end(self) -> None:
+        """Connections of clients break."""
+        for scope in list(self._serving):
+            scope.cancel()
 
 
 class SimulatedInstance:
     """One daemon, with its disk and its clock, which outlive its processes."""
 
     def __init__(self, name: str, disk: Disk, network: Network, config: Config, rng: Random) -> None:
-        self.name, self.address = name, (name, 7420)
+        self.name = name
         self.disk, self.network, self.config, self.rng = disk, network, config, rng
         self.clock = SimulatedClock()
         self.weather = Weather()
         self.life: Life | None = None
+        #: Its membership service is to look again, and tells it some time later.
+        self.reread: Callable[[], object] = int
         self.alone = not disk.shared
 
     @property
@@ -143,7 +152,7 @@ class SimulatedInstance:
 
     async def run(self, there: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """One life, until it is killed."""
-        life = self.life = Life(self.disk.open(self.rng, self.weather), View(self.name, there))
+        life = self.life = Life(self.disk.open(self.rng, self.weather), View(self.name, there, self.reread))
         try:
             with life.scope:
                 await self._live(life, task_status)
@@ -153,7 +162,7 @@ class SimulatedInstance:
                 self.life = None
                 self.network.listening.pop(self.name, None)
             self.network.break_all(self.name)
-            life.ended.set()
+            life.end()
 
     async def _live(self, life: Life, task_status: Any) -> None:
         async with trio.open_nursery() as nursery:
@@ -173,7 +182,7 @@ class SimulatedInstance:
                 except PlainsongError:
                     await trio.sleep(0.5)  # as a supervisor starts it again
             if daemon.cluster is not None:
-                daemon.cluster.links._dial = self._dial
+                daemon.cluster.links.dial = self._dial
                 self.network.listening[self.name] = partial(self._accept, nursery, daemon)
             await daemon.start(nursery)
             daemon.directory.environment.turns.attach(lambda: None)
@@ -214,8 +223,8 @@ class SimulatedInstance:
 class SimulatedTalk:
     """A client's connection to an instance: as ``tests.daemon.talk.Talk``, without sockets."""
 
-    def __init__(self, instance: SimulatedInstance, rng: Random) -> None:
-        self._instance, self._rng = instance, rng
+    def __init__(self, instance: SimulatedInstance) -> None:
+        self._instance = instance
 
     async def ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Raises ConnectionLost."""
@@ -224,30 +233,19 @@ class SimulatedTalk:
         life = instance.life
         if life is None or life.daemon is None:
             raise NotConnected(f"{instance.name} is down")
-        answers: list[Answer] = []
-        async with trio.open_nursery() as nursery:
-
-            async def ended() -> None:
-                await life.ended.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(ended)
-            answers.append(await self._answer(life, method, target, body, headers))
-            nursery.cancel_scope.cancel()
-        if not answers or instance.life is not life:
+        answer: Answer | None = None
+        with life.serving() as scope:
+            answer = await self._answer(life, method, target, body, headers)
+        if answer is None or scope.cancel_called or instance.life is not life:
             raise ConnectionLost(f"{instance.name} has ended")
         await network.pass_on(instance.name, "client")
-        return answers[0]
+        return answer
 
     async def _answer(self, life: Life, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         path, _, query = target.partition("?")
-        for verb, pattern, endpoint in life.routes:
-            match = pattern.match(path)
-            if verb == method and match is not None:
-                places = {name: unquote(value) for name, value in match.groupdict().items()}
-                request = Request(places, query, {name.lower(): value for name, value in headers.items()}, body)
-                return await _answered(life, endpoint, request)
-        raise AssertionError(f"there is no route {method} {path}")
+        endpoint, places = life.route(method, path)
+        request = Request(dict(places), query, {name.lower(): value for name, value in headers.items()}, body)
+        return await _answered(life, endpoint, request)
 
 
 async def _answered(life: Life, endpoint: Endpoint, request: Request) -> Answer:

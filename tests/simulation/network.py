@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from random import Random
 
 import trio
 
-Accept = Callable[["End"], Awaitable[None]]
+from tests.simulation.clocks import time_now
 
 
 class Network:
@@ -43,6 +43,8 @@ class Network:
         """Who waits for a way looks again."""
         self.changed.set()
         self.changed = trio.Event()
+        for end in self.ends:
+            end._tell()
 
     def break_all(self, place: str) -> None:
         """Connections of a place break."""
@@ -52,7 +54,7 @@ class Network:
 
     async def pass_on(self, sender: str, receiver: str) -> None:
         """Wait for as long as something takes from one place to the other."""
-        await trio.sleep(self.delay_s())
+        await time_now().sleep(self.delay_s())
         while not self.passes(sender, receiver):
             await self.changed.wait()
 
@@ -104,7 +106,7 @@ class End(trio.abc.Stream):
     def _arrive(self, data: bytes) -> None:
         self._last_s = max(self._last_s, trio.current_time() + self.network.delay_s())
         self._in.append((self._last_s, data))
-        self._tell()
+        time_now().at(self._last_s, self._tell)
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -117,8 +119,7 @@ class End(trio.abc.Stream):
             if self._broken:
                 raise trio.BrokenResourceError
             if not self.network.passes(self.there, self.here):
-                changed = self.network.changed
-                await _either(changed, self._news)
+                await self._news.wait()
                 continue
             if not self._in:
                 if self._finished:
@@ -127,9 +128,7 @@ class End(trio.abc.Stream):
                 continue
             due_s, data = self._in[0]
             if due_s > trio.current_time():
-                news = self._news
-                with trio.move_on_at(due_s):
-                    await news.wait()
+                await self._news.wait()
                 continue
             self._in.popleft()
             if max_bytes is not None and len(data) > max_bytes:
@@ -144,14 +143,3 @@ class End(trio.abc.Stream):
         self.other._tell()
         self.network.ends.pop(self, None)
         await trio.lowlevel.checkpoint()
-
-
-async def _either(one: trio.Event, other: trio.Event) -> None:
-    async with trio.open_nursery() as nursery:
-
-        async def wait(event: trio.Event) -> None:
-            await event.wait()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(wait, one)
-        nursery.start_soon(wait, other)

@@ -33,6 +33,7 @@ STATE, DEDUPLICATION = "plainsong.protocol.topic.state", "plainsong.protocol.top
 DECISIONS, MANAGER = "plainsong.protocol.transactions.decisions", "plainsong.protocol.transactions.manager"
 TRANSACTIONAL = "plainsong.protocol.topic.transactional"
 CORE = "plainsong.protocol.topic.core"
+UPKEEP = "plainsong.protocol.topic.upkeep"
 
 MISTAKES = (
     Mistake(
@@ -68,15 +69,15 @@ MISTAKES = (
         "a deposed owner goes on",
         "one order",
         "tests.simulation.disk",
-        "            self._refuse_if_deposed(claim, happened=False)\n            self.compare(expect)",
+        "            self._refuse_if_deposed(claim)\n            self.compare(expect)",
         "            self.compare(expect)",
     ),
     Mistake(
         "the watermark moves before the commit",
         "what is read stays",
         CORE,
-        "        step.flush()\n        if state.producers.changed:",
-        "        step.flush()\n        state.advance_watermark()\n        if state.producers.changed:",
+        "        step.flush()\n        if state.producers.changed and state.producers.due_s is None:",
+        "        step.flush()\n        state.advance_watermark()\n        if state.producers.changed and state.producers.due_s is None:",
     ),
     Mistake(
         "positions from the clock alone",
@@ -269,6 +270,62 @@ MISTAKES = (
         "        self.last_ts_ms, self.last_sequence_id = ts, seq - 1\n        return runs",
         "        self.last_ts_ms, self.last_sequence_id = ts, max(-1, seq - 2) if count == 0 and len(runs) and runs[-1].length == 3 else seq - 1\n"
         "        return runs",
+    ),
+    Mistake(
+        "expiry is a second late",
+        "expiry is exact",
+        STATE,
+        "self.time_ms - metadata.properties.ttl_ms)",
+        "self.time_ms - metadata.properties.ttl_ms - 1000)",
+    ),
+    Mistake(
+        "a message's own time to live is not looked at",
+        "expiry is exact",
+        "plainsong.protocol.topic.visibility",
+        "    return 0 if ttl_s is None else int",
+        "    return 0 if True else int",
+    ),
+    Mistake(
+        "a longer time to live brings back what had expired",
+        "expiry is exact",
+        UPKEEP,
+        "    changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)\n",
+        "    changed = replace(old, properties=properties, updated_ms=state.time_ms)\n",
+    ),
+    Mistake(
+        "what readers saw expire is forgotten with the owner",
+        "expiry is exact",
+        CORE,
+        "        ahead = bool(step.looks) and not now.low_space and state.expires_ahead()\n",
+        "        ahead = False\n",
+    ),
+    Mistake(
+        "the janitor takes what lives for another second",
+        "expiry is exact",
+        UPKEEP,
+        "        expired=expired_range(prefix, state.oldest_ms),",
+        "        expired=expired_range(prefix, state.oldest_ms + 1000),",
+    ),
+    Mistake(
+        "a deleted topic is cleaned at once",
+        "deleted can come back",
+        UPKEEP,
+        "state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:",
+        "state.time_ms < metadata.deleted_ms:",
+    ),
+    Mistake(
+        "a deleted topic can be brought back for ever",
+        "deleted can come back",
+        UPKEEP,
+        "    if ask.grace_ms is not None and state.time_ms >=",
+        "    if ask.grace_ms is None and state.time_ms >=",
+    ),
+    Mistake(
+        "a topic made anew shows the one before",
+        "deleted can come back",
+        UPKEEP,
+        "    generation = 1 if old is None else old.generation + 1\n",
+        "    generation = 1 if old is None else old.generation\n",
     ),
 )
 

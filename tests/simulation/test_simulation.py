@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-#: Histories of the ordinary run; ``make simulate`` goes on from there.
-COUNT = 100
+#: Histories of the ordinary run, half a minute of one core; ``make simulate`` goes on from there.
+COUNT = 500
 
 
 def simulation(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
@@ -29,6 +29,11 @@ def test_a_seed_is_the_same_history_in_every_process():
     once, again = simulation("--seed", "7"), simulation("--seed", "7", hash_seed="random")
     assert once.stdout == again.stdout
     assert json.loads(once.stdout)["story"]
+
+
+def test_histories_are_equal_to_the_last_answer_and_its_time():
+    once, again = (simulation("--count", "40", "--first", "100", "--digest") for _ in range(2))
+    assert json.loads(once.stdout)["digest"] == json.loads(again.stdout)["digest"]
 
 
 @pytest.mark.torture

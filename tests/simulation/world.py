@@ -11,15 +11,16 @@ from typing import Any
 
 import trio
 import trio._core._run as scheduling
-from trio.testing import MockClock
 
 from plainsong.protocol.names import TopicName
 from tests.cluster.course import create_topics, settle
 from tests.cluster.history.checker import check
-from tests.cluster.history.records import Anomaly, History
+from tests.cluster.history.records import History
 from tests.cluster.readers import reader
 from tests.cluster.voices import EXPECTED, Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
+from tests.simulation import brief, garden
+from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
 from tests.simulation.network import Network
@@ -38,7 +39,11 @@ class Plan:
     instances: int = 1
     topics: int = 3
     clients: int = 1
-    length_s: float = 6.0
+    length_s: float = 1.0
+    every_s: float = 0.25
+    """The mean time from the beginning of one fault to that of the next."""
+    extras: tuple[str, ...] = ()
+    """Workloads beside the usual ones."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -48,7 +53,7 @@ class Report:
 
     plan: Plan
     history: History
-    anomalies: list[Anomaly]
+    anomalies: list[tuple[str, str]]
     surprises: list[str]
     story: list[str]
 
@@ -61,10 +66,10 @@ class SimulatedVoice(Voice):
     """A client whose connections are simulated."""
 
     #: A clock that jumps ends transactions before their time.
-    expected = EXPECTED | {"transaction_expired"}
+    expected = EXPECTED | {"transaction_expired", "topic_not_found", "topic_exists", "partly_cleaned"}
 
     async def _talk(self, instance: Any) -> Any:
-        return SimulatedTalk(instance, self.rng)
+        return SimulatedTalk(instance)
 
     def _drop(self, name: str) -> None:
         """There is nothing to close."""
@@ -73,8 +78,23 @@ class SimulatedVoice(Voice):
 class SimulatedStage(Stage):
     """What the clients of a simulated history share."""
 
+    sizes = (1, 1, 1, 2, 3, 12)
+    limits = (2, 7, None)
+    timeouts_s = (1, 2, 30)
+    #: So often clients rest as long as they are told to; from then on a history gets longer, and hardly any larger.
+    LIVELY = 80
+    _rests = 0
+
+    async def rest(self, pause_s: float) -> None:
+        self._rests += 1
+        await time_now().sleep(pause_s if self._rests < self.LIVELY else 2.0)
+
     def __init__(self, world: World, topics: list[str], seed: int) -> None:
         super().__init__(world, topics, seed)  # type: ignore[arg-type]  # it has what clients use of a cluster
+        self.stores = 0.3 if "staging" in world.plan.extras else 0.0
+        self.world = world
+        self.brief = brief.Notes()
+        self.garden = garden.Model()
 
     def voice(self, seed: int) -> Voice:
         return SimulatedVoice(self, seed)
@@ -83,21 +103,50 @@ class SimulatedStage(Stage):
 class World:
     """The instances, and what goes wrong with them."""
 
-    def __init__(self, plan: Plan, nursery: trio.Nursery) -> None:
+    def __init__(self, plan: Plan, nursery: trio.Nursery, story: list[str]) -> None:
         self.plan, self.nursery = plan, nursery
         self.rng = Random(plan.seed)
         self.network = Network(self._random())
         names = "abcdef"[: plan.instances]
         self.disk = Disk(shared=plan.instances > 1)
-        config = configured(transactions__max_lifetime_s=60, retention__interval_s=5)
+        interval_s = self.rng.choice((0.1, 0.5, 5.0)) if plan.extras else 5.0
+        config = configured(
+            transactions__max_lifetime_s=60, retention__interval_s=interval_s, retention__delete_grace_s=garden.GRACE_S
+        )
         self.instances = [SimulatedInstance(name, self.disk, self.network, config, self._random()) for name in names]
-        self.story: list[str] = []
+        for each in self.instances:
+            each.reread = partial(self._tell_soon, each)
+        self.story = story
+        self._most_ms, self._lows_ms = START_MS, list[int]()
         self.stage = SimulatedStage(
             self, [f"topic-{number}" for number in range(plan.topics)], self.rng.randrange(1 << 30)
         )
 
     def _random(self) -> Random:
         return Random(self.rng.randrange(1 << 62))
+
+    # --- what time it may be -------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        return trio.current_time()
+
+    async def sleep(self, seconds: float) -> None:
+        await time_now().sleep(seconds)
+
+    def _read_clocks(self) -> int:
+        """The wall clock that is furthest behind; the most that any has ever said is noted."""
+        now_ms = [each.clock.peek_ms() for each in self.instances]
+        self._most_ms = max(self._most_ms, *now_ms)
+        return min(now_ms)
+
+    def watch(self) -> tuple[int, int]:
+        """From now on; ``between`` takes it."""
+        return self._read_clocks(), len(self._lows_ms)
+
+    def between(self, since: tuple[int, int]) -> tuple[int, int]:
+        """No wall clock was behind the first since then, and none was ever ahead of the second."""
+        least_ms, jumps = since
+        return min([least_ms, self._read_clocks(), *self._lows_ms[jumps:]]), self._most_ms
 
     def tell(self, text: str) -> None:
         self.story.append(f"{trio.current_time() - self.begun_s:8.3f} s  {text}")
@@ -119,6 +168,8 @@ class World:
                 self.stage.over = True
             readers.cancel_scope.cancel()
         await settle(self.stage)
+        if "brief" in self.plan.extras:
+            await brief.outlive(self.stage, self.rng.randrange(1 << 30))
 
     def _start(self, writers: trio.Nursery, readers: trio.Nursery) -> None:
         for number in range(self.plan.clients):
@@ -127,21 +178,24 @@ class World:
                 writers.start_soon(
                     work, self.stage, name, self.rng.randrange(1 << 30), self.rng.choice((0.05, 0.2, 0.5))
                 )
+        for extra, more in (("brief", brief.watch), ("garden", garden.tend)):
+            if extra in self.plan.extras:
+                writers.start_soon(more, self.stage, self.rng.randrange(1 << 30), self.rng.choice((0.05, 0.2)))
         for committed in (True, False):
             waits = self.rng.random() < 0.5
             work = partial(reader, committed=committed, waits=waits, pause_s=self.rng.choice((0.1, 0.5)))
             readers.start_soon(work, self.stage, self.rng.randrange(1 << 30))
 
     async def _disturb(self) -> None:
-        until_s = trio.current_time() + self.plan.length_s
-        while trio.current_time() < until_s:
-            await trio.sleep(self.rng.expovariate(1.0))
-            await getattr(self, "_" + self.rng.choice(self.plan.faults or ["nothing"]))()
+        """One fault after the other begins while others last; it is over when the last one is."""
+        async with trio.open_nursery() as lasting:
+            with trio.move_on_after(self.plan.length_s):
+                while True:
+                    await time_now().sleep(self.rng.expovariate(1 / self.plan.every_s))
+                    if self.plan.faults:
+                        lasting.start_soon(getattr(self, "_" + self.rng.choice(self.plan.faults)))
 
     # --- faults --------------------------------------------------------------------------------
-
-    async def _nothing(self) -> None:
-        pass
 
     async def _kill(self, *, power: bool = False) -> None:
         victim = self.rng.choice(self.instances)
@@ -149,14 +203,14 @@ class World:
             return
         self.tell(f"{victim.name} {'loses power' if power else 'is killed'}")
         victim.kill(power=power)
-        self.nursery.start_soon(self._again, victim, self.rng.expovariate(2.0))
+        self.nursery.start_soon(self._again, victim, self.rng.expovariate(4.0))
         self._membership_changes()
 
     async def _power(self) -> None:
         await self._kill(power=True)
 
     async def _again(self, victim: SimulatedInstance, after_s: float) -> None:
-        await trio.sleep(after_s)
+        await time_now().sleep(after_s)
         if victim.life is None:
             self.tell(f"{victim.name} starts again")
             await self.nursery.start(victim.run, [*self.there, victim.name])
@@ -164,10 +218,13 @@ class World:
 
     def _membership_changes(self) -> None:
         for each in self.instances:
-            self.nursery.start_soon(self._tell_later, each, self.rng.expovariate(3.0), {})
+            self._tell_soon(each)
+
+    def _tell_soon(self, instance: SimulatedInstance) -> None:
+        self.nursery.start_soon(self._tell_later, instance, self.rng.expovariate(5.0), {})
 
     async def _tell_later(self, instance: SimulatedInstance, after_s: float, lies: dict[TopicName, str]) -> None:
-        await trio.sleep(after_s)
+        await time_now().sleep(after_s)
         life = instance.life
         if life is not None and life.daemon is not None and not instance.alone:
             life.view.tell(self.there, lies)
@@ -182,19 +239,28 @@ class World:
 
     async def _jump(self) -> None:
         instance, by_s = self.rng.choice(self.instances), self.rng.choice((-3600, -5, -0.5, 0.5, 5, 3600))
+        self._jump_by(instance, by_s)
+        if self.rng.random() < 0.5:
+            await time_now().sleep(self._while_s(1.0))
+            self._jump_by(instance, -by_s)
+
+    def _jump_by(self, instance: SimulatedInstance, by_s: float) -> None:
         self.tell(f"the clock of {instance.name} jumps by {by_s} s")
+        self._read_clocks()
         instance.clock.jump(by_s)
+        self._lows_ms.append(self._read_clocks())
 
     async def _drift(self) -> None:
         instance, rate = self.rng.choice(self.instances), self.rng.choice((0.5, 0.9, 1.1, 2.0))
         self.tell(f"the clock of {instance.name} goes at {rate}")
+        self._read_clocks()
         instance.clock.drift(rate)
 
     async def _failing(self) -> None:
         instance = self.rng.choice(self.instances)
         self.tell(f"the disk of {instance.name} fails now and then")
         instance.weather.fails, instance.weather.reads_fail = 0.2, self.rng.choice((0.0, 0.02))
-        await trio.sleep(self.rng.expovariate(1.0))
+        await time_now().sleep(self._while_s(3.0))
         instance.weather.fails = instance.weather.reads_fail = 0.0
         self.tell(f"the disk of {instance.name} is well")
 
@@ -202,7 +268,7 @@ class World:
         instance = self.rng.choice(self.instances)
         self.tell(f"the disk of {instance.name} is slow")
         instance.weather.write_s = self.rng.choice((0.05, 0.5))
-        await trio.sleep(self.rng.expovariate(1.0))
+        await time_now().sleep(self._while_s(3.0))
         instance.weather.write_s = 0.001
 
     async def _freeze(self) -> None:
@@ -214,7 +280,7 @@ class World:
             self.network.hold(instance.name, other)
             self.network.hold(other, instance.name)
         instance.weather.block()
-        await trio.sleep(self.rng.choice((0.1, 1.0, 15.0)))
+        await time_now().sleep(self._while_s(15.0))
         instance.weather.unblock()
         self.network.heal()
         self.tell(f"{instance.name} goes on")
@@ -228,7 +294,7 @@ class World:
         self.network.hold(one, other)
         if both:
             self.network.hold(other, one)
-        await trio.sleep(self.rng.choice((0.1, 1.0, 13.0)))
+        await time_now().sleep(self._while_s(13.0))
         self.network.heal()
         self.tell("the network is well")
 
@@ -237,32 +303,46 @@ class World:
         self.tell(f"the connections of {instance.name} break")
         self.network.break_all(instance.name)
 
+    def _while_s(self, longest_s: float) -> float:
+        return self.rng.choice((0.05, 0.2, 0.2, 0.2, 1.0, 1.0, 1.0, longest_s))
+
     async def _heal(self) -> None:
         """Nothing is wrong any more."""
         self.network.heal()
         for each in self.instances:
             each.weather.clear()
+            self._read_clocks()
             each.clock.drift(1.0)
             while each.state == "down":
                 if each.life is None:
                     await self.nursery.start(each.run, [one.name for one in self.instances])
-                await trio.sleep(0.1)
+                await time_now().sleep(0.1)
         for each in self.instances:
             await self._tell_later(each, 0.0, {})
         self.tell("nothing is wrong any more")
 
 
 EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "failing", "slow", "part"]
+EXTRAS = ("brief", "garden", "staging")
 AMONG_SEVERAL = [*EVERYWHERE, "lie", "lie", "freeze", "break", "part"]
 
 
 def plan_of(seed: int) -> Plan:
     """The plan that a seed stands for."""
     rng = Random(seed)
-    instances = rng.choice((1, 1, 2, 3))
+    instances = rng.choice((1, 1, 1, 2, 3))
     kinds = AMONG_SEVERAL if instances > 1 else EVERYWHERE
     faults = rng.sample(kinds, rng.randrange(1, 5)) if rng.random() < 0.9 else []
-    return Plan(seed, instances, topics=rng.choice((1, 2, 3)) + 1, length_s=rng.choice((1.0, 3.0, 6.0)), faults=faults)
+    extras = tuple(each for each in EXTRAS if rng.random() < 0.25)
+    return Plan(
+        seed,
+        instances,
+        extras=extras,
+        topics=rng.choice((1, 2, 3)) + 1,
+        length_s=rng.choice((0.3, 0.6, 1.2)),
+        every_s=rng.choice((0.1, 0.3)),
+        faults=faults,
+    )
 
 
 def simulate(plan: Plan) -> Report:
@@ -270,12 +350,13 @@ def simulate(plan: Plan) -> Report:
     scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True  # as hypothesis has it
     before = scheduling._r
     scheduling._r = Random(plan.seed)
+    story: list[str] = []
     signal.signal(signal.SIGVTALRM, _stuck)
     signal.setitimer(signal.ITIMER_VIRTUAL, STUCK_S)
     try:
-        return trio.run(_simulate, plan, clock=MockClock(autojump_threshold=0))
+        return trio.run(_simulate, plan, story, clock=SimulatedTime())
     except Exception as error:  # noqa: BLE001  # a daemon that breaks the simulation is a bad one
-        return Report(plan, History(), [], [f"it ended with {error!r}"], [])
+        return Report(plan, History(), [], [f"it ended with {error!r}"], story)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         scheduling._r = before
@@ -285,15 +366,19 @@ def _stuck(*_: object) -> None:
     raise RuntimeError(f"it used {STUCK_S} s of processor time")
 
 
-async def _simulate(plan: Plan) -> Report:
+async def _simulate(plan: Plan, story: list[str]) -> Report:
     async with trio.open_nursery() as nursery:
-        world = World(plan, nursery)
+        world = World(plan, nursery, story)
         with trio.move_on_after(plan.length_s + QUIET_S) as limit:
             await world.run()
         stage = world.stage
         if limit.cancelled_caught:
             stage.surprises.append(f"it was not over {QUIET_S} s after all was well: {list(stage.last)[-3:]}")
-        anomalies = [] if limit.cancelled_caught else check(stage.history)
+        anomalies: list[tuple[str, str]] = [] if limit.cancelled_caught else [*check(stage.history)]
+        anomalies += brief.judged(stage.brief)
+        anomalies += [("garden", text) for text in stage.garden.wrong]
+        for each in world.instances:
+            each.kill()
         nursery.cancel_scope.cancel()
     return Report(plan, stage.history, anomalies, stage.surprises, world.story)
 
@@ -323,6 +408,8 @@ def shrunk(plan: Plan, tries: int = 60) -> Report:
 def _smaller(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
+    for each in plan.extras:
+        yield replace(plan, extras=tuple(other for other in plan.extras if other != each))
     if plan.length_s > 0.2:
         yield replace(plan, length_s=plan.length_s / 2)
         yield replace(plan, length_s=plan.length_s * 0.8)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Speculation never starts a copy on the host of the first attempt, so there must be two.
 HOSTS = ("127.0.0.1", "127.0.0.2")
-_START_S = 60.0
+_START_S = 240.0
 
 
 class Cluster:

@@ -15,6 +15,7 @@ from installed import EXTRA, SPARK, environ_of, make_interpreter
 from plainsong import Client
 from plainsong.cli.command import Exit
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon
+from tests.patience import SPARK_PATIENCE_S
 from tests.spark_session import why_not
 
 APPEND = ("pipeline", "run", "archive", "append", "orders", "--root", "archive")
@@ -28,7 +29,7 @@ def run(python: Path, *arguments: str, **environ: str) -> tuple[int, str]:
         env=environ_of(python, **environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SPARK_PATIENCE_S,
         check=False,
     )
     return done.returncode, done.stderr

@@ -12,7 +12,8 @@ import pytest
 from tables import READ, Tables
 
 from pyspark_plainsong.source import DefaultSource, Lacking
-from tests.daemon.harness import PATIENCE_S, ROOT, Daemon
+from tests.daemon.harness import ROOT, Daemon
+from tests.patience import PATIENCE_S
 
 #: Reads as a task does, where nothing else can be imported.
 TASK = """

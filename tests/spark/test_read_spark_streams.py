@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from tables import Tables
 
 from tests.daemon.harness import Daemon, eventually
+from tests.patience import SPARK_PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ class Query:
     def run(self, topic, **given):
         """Take what is there; the query, ended."""
         query = self.start(topic, **given)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(SPARK_PATIENCE_S)
         return query
 
     def batches(self) -> list[list[str]]:
@@ -106,9 +107,9 @@ def test_a_batch_that_was_not_committed_is_read_again_as_it_was(query, tables):
 def test_topics_created_later_join_a_query_by_pattern(query, tables):
     tables.publish(tables.create("grow-a"), "a")
     running = query.start(None, pattern="grow-.*", now=False)
-    eventually("the first topic is read", lambda: query.rows() == ["a"], 60)
+    eventually("the first topic is read", lambda: query.rows() == ["a"], SPARK_PATIENCE_S)
     tables.publish(tables.create("grow-b"), "b")
-    eventually("the second one too", lambda: query.rows() == ["a", "b"], 60)
+    eventually("the second one too", lambda: query.rows() == ["a", "b"], SPARK_PATIENCE_S)
     running.stop()
 
 
@@ -116,10 +117,12 @@ def test_an_idle_query_asks_no_more_than_twice_a_second_and_stops_at_once(query,
     topic = tables.create("idle")
     tables.publish(topic, "a")
     running = query.start(topic, now=False, pollTimeoutMs=1000)
-    eventually("the message is read", lambda: query.rows() == ["a"], 60)
-    eventually("it has asked for more", lambda: running.status["message"].startswith("Getting offsets"), 60)
+    eventually("the message is read", lambda: query.rows() == ["a"], SPARK_PATIENCE_S)
+    eventually(
+        "it has asked for more", lambda: running.status["message"].startswith("Getting offsets"), SPARK_PATIENCE_S
+    )
     before, begun_s = asked(tables.url), time.monotonic()
-    eventually("it asks four times", lambda: asked(tables.url) >= before + 4, 60)
+    eventually("it asks four times", lambda: asked(tables.url) >= before + 4, SPARK_PATIENCE_S)
     assert time.monotonic() - begun_s > 2
     running.stop()
     assert running.exception() is None

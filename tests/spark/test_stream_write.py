@@ -18,6 +18,7 @@ from pyspark_plainsong.publishing import Stored, TaskStored
 from pyspark_plainsong.writers import StreamWriter
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
+from tests.patience import SPARK_PATIENCE_S
 
 #: Of one file, which is one micro-batch.
 ROWS = 1_000
@@ -110,7 +111,7 @@ def test_a_daemon_killed_between_two_chunks_changes_nothing(run, tmp_path) -> No
         daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
 
         def restart() -> None:
-            eventually("a task is there", (tmp_path / "reached").exists, 60)
+            eventually("a task is there", (tmp_path / "reached").exists, SPARK_PATIENCE_S)
             daemon.kill()
             daemon.start()
             (tmp_path / "go").touch()

@@ -21,6 +21,7 @@ from pyspark_plainsong.wire import BrokerError
 from pyspark_plainsong.writers import BatchWriter, SaveIsComplete
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
+from tests.patience import SPARK_PATIENCE_S
 
 #: What a failed save raises; where the abort fails as well, it is Java's own with all that was said.
 FAILED = (PySparkException, Py4JError)
@@ -60,7 +61,7 @@ def meanwhile(tmp_path, happens):
     """Do something when a task or commit says that it is there, and let it go on."""
 
     def wait() -> None:
-        eventually("it is reached", (tmp_path / "reached").exists, 60)
+        eventually("it is reached", (tmp_path / "reached").exists, SPARK_PATIENCE_S)
         happens()
         (tmp_path / "go").touch()
 
@@ -107,7 +108,7 @@ def test_lost_answers_of_stores_are_asked_for_again(spark, daemon, topics) -> No
 
 def lose_more(proxy: Proxy, marks: list[bytes]) -> None:
     for number, mark in enumerate(marks, 1):
-        eventually("the answer before is lost", lambda number=number: proxy.lost >= number, 60)
+        eventually("the answer before is lost", lambda number=number: proxy.lost >= number, SPARK_PATIENCE_S)
         proxy.after[mark] = "lose"
 
 
@@ -195,7 +196,9 @@ def test_a_daemon_that_is_away_for_a_while_is_waited_for(disturb, tmp_path) -> N
         topic = topics.create("away")
         daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
         with meanwhile(tmp_path, daemon.kill):
-            back = threading.Thread(target=lambda: (eventually("go", (tmp_path / "go").exists, 60), daemon.start()))
+            back = threading.Thread(
+                target=lambda: (eventually("go", (tmp_path / "go").exists, SPARK_PATIENCE_S), daemon.start())
+            )
             back.start()
             disturb(topics.options(topic, storeBatchSize=100, numRetries=12), task="wait")
             back.join()

@@ -16,7 +16,8 @@ import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from tests.daemon.harness import PATIENCE_S, eventually, free_port
+from tests.daemon.harness import eventually, free_port
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData

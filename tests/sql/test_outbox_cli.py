@@ -18,6 +18,7 @@ from plainsong.errors import ConnectionLost
 from plainsong.sql import Outbox, Relay, create_outbox, outbox_tables
 from plainsong.sql.relay import RelayProducer
 from tests.daemon.harness import Daemon, clean_environ
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,15 @@ def publish(engine: Engine, *payloads: bytes, topic: str = "orders") -> None:
 def ran(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = run(program, ["outbox", *words], "plainsong")
     return code, *capfd.readouterr()
+
+
+@pytest.mark.parametrize("verb", ["create", "status"])
+def test_a_database_that_cannot_be_reached_is_told_in_one_line(verb: str, capfd: pytest.CaptureFixture[str]):
+    code, said, told = ran(capfd, verb, "--database", f"postgresql+psycopg://shop@127.0.0.1:{free_port()}/shop")
+    assert (code, said) == (Exit.UNAVAILABLE, "")
+    assert told.startswith("error: cannot ")
+    assert "failed: Connection refused" in told
+    assert told.count("\n") == 1
 
 
 def test_an_outbox_is_made_filled_watched_and_published(url: str, client: Client, capfd: pytest.CaptureFixture[str]):

@@ -16,7 +16,8 @@ from sqlalchemy.pool import NullPool
 
 from plainsong import Client
 from plainsong.sql import create_outbox, outbox_status
-from tests.daemon.harness import PATIENCE_S, ROOT, Daemon, clean_environ, eventually, free_port
+from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually, free_port
+from tests.patience import PATIENCE_S
 from tests.sql.conftest import Base
 from tests.sql.server import Postgres
 

@@ -25,11 +25,11 @@ from plainsong.sql.relay_rows import (
     check_remembered,
 )
 from tests.daemon.harness import eventually
+from tests.patience import PATIENCE_S
 from tests.sql.conftest import Order
 
 TABLES = outbox_tables()
 MESSAGES, TOPICS = TABLES
-PATIENCE_S = 60
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plainsong import Client
-from tests.daemon.harness import PATIENCE_S, ROOT, Daemon
+from tests.daemon.harness import ROOT, Daemon
 from tests.documents import DOCUMENTS
+from tests.patience import PATIENCE_S
 
 GUIDE = DOCUMENTS["docs/sql.md"]
 DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"

@@ -27,8 +27,9 @@ from plainsong.sql import SqlParticipant
 
 #: Between these the surroundings change.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
-TIMEOUT_S = 1
-DEADLINE_S = 0.7
+#: What nobody decides is over soon, but not before a machine that is held up for a moment has come to the point.
+TIMEOUT_S = 4
+DEADLINE_S = 2.5
 
 
 class Knife:

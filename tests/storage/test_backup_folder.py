@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from broker.command.backup import _findings
 from storage.backup.folder import BackupFolder, DamagedManifest, canonical
 from storage.backup.objects import DamagedObject, encode_row, name_of
 from storage.base import StoreInUse, StoreTooNew, StoreUnusable
@@ -99,6 +100,7 @@ def test_what_is_missing_or_damaged_is_named_with_its_messages(folder):
     assert damaged.pop("why")
     assert damaged == {"sha256": bad["sha256"], "topic": "shop:orders", "fromMs": 5, "toMs": 7, "messages": 3}
     assert not shown["ok"]
+    assert f"{gone['sha256']}  shop:orders: 2 messages from" in next(_findings(made, folder.verify(made)))
 
 
 def test_deep_verifying_parses_rows(folder):

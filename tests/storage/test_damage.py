@@ -164,6 +164,90 @@ async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
         assert await everything(store) == rows[:-50]
 
 
+def with_hole(log: Path, last: int, page: int) -> bytes:
+    """What a log of commits is, when of the last one, which begins at ``last``, one page never reached the disk."""
+    data = bytearray(log.read_bytes())
+    start, end = max(page * 4096, last), min((page + 1) * 4096, len(data))
+    data[start:end] = bytes(end - start)
+    return bytes(data)
+
+
+async def test_a_last_commit_that_lacks_a_page_in_its_midst_is_left_out_as_one_that_was_never_synced(tmp_path):
+    directory = tmp_path / "data"
+    async with await LevelDBStore.open(directory) as store:
+        await write_commits(store, 3, rows=50, value=Random(1).randbytes(200))
+        rows = await everything(store)
+        last = only(directory, "*.log").stat().st_size
+        await write_commits(store, 1, rows=400, value=Random(2).randbytes(200), first=3)
+    log = only(directory, "*.log")
+    whole, before = log.read_bytes(), snapshot(directory)
+    assert len(whole) - last > 2 * 32768  # it is in several blocks
+    for page in range(last // 4096, len(whole) // 4096 + 1):
+        write_back(directory, before)
+        log.write_bytes(with_hole(log, last, page))
+        async with await LevelDBStore.open(directory) as store:
+            assert await everything(store) == rows, page
+
+
+async def test_a_commit_that_lacks_a_page_and_has_others_behind_it_is_damage(tmp_path):
+    directory = tmp_path / "data"
+    async with await LevelDBStore.open(directory) as store:
+        await write_commits(store, 1, rows=300, value=Random(1).randbytes(200))
+        await write_commits(store, 1, rows=300, value=Random(2).randbytes(200), first=1)
+    log = only(directory, "*.log")
+    log.write_bytes(with_hole(log, 0, 3))
+    assert "orruption" in (await refused(directory)).detail
+
+
+async def test_a_last_commit_that_is_damaged_and_lacks_no_page_is_damage(tmp_path):
+    directory = tmp_path / "data"
+    async with await LevelDBStore.open(directory) as store:
+        await write_commits(store, 1, rows=10, value=Random(1).randbytes(200))
+        last = only(directory, "*.log").stat().st_size
+        await write_commits(store, 1, rows=400, value=Random(2).randbytes(200), first=1)
+    log = only(directory, "*.log")
+    data = bytearray(log.read_bytes())
+    assert len(data) - last > 2 * 32768
+    data[last + 1000] ^= 0x55
+    log.write_bytes(data)
+    assert "orruption" in (await refused(directory)).detail
+
+
+async def test_a_log_that_is_damaged_elsewhere_too_is_left_as_it_was(tmp_path):
+    directory = tmp_path / "data"
+    async with await LevelDBStore.open(directory) as store:
+        await write_commits(store, 1, rows=10, value=Random(1).randbytes(200))
+        last = only(directory, "*.log").stat().st_size
+        await write_commits(store, 1, rows=300, value=Random(2).randbytes(200), first=1)
+    log = only(directory, "*.log")
+    data = bytearray(with_hole(log, last, last // 4096 + 1))
+    data[40] ^= 0x55
+    log.write_bytes(data)
+    assert "orruption" in (await refused(directory)).detail
+
+
+@pytest.mark.parametrize("left", [b"", bytes(41)], ids=["empty", "zeros"])
+async def test_a_power_cut_while_a_store_is_first_made_leaves_one_that_is_made_again(tmp_path, left):
+    metadata = tmp_path / "data" / "metadata"
+    metadata.mkdir(parents=True)
+    (metadata / "MANIFEST-000001").write_bytes(left)
+    (metadata / "CURRENT").write_bytes(b"MANIFEST-000001\n")
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        await write_commits(store, 1)
+        rows = await everything(store)
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        assert await everything(store) == rows
+
+
+def write_back(directory: Path, files: dict[str, bytes]) -> None:
+    """The directory as ``snapshot`` found it."""
+    shutil.rmtree(directory)
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
 async def test_a_flipped_table_read_through_the_store_is_a_store_error(stopped):
     directory, _ = stopped
     table = only(directory, "*.ldb")
@@ -218,7 +302,7 @@ async def test_looking_into_nothing_or_into_a_held_directory_is_refused(tmp_path
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_a_scan_that_begins_in_a_damaged_block_is_an_error_and_not_an_empty_one(tmp_path, reverse):
     path = tmp_path / "one"
-    database = Database(path, LevelDBOptions().volume_shape, create=True)
+    database = Database(path, LevelDBOptions().volume_shape(), create=True)
     with database.batch(sync=True) as batch:
         for number in range(5):
             batch.put(bytes([Table.MESSAGE]) + b"k%d" % number, b"stays")
@@ -228,7 +312,7 @@ async def test_a_scan_that_begins_in_a_damaged_block_is_an_error_and_not_an_empt
     data = bytearray(file.read_bytes())
     data[data.index(b"stays")] ^= 1
     file.write_bytes(data)
-    database = Database(path, LevelDBOptions().volume_shape, create=False)
+    database = Database(path, LevelDBOptions().volume_shape(), create=False)
     try:
         with pytest.raises(plyvel.CorruptionError), database.rows(Table.MESSAGE, b"k", b"l", reverse=reverse) as rows:
             list(rows)
@@ -236,5 +320,35 @@ async def test_a_scan_that_begins_in_a_damaged_block_is_an_error_and_not_an_empt
             database.own_rows(b"\x00", b"\xff")
         with pytest.raises(StoreError):
             database.last_own_key(b"\x00", b"\xff")
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_that_comes_to_a_damaged_block_behind_which_there_is_none_is_an_error_and_no_end(
+    tmp_path, reverse
+):
+    path, random = tmp_path / "one", Random(1)
+    values = [random.randbytes(200) for _ in range(500)]
+    database = Database(path, LevelDBOptions().volume_shape(), create=True)
+    with database.batch(sync=True) as batch:
+        for number, value in enumerate(values):
+            batch.put(bytes([Table.MESSAGE]) + b"k%03d" % number, value)
+    database.flush_memory()
+    database.close()
+    last = values[0 if reverse else -1]
+    (file,) = [each for each in path.glob("*.ldb") if last in each.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[data.index(last) + 7] ^= 1
+    file.write_bytes(data)
+    database = Database(path, LevelDBOptions().volume_shape(), create=False)
+    try:
+        with pytest.raises(plyvel.CorruptionError), database.rows(Table.MESSAGE, b"k", b"l", reverse=reverse) as rows:
+            list(rows)
+        with pytest.raises(StoreError):
+            database.own_rows(b"\x00", b"\xff")
+        # What is not beside that block is read, and ends.
+        with database.rows(Table.MESSAGE, b"k200", b"k300", reverse=reverse) as rows:
+            assert len(list(rows)) == 100
     finally:
         database.close()

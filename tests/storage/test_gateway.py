@@ -9,6 +9,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from storage.hbase.gateway import Gateway, OutOfStep
+from tests.patience import PATIENCE_S
 
 REPLY, EXCEPTION = 2, 3
 
@@ -25,7 +26,7 @@ async def asked(*answers: bytes) -> object:
     ours, theirs = memory_stream_pair()
     await theirs.send_all(b"".join(answers))
     await theirs.send_eof()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         return await Gateway(ours).call("isTableEnabled", b"table")
 
 

@@ -20,6 +20,7 @@ from plainsong.protocol.effects import Delete, Expect, Put, put_one
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
 from storage.leveldb.store import DISCARD_ROWS
+from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything, numbered
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +212,7 @@ async def test_an_event_loop_that_is_awake_is_not_woken_for_each_group(store, mo
     for number in range(20):
         store.begin_write([put_one(METADATA, b"%d" % number, b"")], told.append)
         _until_written(store, number + 1)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while len(told) < 20:
             await trio.lowlevel.checkpoint()
     assert told == [None] * 20

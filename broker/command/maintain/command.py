@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker.command.maintain.plan import plan_topic
+from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.job import JobRun, job_options
@@ -16,7 +17,8 @@ from plainsong.cli.output import show_count
 from plainsong.protocol.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import ssl
+    from collections.abc import Callable, Mapping
 
     from broker.command.maintain.plan import TopicPlan
     from plainsong import Client
@@ -51,9 +53,21 @@ def _run(*, master: str | None, conf: tuple[str, ...], **fields: Any) -> JobRun:
     "--parts", type=click.IntRange(1, 1000), default=2, show_default=True, help="To cut expired ranges into, by time."
 )
 @click.option("--thrift", metavar="HOST:PORT", help="HBase's Thrift gateways, with commas: storage.hbase.thrift.")
+@click.option("--thrift-ca", metavar="FILE", help="Speak TLS to them: as storage.hbase.tls_ca.")
+@click.option("--thrift-certificate", metavar="FILE", help="As storage.hbase.tls_certificate.")
+@click.option("--thrift-key", metavar="FILE", help="As storage.hbase.tls_key.")
 @click.option("--table-prefix", default="plainsong_", show_default=True, help="As storage.hbase.table_prefix.")
 @job_options(_run, _OF_SPARK)
-def maintain(run: JobRun, topics: tuple[str, ...], parts: int, thrift: str | None, table_prefix: str) -> None:
+def maintain(
+    run: JobRun,
+    topics: tuple[str, ...],
+    parts: int,
+    thrift: str | None,
+    thrift_ca: str | None,
+    thrift_certificate: str | None,
+    thrift_key: str | None,
+    table_prefix: str,
+) -> None:
     """Show what waits to be cleaned, and clean tables in HBase.
 
     A daemon with a store of its own cleans by itself, and no other process can
@@ -75,7 +89,8 @@ def maintain(run: JobRun, topics: tuple[str, ...], parts: int, thrift: str | Non
         plans = _plans(run, client, chosen(client.topics(), topics), 1 if cleans else parts)
         _show(run, plans, _pruning(client))
         if cleans:
-            _clean(run, client, plans, parts, thrift, table_prefix)
+            tls = _tls(thrift_ca, thrift_certificate, thrift_key)
+            _clean(run, client, plans, parts, thrift, tls, table_prefix)
             return
     waiting = sum(each.waiting.expired for each in plans)
     if kind == "hbase":
@@ -103,8 +118,27 @@ def _plans(run: JobRun, client: Client, topics: list[str], parts: int) -> list[T
     return plans
 
 
+def _tls(ca: str | None, certificate: str | None, key: str | None) -> Callable[[], ssl.SSLContext] | None:
+    if bool(certificate) != bool(key) or (certificate and not ca):
+        raise CommandFailed("--thrift-certificate and --thrift-key need each other and --thrift-ca", code=Exit.USAGE)
+    if not ca:
+        return None
+    from broker.stores import gateway_tls
+
+    try:
+        return gateway_tls(ca, certificate or "", key or "", named="--thrift-{}")
+    except FileUnusable as error:
+        raise CommandFailed(str(error), hint=error.hint, code=Exit.USAGE) from error
+
+
 def _clean(
-    run: JobRun, client: Client, plans: list[TopicPlan], parts: int, thrift: str | None, table_prefix: str
+    run: JobRun,
+    client: Client,
+    plans: list[TopicPlan],
+    parts: int,
+    thrift: str | None,
+    tls: Callable[[], ssl.SSLContext] | None,
+    table_prefix: str,
 ) -> None:
     from broker.command.maintain.hbase import clean, gateways  # here, since the store takes a moment to load
 
@@ -113,7 +147,7 @@ def _clean(
             "the daemons keep their tables in HBase, and --thrift does not say where",
             hint="--thrift HOST:PORT, as the daemons' storage.hbase.thrift; or --dry-run for the plan",
         )
-    totals = clean(run, client, gateways(thrift), table_prefix, plans, parts)
+    totals = clean(run, client, gateways(thrift), table_prefix, plans, parts, tls=tls)
     removed, before, after = (sum(each) for each in zip(*totals.values(), strict=True)) if totals else (0, 0, 0)
     run.progress.result(
         f"Removed {removed} rows. HBase had {before} rows in these ranges, and has {after}.",

@@ -33,7 +33,8 @@ from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    import ssl
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from typing import Self
 
     from broker.command.maintain.plan import TopicPlan
@@ -94,12 +95,15 @@ def clean(
     table_prefix: str,
     plans: Sequence[TopicPlan],
     parts: int,
+    *,
+    tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> dict[str, Cleaned]:
     """Carry the plans out; by topic, what was removed. Run again, it goes on.
 
     Args:
       addresses, table_prefix: of the Thrift gateways, and of the daemon's tables.
       parts: into how many each range is cut.
+      tls: gives the context of each connection to a gateway; None: no TLS.
     Raises:
       CommandFailed: HBase does not answer, or the tables are another daemon's, and nothing was done; or a part failed.
       PlainsongError: the daemon does not answer; some parts may have been done.
@@ -109,7 +113,7 @@ def clean(
     async def work() -> None:
         async with AsyncExitStack() as stack:
             try:
-                tables = await stack.enter_async_context(HBaseTables.open(addresses, table_prefix))
+                tables = await stack.enter_async_context(HBaseTables.open(addresses, table_prefix, tls))
                 tasks = await _tasks(tables, plans, parts)
             except PlainsongError as error:
                 raise _failed(error, Exit.UNAVAILABLE) from error
@@ -201,15 +205,17 @@ class HBaseTables:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, addresses: Sequence[Address], table_prefix: str) -> AsyncIterator[Self]:
+    async def open(
+        cls, addresses: Sequence[Address], table_prefix: str, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> AsyncIterator[Self]:
         """Connect, for the block.
 
         The store claims nothing, so it deposes no owner. Raises StoreUnusable, StoreError.
         """
         # A range keeps a connection to scan, and takes another one to remove what it finds.
-        options = HBaseOptions(table_prefix, TIMEOUT_S, max_connections=2 * AT_ONCE, create_tables=False)
+        options = HBaseOptions(table_prefix, TIMEOUT_S, max_connections=2 * AT_ONCE, create_tables=False, tls=tls)
         store = await HBaseStore.open(addresses, options)
-        pool = Pool(addresses, size=2 * AT_ONCE, timeout_s=TIMEOUT_S)
+        pool = Pool(addresses, size=2 * AT_ONCE, timeout_s=TIMEOUT_S, tls=tls)
         try:
             yield cls(store, pool, table_prefix)
         finally:

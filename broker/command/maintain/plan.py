@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from plainsong.cli.maintenance import maintenance
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged, MalformedBody
-from plainsong.protocol.ids import FIRST_BOUND, pack_position, parse_id, unpack_position
+from plainsong.protocol.ids import FIRST_BOUND, POSITION_BYTES, pack_position, parse_id, unpack_position
 from plainsong.protocol.keys import generation_prefix, generations_range, stop_after
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.upkeep import expired_range, older_generations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 #: ``expired``, ``generation``: every row of the range may be removed. ``invalid``: rows that carry one of the pointers
 #: are rolled back, and none is removed.
 Why = Literal["expired", "generation", "invalid"]
-_POSITION_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def plan(limits: Limits) -> list[KeyRange]:
         found += [KeyRange(table, start, stop, "generation") for table in (Table.MESSAGE, Table.PAYLOAD)]
     start, stop = expired_range(prefix, limits.expired_before_ms)
     if limits.snapshot_position is not None:
-        stop = min(stop, prefix + limits.snapshot_position[:_POSITION_BYTES])
+        stop = min(stop, prefix + limits.snapshot_position[:POSITION_BYTES])
     if start < stop:
         found.append(KeyRange(Table.MESSAGE, start, stop, "expired"))
     if limits.invalid:

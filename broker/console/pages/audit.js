@@ -2,7 +2,7 @@
 
 import { Problem, ask, topicPath } from "../api.js";
 import { asText, fromBase64, parse, time } from "../format.js";
-import { ErrorPanel, Page, Row, TableFrame, createRef, goQuery, html } from "../ui.js";
+import { ErrorPanel, FilterField, Page, Row, TableFrame, goQuery, html } from "../ui.js";
 
 const LIMIT = 100;
 
@@ -10,7 +10,7 @@ const LIMIT = 100;
 export async function records(topic, query) {
   const { data, headers } = await ask(topicPath("system", topic, "messages"), { query: { order: "desc", limit: LIMIT, payload: "base64", longs: "string", ...query } });
   const found = data.map((each) => ({ id: each.id, at: each.publishTimeMs, record: read(each) }));
-  return { found, more: headers.get("Plainsong-End") === "more" };
+  return { found, more: headers.get("Plainsong-End") === "more", lastId: headers.get("Plainsong-Last-Id") };
 }
 
 function read(message) {
@@ -23,7 +23,6 @@ function read(message) {
 
 export class Audit extends Page {
   title = "Audit";
-  filter = createRef();
 
   interest() {
     return { topics: "system:audit", kinds: "topics" };
@@ -38,14 +37,14 @@ export class Audit extends Page {
     }
   }
 
-  render(_, { error, found, more, missing }) {
+  render(_, { error, found, more, lastId, missing }) {
     const opened = this.query.get("open");
     return html`<div class="head"><h1 tabindex="-1">Audit</h1>
-        <form onSubmit=${(event) => (event.preventDefault(), goQuery({ filter: this.filter.current.value, to: null }))}>
-          <label><span class="offscreen">Only records that contain</span><input ref=${this.filter} data-filter data-testid="audit-filter" placeholder="contains …  ( / )" defaultValue=${this.query.get("filter") ?? ""} /></label></form></div>
+        <form onSubmit=${(event) => (event.preventDefault(), goQuery({ filter: event.currentTarget.elements[0].value, to: null }))}>
+          <label><span class="offscreen">Only records that contain</span><${FilterField} data-testid="audit-filter" shown=${this.query.get("filter")} placeholder="contains …  ( / )" /></label></form></div>
       <${ErrorPanel} error=${error} />
       ${missing && html`<p class="muted" data-testid="audit-empty">Nothing is audited: the topic <code>system:audit</code> is made at the first start with <code>security.authentication = "required"</code>.</p>`}
-      ${found && !missing && found.length === 0 && html`<p class="muted" data-testid="audit-empty">No records ${this.query.get("filter") ? "that contain this" : "yet"}.</p>`}
+      ${found && !missing && found.length === 0 && html`<p class="muted" data-testid="audit-empty">No records ${this.query.get("filter") ? "that contain this" : "yet"}${more ? " among those looked at: go on with Older" : ""}.</p>`}
       ${found?.length > 0 &&
       html`<${TableFrame} label="Audit"><table>
         <caption class="offscreen">Audit records, newest first</caption>
@@ -65,8 +64,9 @@ export class Audit extends Page {
             opened === id && html`<tr class="detail" key=${`${id} open`}><td colspan="6"><pre tabindex="0">${JSON.stringify(record, null, 2)}</pre></td></tr>`,
           ];
         })}</tbody>
-      </table></${TableFrame}>
-      <p class="pager"><button type="button" data-testid="page-previous" disabled=${!this.query.get("to")} onClick=${() => goQuery({ to: null })}>Newest</button>
-        <button type="button" data-testid="page-next" disabled=${!more} onClick=${() => goQuery({ to: found.at(-1).id })}>Older</button></p>`}`;
+      </table></${TableFrame}>`}
+      ${found && !missing && (found.length > 0 || more || this.query.get("to")) &&
+      html`<p class="pager"><button type="button" data-testid="page-previous" disabled=${!this.query.get("to")} onClick=${() => goQuery({ to: null })}>Newest</button>
+        <button type="button" data-testid="page-next" disabled=${!more} onClick=${() => goQuery({ to: lastId ?? found.at(-1).id })}>Older</button></p>`}`;
   }
 }

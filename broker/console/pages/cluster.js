@@ -1,9 +1,12 @@
 // The instances, who owns what, what is pinned where; and how the instance that was asked is doing.
 
-import { Problem, ask, get, pathOf } from "../api.js";
-import { count, time } from "../format.js";
-import { preview } from "../preview.js";
-import { ErrorPanel, Guarded, Option, Page, Row, Stat, TableFrame, TopicLink, createRef, effectLines, html } from "../ui.js";
+import { Problem, get, now, optional, pathOf } from "../api.js";
+import { bytes, count, duration, many, time } from "../format.js";
+import { carryOut, effectLines, preview, said } from "../preview.js";
+import { setAside } from "./mend.js";
+import { ErrorPanel, Guarded, Option, Page, Row, Stat, TableFrame, TopicLink, createRef, html } from "../ui.js";
+
+const MOST_FINDINGS = 100;
 
 export class Cluster extends Page {
   title = "Cluster";
@@ -15,19 +18,23 @@ export class Cluster extends Page {
   }
 
   async load() {
-    const [cluster, version, ready] = await Promise.all([get("/v1/cluster"), get("/version"), readiness()]);
-    this.setState({ cluster, version, ready });
+    const [cluster, version, ready, scrub] = await Promise.all([get("/v1/cluster"), get("/version"), readiness(), optional(get("/v1/scrub"))]);
+    this.setState({ cluster, version, ready, scrub, at: now() });
   }
 
-  async change({ method, path, body, title, lines, action, done, dry = false }) {
-    const asked = dry ? await preview(this.props.app, method, path, body) : null;
+  scrub() {
+    return this.attempt(() => ({ method: "POST", path: "/v1/scrub", title: "Read every row of this instance now?", lines: ["At a bounded rate, beside what it serves. Nothing is changed; what cannot be read is listed."], action: "Scrub", done: "The scrub has begun", harmless: true }));
+  }
+
+  async change({ method, path, body, title, lines, action, done, dry = false, harmless = false }) {
+    const asked = dry ? await preview(path, method, body) : null;
     this.props.app.confirm({
       title,
       lines: asked ? [...lines, ...effectLines(asked)] : lines,
       action,
+      harmless,
       run: async () => {
-        await ask(path, { method, body });
-        this.props.app.say(done);
+        this.props.app.say(said(done, await carryOut(path, method, { body })));
         await this.refresh();
       },
     });
@@ -57,7 +64,7 @@ export class Cluster extends Page {
     return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "pins", ...name.split(":")), title: `Unpin ${name}?`, lines: ["It goes where its name says."], action: "Unpin", done: `${name} is not pinned any more` }));
   }
 
-  render({ app }, { error, cluster, version, ready }) {
+  render({ app }, { error, cluster, version, ready, scrub, at }) {
     const alone = cluster?.zookeeper === null;
     const pins = Object.entries(cluster?.pins ?? {});
     const locked = alone ? "this instance is alone: there is nothing to drain or to pin" : undefined;
@@ -99,8 +106,30 @@ export class Cluster extends Page {
             <label>Instance<select ref=${this.instance} data-testid="pin-instance" disabled=${alone}>${cluster.instances.map((each) => html`<${Option} value=${each.name} />`)}</select></label>
             <p class="buttons start"><${Guarded} app=${app} verb="operate" on="service" data-testid="pin" disabled=${alone} title=${locked} onClick=${this.pin()}>Pin …</${Guarded}></p>
           </form>
-        </section>`}`;
+        </section>
+        ${scrub && html`<${Scrub} app=${app} scrub=${scrub} now=${at} start=${this.scrub()} aside=${(each) => () => setAside(app, each.namespace, each.topic, each.from, each.to, () => this.refresh()).catch((failed) => this.failed(failed))} />`}`}`;
   }
+}
+
+const ROUNDS = { off: "only when asked", waiting: "waiting for its next round", running: "reading", stopped: "stopped, and tried again" };
+
+// What reading every row from the disk has found, at the instance that is asked.
+function Scrub({ app, scrub, now, start, aside }) {
+  const { state, findings, moreFindings, lastCompleteMs, rows, bytes: size } = scrub;
+  const done = lastCompleteMs === null ? "No round has ended since the start." : `The last round ended ${duration(now - lastCompleteMs)} ago.`;
+  return html`<section aria-labelledby="scrub-title" data-testid="scrub"><div class="head"><h2 id="scrub-title">Scrub</h2>
+      <${Guarded} app=${app} verb="operate" on="service" data-testid="scrub-start" disabled=${state === "running"} title=${state === "running" ? "a round is under way" : undefined} onClick=${start}>Scrub now …</${Guarded}></div>
+    <p class="muted">Every row of this instance is read from the disk and checked now and then: ${ROUNDS[state] ?? state}${state === "running" ? `, ${many(rows, "row")} (${bytes(size)}) so far` : ""}. ${done}${findings.length === 0 && lastCompleteMs !== null ? " It found nothing damaged." : ""}</p>
+    ${findings.length > 0 &&
+    html`<${TableFrame} label="Damaged places"><table><caption class="offscreen">Damaged places</caption>
+      <thead><tr><th scope="col">Topic</th><th scope="col">Table</th><th scope="col" class="number">Rows</th><th scope="col">Why</th><th scope="col">Place</th><th scope="col"><span class="offscreen">Mend it</span></th></tr></thead>
+      <tbody>${findings.slice(0, MOST_FINDINGS).map((each) => html`<${Row} key=${`${each.table} ${each.from}`} data-testid="finding-row">
+        <th scope="row">${each.namespace ? html`<${TopicLink} name=${`${each.namespace}:${each.topic}`} />` : "of no topic"}</th><td>${each.table}</td>
+        <td class="number">${count(each.rows)}</td><td class="bad wrapped" title=${each.file ?? null}>${each.why}</td>
+        <td><code class="id">${each.from}</code>${each.to !== each.from && html`<br /><code class="id">${each.to}</code>`}</td>
+        <td class="actions">${each.topic && each.table === "message" && html`<${Guarded} app=${app} verb="admin" on=${`${each.namespace}:${each.topic}`} data-testid="set-aside" onClick=${aside(each)}>Set aside …</${Guarded}>`}</td></${Row}>`)}</tbody></table></${TableFrame}>
+      ${(findings.length > MOST_FINDINGS || moreFindings > 0) && html`<p class="muted">and ${count(Math.max(0, findings.length - MOST_FINDINGS) + moreFindings)} more</p>`}`}
+  </section>`;
 }
 
 // Also where the answer is 503, which says why.

@@ -84,8 +84,8 @@ function layout(flows) {
 function Graph({ flows, focus }) {
   const shown = near(flows, focus);
   const places = layout(shown);
-  const width = Math.max(...[...places.values()].map((each) => each.x)) + NODE.width;
-  const height = Math.max(...[...places.values()].map((each) => each.y)) + NODE.row;
+  const width = Math.max(0, ...[...places.values()].map((each) => each.x)) + NODE.width;
+  const height = Math.max(0, ...[...places.values()].map((each) => each.y)) + NODE.row;
   const total = new Set(flows.flatMap(({ from, to }) => [from, to])).size;
   return html`<p class="muted">${count(places.size)} of ${count(total)} datasets, ${count(shown.length)} flows${focus ? html` near <strong>${focus}</strong>. <button type="button" class="plain" onClick=${() => goQuery({ dataset: null })}>Show all</button>` : ". Choose one to see what it comes from and what comes from it."}</p>
     <${TableFrame} label="Lineage graph"><div class="graph">

@@ -1,13 +1,16 @@
 // What needs attention, and all topics; sorted and cut into pages by the daemon.
 
-import { ask, get, now, topicPath } from "../api.js";
+import { get, now, topicPath } from "../api.js";
 import { bytes, count, duration, rate, time } from "../format.js";
-import { preview } from "../preview.js";
-import { Component, ErrorPanel, Page, Row, SortHead, Spark, TableFrame, createRef, effectLines, go, goQuery, html, topicUrl } from "../ui.js";
+import { carryOut, effectLines, preview } from "../preview.js";
+import { Component, ErrorPanel, FilterField, Guarded, Page, Row, SortHead, Spark, TableFrame, createRef, go, goQuery, html, nextPage, previousPage, topicUrl } from "../ui.js";
+import { Attention } from "./attention.js";
+import { undelete } from "./mend.js";
 
 const LIMIT = 100;
 const FILTER_MS = 250;
 const HISTORY_MS = 60000;
+const HISTORIES_AT_ONCE = 6;
 // An address has an end, and names may be long.
 const MOST_NAMES_CHARS = 16000;
 const COLUMNS = [
@@ -50,6 +53,7 @@ export class Overview extends Page {
   }
 
   async load() {
+    if (this.deleted) return this.loadDeleted();
     const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), sort: this.sort, order: this.order, limit: LIMIT, after: this.query.get("after") };
     const [{ topics, total, next }, attention] = await Promise.all([get("/v1/topics", query), get("/v1/attention")]);
     const before = this.interest().topics;
@@ -59,18 +63,36 @@ export class Overview extends Page {
     this.learnHistories(topics);
   }
 
-  // The last hour of topics with something going on, a few at a time.
+  get deleted() {
+    return this.query.get("deleted") === "1";
+  }
+
+  async loadDeleted() {
+    const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), deleted: true, limit: LIMIT };
+    const [{ topics, total }, attention] = await Promise.all([get("/v1/topics", query), get("/v1/attention")]);
+    this.setState({ gone: topics, rows: null, total, next: null, attention, at: now() });
+  }
+
+  undelete(each) {
+    const { app } = this.props;
+    return () => undelete(app, each.namespace, each.name, () => go(topicUrl(each.namespace, each.name))).catch((error) => this.failed(error));
+  }
+
+  // The last hour of each topic, a few at a time; of one that is quiet, and was for an hour, once.
   async learnHistories(topics) {
     this.histories ??= new Map();
-    const now = Date.now();
-    const wanted = topics.filter((each) => (each.publishPerSecond > 0 || each.pollPerSecond > 0) && now - (this.histories.get(`${each.namespace}:${each.name}`)?.at ?? 0) > HISTORY_MS);
-    for (const each of wanted) {
-      if (this.gone) return;
-      const name = `${each.namespace}:${each.name}`;
-      this.histories.set(name, { at: now, ...this.histories.get(name) });
-      const history = await get(topicPath(each.namespace, each.name, "history")).catch(() => null);
-      if (history) this.histories.set(name, { at: now, values: history.published });
-    }
+    const at = Date.now();
+    const isOld = (each) => {
+      const known = this.histories.get(`${each.namespace}:${each.name}`);
+      const moves = each.publishPerSecond > 0 || each.pollPerSecond > 0 || known?.values?.some((value) => value > 0);
+      return !known || (moves && at - known.at > HISTORY_MS);
+    };
+    const wanted = topics.filter(isOld);
+    const learn = async ({ namespace, name }) => {
+      const history = await get(topicPath(namespace, name, "history")).catch(() => null);
+      this.histories.set(`${namespace}:${name}`, { at, values: history?.published.some((value) => value > 0) ? history.published : null });
+    };
+    for (let i = 0; i < wanted.length && !this.gone; i += HISTORIES_AT_ONCE) await Promise.all(wanted.slice(i, i + HISTORIES_AT_ONCE).map(learn));
     if (wanted.length && !this.gone) this.forceUpdate();
   }
 
@@ -85,18 +107,22 @@ export class Overview extends Page {
     this.typing = setTimeout(() => goQuery({ q: text.trim(), after: null }, { replace: true }), FILTER_MS);
   }
 
-  render({ app }, { error, rows, total, next, attention, at, creating }) {
+  render({ app }, { error, rows, gone, total, next, attention, creating }) {
+    const at = this.when;
     const after = this.query.get("after");
     return html`<div class="head"><h1 tabindex="-1">Overview</h1></div>
       <${ErrorPanel} error=${error} />
       <${Attention} items=${attention} now=${at} />
       <section aria-labelledby="topics-title">
-        <div class="head"><h2 id="topics-title">Topics</h2><span class="muted" data-testid="topics-total">${total == null ? "" : count(total)}</span>
-          <label class="grow"><span class="offscreen">Filter topics by name</span><input type="search" data-testid="topic-filter" data-filter placeholder="filter by name  ( / )" spellcheck="false" defaultValue=${this.query.get("q") ?? ""} onInput=${(event) => this.filter(event.currentTarget.value)} /></label>
+        <div class="head"><h2 id="topics-title">${this.deleted ? "Deleted topics" : "Topics"}</h2><span class="muted" data-testid="topics-total">${total == null ? "" : count(total)}</span>
+          <label class="grow"><span class="offscreen">Filter topics by name</span><${FilterField} type="search" data-testid="topic-filter" typing shown=${this.query.get("q")} placeholder="filter by name  ( / )" onInput=${(event) => this.filter(event.currentTarget.value)} /></label>
+          <button type="button" data-testid="topics-deleted" aria-pressed=${this.deleted} onClick=${() => goQuery({ deleted: this.deleted ? null : 1, after: null })}>Deleted</button>
           <button type="button" data-testid="topic-create" aria-expanded=${Boolean(creating)} onClick=${() => this.setState({ creating: !creating })}>New topic …</button>
         </div>
         ${creating && html`<${Create} app=${app} done=${(ns, topic) => go(topicUrl(ns, topic))} />`}
-        ${rows &&
+        ${this.deleted && gone && html`<${Gone} app=${app} topics=${gone} total=${total} now=${at} undelete=${(each) => this.undelete(each)} />`}
+        ${!this.deleted &&
+        rows &&
         (rows.length === 0
           ? html`<p class="muted" data-testid="topics-empty">${this.query.get("q") ? "No topic has this in its name." : "There are no topics yet."}</p>`
           : html`<${TableFrame} label="Topics"><table data-testid="topics">
@@ -104,8 +130,9 @@ export class Overview extends Page {
               <thead><tr>${COLUMNS.map(([column, label, number]) => html`<${SortHead} column=${column} label=${label} number=${number} sort=${this.sort} order=${this.order} onSort=${(each) => this.sortBy(each)} />`)}<th scope="col">Last hour</th></tr></thead>
               <tbody>${rows.map((each) => this.row(each))}</tbody>
             </table></${TableFrame}>
-            <p class="pager"><button type="button" data-testid="page-previous" disabled=${!after} onClick=${() => history.back()}>Previous</button>
-              <button type="button" data-testid="page-next" disabled=${!next} onClick=${() => goQuery({ after: next })}>Next</button></p>`)}
+            ${(after || next) &&
+            html`<p class="pager"><button type="button" data-testid="page-previous" disabled=${!after} onClick=${() => previousPage("after")}>Previous</button>
+              <button type="button" data-testid="page-next" disabled=${!next} onClick=${() => nextPage("after", next)}>Next</button></p>`}`)}
       </section>`;
   }
 
@@ -116,7 +143,7 @@ export class Overview extends Page {
       <th scope="row"><a href=${url}>${name}</a></th>
       <td class="number" data-testid="cell-messages">${count(each.messages, each.estimated)}</td>
       <td class="number" data-testid="cell-bytes" title=${`${count(each.bytes)} bytes`}>${bytes(each.bytes, each.estimated)}</td>
-      <td class="number" data-testid="cell-age">${each.oldestAgeMs == null ? "–" : duration(each.oldestAgeMs)}</td>
+      <td class="number" data-testid="cell-age">${each.oldestAgeMs == null ? "–" : duration(each.oldestAgeMs + this.when - this.state.at)}</td>
       <td class="number" data-testid="cell-in">${rate(each.publishPerSecond)}</td>
       <td class="number" data-testid="cell-out">${rate(each.pollPerSecond)}</td>
       <td class=${`number ${each.hiddenMessages > 0 ? "warn" : ""}`} data-testid="cell-hidden">${count(each.hiddenMessages)}</td>
@@ -125,21 +152,27 @@ export class Overview extends Page {
   }
 }
 
-// What somebody should look at, worst first.
-function Attention({ items, now }) {
-  if (!items) return null;
-  if (items.length === 0) return html`<p class="calm" data-testid="attention">Nothing needs attention.</p>`;
-  return html`<section aria-labelledby="attention-title" data-testid="attention">
-    <h2 id="attention-title">Needs attention</h2>
-    <ul class="attention">${items.map((each) => html`<li key=${`${each.kind} ${each.subject}`} class=${each.severity} data-testid="attention-item" data-kind=${each.kind} data-severity=${each.severity}>
-      <span class=${`state ${each.severity === "critical" ? "bad" : "warn"}`}>${each.severity}</span>
-      <span>${own(each.link) ? html`<a href=${each.link}>${each.subject}</a>` : html`<strong>${each.subject}</strong>`} ${each.text}</span>
-      <span class="muted" title=${each.sinceMs ? time(each.sinceMs) : null}>${each.sinceMs ? `for ${duration(now - each.sinceMs)}` : ""}</span>
-    </li>`)}</ul>
-  </section>`;
+// What was deleted, the last first, and what can be brought back.
+function Gone({ app, topics, total, now, undelete }) {
+  if (!topics.length) return html`<p class="muted" data-testid="deleted-empty">Nothing was deleted lately.</p>`;
+  return html`<${TableFrame} label="Deleted topics"><table data-testid="deleted">
+      <caption class="offscreen">Deleted topics, the last first</caption>
+      <thead><tr><th scope="col">Topic</th><th scope="col">Deleted</th><th scope="col" class="number">Messages</th><th scope="col" class="number">Size</th><th scope="col">Can be brought back</th><th scope="col"><span class="offscreen">Bring it back</span></th></tr></thead>
+      <tbody>${topics.map((each) => {
+        const name = `${each.namespace}:${each.name}`;
+        const kept = each.state === "kept";
+        return html`<${Row} key=${`${name} ${each.generation}`} data-testid="deleted-row" data-topic=${name} open=${() => go(topicUrl(each.namespace, each.name))}>
+          <th scope="row"><a href=${topicUrl(each.namespace, each.name)}>${name}</a></th>
+          <td title=${time(each.deletedMs)}>${duration(now - each.deletedMs)} ago</td>
+          <td class="number">${count(each.messages)}</td>
+          <td class="number">${bytes(each.bytes)}</td>
+          <td title=${time(each.undeleteUntilMs)}>${kept ? `for ${duration(each.undeleteUntilMs - now)}` : "no more"}</td>
+          <td class="actions">${kept && html`<${Guarded} app=${app} verb="admin" on=${name} data-testid="topic-undelete" onClick=${undelete(each)}>Undelete …</${Guarded}>`}</td>
+        </${Row}>`;
+      })}</tbody>
+    </table></${TableFrame}>
+    ${total > topics.length && html`<p class="muted">and ${count(total - topics.length)} more, which the filter finds</p>`}`;
 }
-
-const own = (link) => typeof link === "string" && link.startsWith("/console");
 
 class Create extends Component {
   constructor(props) {
@@ -160,7 +193,7 @@ class Create extends Component {
   async preview() {
     const { path, body } = this.parts();
     try {
-      this.setState({ asked: await preview(this.props.app, "PUT", path, body), error: null });
+      this.setState({ asked: await preview(path, "PUT", body), error: null });
     } catch (error) {
       this.setState({ error, asked: null });
     }
@@ -169,7 +202,7 @@ class Create extends Component {
   async apply() {
     const { ns, topic, path, body } = this.parts();
     try {
-      await ask(path, { method: "PUT", body });
+      await carryOut(path, "PUT", { body });
       this.props.app.say(`${ns}:${topic} was created`);
       this.props.done(ns, topic);
     } catch (error) {

@@ -1,9 +1,9 @@
 // The producers a topic remembers, and how far each has come.
 
-import { ask, get, now, topicPath } from "../api.js";
+import { get, now, topicPath } from "../api.js";
 import { count, duration, time } from "../format.js";
-import { preview } from "../preview.js";
-import { ErrorPanel, Guarded, Page, Row, TableFrame, effectLines, goQuery, html, topicUrl } from "../ui.js";
+import { carryOut, effectLines, preview } from "../preview.js";
+import { ErrorPanel, Guarded, Page, Row, TableFrame, html, nextPage, previousPage, topicUrl } from "../ui.js";
 
 const LIMIT = 100;
 
@@ -27,20 +27,21 @@ export class Producers extends Page {
   }
 
   async forget(producer) {
-    const asked = await preview(this.props.app, "DELETE", this.path(producer));
+    const asked = await preview(this.path(producer), "DELETE");
     this.props.app.confirm({
       title: `Forget the producer ${producer}?`,
       lines: ["What it sends again from now on is taken as new, and what it has staged is cleaned.", ...effectLines(asked)],
       action: "Forget",
       run: async () => {
-        await ask(this.path(producer), { method: "DELETE" });
+        await carryOut(this.path(producer), "DELETE");
         this.props.app.say(`${producer} is forgotten`);
         await this.refresh();
       },
     });
   }
 
-  render({ app, route }, { error, found, at }) {
+  render({ app, route }, { error, found }) {
+    const at = this.when;
     const after = this.query.get("after");
     return html`<div class="head"><h1 tabindex="-1">Producers of <a href=${topicUrl(route.ns, route.topic)}>${this.name}</a></h1></div>
       <${ErrorPanel} error=${error} />
@@ -63,7 +64,7 @@ export class Producers extends Page {
       ${found &&
       (after || found.next) &&
       html`<p class="pager">
-        <button type="button" data-testid="page-previous" disabled=${!after} onClick=${() => history.back()}>Previous</button>
-        <button type="button" data-testid="page-next" disabled=${!found.next} onClick=${() => goQuery({ after: found.next })}>Next</button></p>`}`;
+        <button type="button" data-testid="page-previous" disabled=${!after} onClick=${() => previousPage("after")}>Previous</button>
+        <button type="button" data-testid="page-next" disabled=${!found.next} onClick=${() => nextPage("after", found.next)}>Next</button></p>`}`;
   }
 }

@@ -1,14 +1,19 @@
 // A topic: how it is doing, who holds it up, what it is set to, what is in it, who reads it.
 
-import { Problem, ask, get, now, topicPath } from "../api.js";
+import { Problem, ask, get, optional, now, pathOf, topicPath } from "../api.js";
 import { bytes, count, duration, many, rate, time } from "../format.js";
-import { preview } from "../preview.js";
-import { ErrorPanel, Guarded, Option, Page, Pager, Row, Spark, Stat, TableFrame, effectLines, go, html, producersUrl, transactionUrl } from "../ui.js";
+import { carryOut, effectLines, preview, said } from "../preview.js";
+import { ErrorPanel, Guarded, Option, Page, Row, Spark, Stat, TableFrame, go, html, nextPage, previousPage, producersUrl, transactionUrl } from "../ui.js";
 import { Component } from "../vendor/preact.mjs";
+import { Attention } from "./attention.js";
+import { undelete } from "./mend.js";
 import { Viewer } from "./viewer.js";
 
-// Positions of kept readers are measured one by one, so not of all at once.
-const MEASURED_READERS = 25;
+// Each reader is counted by the daemon, so not all of them at once.
+const READERS = 25;
+const SLOW_MS = 100;
+// Readers and producers that are looked at for their names.
+const MOST_CONCERNED = 20;
 const SETTINGS = ["ttl", "max_bytes", "transactional", "deduplication"];
 
 export class Topic extends Page {
@@ -32,20 +37,35 @@ export class Topic extends Page {
   }
 
   moved(before) {
-    if (this.query.get("readers") !== before.get("readers")) super.moved();
+    if (this.query.get("readers") !== before.get("readers")) this.lag(true).catch((error) => this.failed(error));
   }
 
   async load() {
-    const shown = await ask(this.path());
-    const [stats, readers, open, history] = await Promise.all([
-      get(this.path("stats")),
-      get(this.path("readers")),
-      this.openTransactions(),
-      optional(get(this.path("history"))),
-    ]);
-    this.setState({ properties: shown.data.properties, deduplication: shown.data.deduplication, etag: shown.headers.get("ETag"), stats, readers, open, history, at: now() });
-    this.measure(readers);
+    const shown = await this.shown();
+    if (!shown) return;
+    const [stats, open, history, attention] = await Promise.all([get(this.path("stats")), this.openTransactions(), optional(get(this.path("history"))), optional(get("/v1/attention"))]);
+    this.setState({ properties: shown.data.properties, deduplication: shown.data.deduplication, etag: shown.headers.get("ETag"), stats, open, history, attention: attention?.filter((each) => this.concerns(each)), deleted: null, at: now() });
+    this.lag().catch((error) => this.failed(error));
     await this.viewer?.refresh(stats);
+  }
+
+  // What needs attention here, but for the transaction that the banner names.
+  concerns({ kind, subject }) {
+    return kind !== "held-reader" && (subject === this.name || subject.startsWith(`${this.name}/`));
+  }
+
+  // The topic; null when it was deleted and can be seen to have been.
+  async shown() {
+    try {
+      return await ask(this.path());
+    } catch (error) {
+      if (error.code !== "topic_not_found") throw error;
+      const gone = await optional(get(pathOf("namespaces", this.props.route.ns, "topics"), { deleted: true }));
+      const deleted = gone?.find((each) => each.name === this.props.route.topic);
+      if (!deleted) throw error;
+      this.setState({ deleted, stats: null, properties: null, readers: null, at: now() });
+      return null;
+    }
   }
 
   // Transactions that are open and have messages here, oldest first; null where nobody can say.
@@ -59,50 +79,84 @@ export class Topic extends Page {
     }
   }
 
-  // What each reader has before it.
-  async measure(readers) {
-    const from = Number(this.query.get("readers") ?? 0);
-    const measured = { ...this.state.measured };
-    for (const reader of readers.slice(from, from + MEASURED_READERS)) {
-      if (this.gone) return;
-      const stats = await optional(get(this.path("stats"), { reader: reader.position }));
-      if (stats) measured[reader.name] = stats.reader;
+  // How far behind readers are: a page of them, by name. Where counting takes its time it rests ten times as long.
+  async lag(wanted = false) {
+    const rest = (this.countAgain ?? 0) - performance.now();
+    if (!wanted && (this.counting || rest > 0)) {
+      this.countSoon ??= setTimeout(() => {
+        this.countSoon = null;
+        // A page that nobody looks at asks for nothing; it loads all of it when it is seen again.
+        if (!this.gone && this.props.app.live.word === "live") this.lag().catch((error) => this.failed(error));
+      }, Math.max(rest, SLOW_MS));
+      return;
     }
-    this.setState({ measured });
+    const after = this.query.get("readers");
+    const turn = (this.turn = (this.turn ?? 0) + 1);
+    const began = performance.now();
+    this.counting = true;
+    try {
+      const readers = await optional(get(this.path("lag"), { limit: READERS, after }));
+      if (!this.gone && turn === this.turn) this.setState({ readers });
+    } finally {
+      const took = performance.now() - began;
+      if (turn === this.turn) this.counting = false;
+      this.countAgain = took > SLOW_MS ? began + 11 * took : 0;
+    }
+  }
+
+  // Whom a deletion concerns, by name, as far as one may know them.
+  async concerned({ effect }) {
+    const [readers, producers] = await Promise.all([
+      effect.readers ? optional(get(this.path("lag"), { limit: MOST_CONCERNED })) : null,
+      effect.producers ? optional(get(this.path("producers"), { limit: MOST_CONCERNED })) : null,
+    ]);
+    return {
+      readers: readers?.readers.filter((each) => each.kind === "kept").map((each) => each.name),
+      producers: producers?.producers.map((each) => each.producer),
+      openTransactions: this.state.open?.map((each) => each.clientId || each.id),
+    };
   }
 
   async remove() {
-    const asked = await preview(this.props.app, "DELETE", this.path());
+    const asked = await preview(this.path(), "DELETE");
+    const who = await this.concerned(asked);
     this.props.app.confirm({
       title: `Delete ${this.name}?`,
-      lines: effectLines(asked),
+      lines: effectLines(asked, who),
       name: this.props.route.topic,
       action: "Delete",
       run: async () => {
-        await ask(this.path(), { method: "DELETE", headers: asked.etag ? { "If-Match": asked.etag } : {} });
-        this.props.app.say(`${this.name} was deleted`);
+        const done = await carryOut(this.path(), "DELETE", { etag: asked.etag });
+        this.props.app.say(said(`${this.name} was deleted`, done));
         go("/console");
       },
     });
+  }
+
+  undelete() {
+    return undelete(this.props.app, this.props.route.ns, this.props.route.topic, () => this.refresh());
   }
 
   attempt(action) {
     return () => action.call(this).catch((error) => this.failed(error));
   }
 
-  render({ app, route }, { error, properties, deduplication, etag, stats, readers, measured, open, history, row, at }) {
+  render({ app, route }, { error, properties, deduplication, etag, stats, readers, open, history, attention, row, deleted, at }) {
+    const { when } = this;
     const hidden = row?.hiddenMessages ?? Math.max(0, ...(open ?? []).map((each) => Number(each.hiddenMessages) || 0));
     return html`<div class="head">
         <h1 tabindex="-1" data-testid="topic-name">${this.name}</h1>
-        <p class="links"><a href=${producersUrl(route.ns, route.topic)}>Producers${stats ? ` (${count(stats.producers)})` : ""}</a></p>
+        ${stats &&
+        html`<p class="links"><a href="#readers-title">Readers${readers ? ` (${count(readers.total)})` : ""}</a> <a href=${producersUrl(route.ns, route.topic)}>Producers (${count(stats.producers)})</a> <a href="#properties-title">Properties</a></p>`}
       </div>
       <${ErrorPanel} error=${error} />
+      ${deleted && html`<${Deleted} app=${app} name=${this.name} deleted=${deleted} now=${when} undelete=${this.attempt(this.undelete)} />`}
       ${stats &&
-      html`<${Held} open=${open} hidden=${hidden} stats=${stats} now=${at} />
+      html`<${Held} open=${open} hidden=${hidden} stats=${stats} now=${when} />
         <dl class="stats">
           <${Stat} id="stat-messages" label="Messages" value=${count(stats.messages, stats.estimated)} title=${stats.estimated ? "an upper bound" : null} />
           <${Stat} id="stat-bytes" label="Size" value=${bytes(stats.bytes, stats.estimated)} title=${`${count(stats.bytes)} bytes`} />
-          <${Stat} id="stat-oldest" label="Oldest" value=${stats.oldestAgeMs == null ? "–" : `${duration(stats.oldestAgeMs)} ago`} title=${stats.oldestAgeMs == null ? null : time(at - stats.oldestAgeMs)} />
+          <${Stat} id="stat-oldest" label="Oldest" value=${stats.oldestAgeMs == null ? "–" : `${duration(stats.oldestAgeMs + when - at)} ago`} title=${stats.oldestAgeMs == null ? null : time(at - stats.oldestAgeMs)} />
           <${Stat} id="stat-in" label="In, a second" value=${rate(stats.publishPerSecond)} />
           <${Stat} id="stat-out" label="Out, a second" value=${rate(stats.pollPerSecond)} />
           <${Stat} id="stat-parked" label="Waiting polls" value=${count(stats.parkedPolls)} />
@@ -110,8 +164,9 @@ export class Topic extends Page {
           ${stats.owner && html`<${Stat} id="stat-owner" label="Owner" value=${stats.owner} />`}
           ${history && html`<div class="stat"><dt>Last hour</dt><dd><${Spark} values=${history.published} label="messages published in each of the last 60 minutes" /></dd></div>`}
         </dl>`}
+      <${Attention} items=${stats && attention} now=${when} about=${this.name} />
       ${stats && html`<${Viewer} mounted=${(viewer) => (this.viewer = viewer)} app=${app} route=${route} stats=${stats} now=${at} />`}
-      ${readers && html`<${Readers} readers=${readers} measured=${measured ?? {}} from=${Number(this.query.get("readers") ?? 0)} now=${at} />`}
+      ${stats && readers && html`<${Readers} lag=${readers} after=${this.query.get("readers")} now=${when} />`}
       ${properties && html`<${Properties} app=${app} topic=${this.name} path=${this.path("properties")} properties=${properties} deduplication=${deduplication} etag=${etag} saved=${() => this.refresh()} />`}
       ${properties &&
       html`<section aria-labelledby="danger"><h2 id="danger">Delete</h2>
@@ -121,13 +176,14 @@ export class Topic extends Page {
   }
 }
 
-async function optional(answer) {
-  try {
-    return await answer;
-  } catch (error) {
-    if (error instanceof Problem) return null;
-    throw error;
-  }
+// What a deletion has left, and until when it comes back.
+function Deleted({ app, name, deleted, now, undelete }) {
+  const kept = deleted.state === "kept";
+  return html`<div class="banner" data-testid="deleted-banner">
+    <div><strong>This topic was deleted</strong> ${duration(now - deleted.deletedMs)} ago (${time(deleted.deletedMs)}), with ${many(deleted.messages, "message")} (${bytes(deleted.bytes)}).
+      ${kept ? ` It can be brought back for ${duration(deleted.undeleteUntilMs - now)}.` : " Its messages are being removed: it cannot be brought back."}</div>
+    ${kept && html`<${Guarded} app=${app} verb="admin" on=${name} data-testid="topic-undelete" onClick=${undelete}>Undelete …</${Guarded}>`}
+  </div>`;
 }
 
 // Who holds committed readers, since when, and how much they do not see.
@@ -146,28 +202,30 @@ function Held({ open, hidden, stats, now }) {
   </div>`;
 }
 
-function Readers({ readers, measured, from, now }) {
-  if (!readers.length) {
+// Readers whose position the daemon keeps, and those that say their name when they poll.
+function Readers({ lag, after, now }) {
+  const { readers, total, next } = lag;
+  if (!total) {
     return html`<section aria-labelledby="readers-title"><h2 id="readers-title">Readers</h2>
-      <p class="muted" data-testid="readers">No reader keeps its position here. Polls take positions of their own, which nobody is told.</p></section>`;
+      <p class="muted" data-testid="readers">No reader keeps its position here, and none has said its name lately. A poll with the header <code>Plainsong-Reader</code> is listed for an hour.</p></section>`;
   }
-  return html`<section aria-labelledby="readers-title"><h2 id="readers-title">Readers</h2>
+  return html`<section aria-labelledby="readers-title"><div class="head"><h2 id="readers-title">Readers</h2><span class="muted" data-testid="readers-total">${count(total)}</span></div>
     <${TableFrame} label="Readers"><table data-testid="readers">
-      <caption class="offscreen">Readers that keep their position here</caption>
-      <thead><tr><th scope="col">Name</th><th scope="col" class="number">To come</th><th scope="col" class="number">Hidden</th><th scope="col" class="number">Expired unread</th><th scope="col">Last seen</th><th scope="col">Position</th></tr></thead>
-      <tbody>${readers.slice(from, from + MEASURED_READERS).map((reader) => {
-        const ahead = measured[reader.name];
-        return html`<${Row} key=${reader.name} data-testid="reader-row" data-reader=${reader.name}>
-          <th scope="row">${reader.name}</th>
-          <td class="number">${count(ahead?.visible, ahead?.estimated)}</td>
-          <td class=${`number ${ahead?.hidden > 0 ? "warn" : ""}`}>${count(ahead?.hidden, ahead?.estimated)}</td>
-          <td class=${`number ${ahead?.expiredUnread > 0 ? "bad" : ""}`}>${count(ahead?.expiredUnread)}</td>
-          <td title=${time(reader.changedMs)}>${duration(now - reader.changedMs)} ago</td>
-          <td><code class="id">${reader.position}</code></td>
-        </${Row}>`;
-      })}</tbody>
+      <caption class="offscreen">Readers, how far behind they are and when they were seen</caption>
+      <thead><tr><th scope="col">Name</th><th scope="col" class="number">To come</th><th scope="col" class="number">Hidden</th><th scope="col" class="number">Expired unread</th><th scope="col" class="number">Behind</th><th scope="col">Last seen</th><th scope="col">Position</th></tr></thead>
+      <tbody>${readers.map((each) => html`<${Row} key=${each.name} data-testid="reader-row" data-reader=${each.name} data-kind=${each.kind}>
+          <th scope="row">${each.name}</th>
+          <td class="number">${count(each.visible, each.estimated)}</td>
+          <td class=${`number ${each.hidden > 0 ? "warn" : ""}`}>${count(each.hidden, each.estimated)}</td>
+          <td class=${`number ${each.expiredUnread > 0 ? "bad" : ""}`}>${count(each.expiredUnread)}</td>
+          <td class="number" title="age of the oldest message to come">${each.lagMs ? duration(each.lagMs) : "–"}</td>
+          <td title=${time(each.lastSeenMs)}>${duration(now - each.lastSeenMs)} ago${each.kind === "named" ? `, by ${each.by}` : ""}</td>
+          <td><code class="id">${each.position}</code></td>
+        </${Row}>`)}</tbody>
     </table></${TableFrame}>
-    <${Pager} from=${from} total=${readers.length} name="readers" onMove=${() => {}} />
+    ${(after || next) &&
+    html`<p class="pager"><button type="button" data-testid="readers-previous" disabled=${!after} onClick=${() => previousPage("readers")}>Previous</button>
+      <button type="button" data-testid="readers-next" disabled=${!next} onClick=${() => nextPage("readers", next)}>Next</button></p>`}
   </section>`;
 }
 
@@ -203,7 +261,7 @@ class Properties extends Component {
     try {
       const body = this.body();
       const { etag } = this.props;
-      const asked = await preview(this.props.app, "PUT", this.props.path, body);
+      const asked = await preview(this.props.path, "PUT", body);
       this.setState({ asked: { ...asked, etag: asked.etag ?? etag, body }, error: null });
     } catch (error) {
       this.setState({ error, asked: null });
@@ -213,12 +271,11 @@ class Properties extends Component {
   async apply() {
     const { asked } = this.state;
     try {
-      await ask(this.props.path, { method: "PUT", body: asked.body, headers: asked.etag ? { "If-Match": asked.etag } : {} });
+      const done = await carryOut(this.props.path, "PUT", { body: asked.body, etag: asked.etag });
       this.setState({ edited: {}, asked: null });
-      this.props.app.say("The properties were changed");
+      this.props.app.say(said("The properties were changed", done));
       this.props.saved();
     } catch (error) {
-      if (error.code === "precondition_failed") error.message = "The topic has changed since the preview, and nothing was done.";
       this.setState({ error, asked: null });
     }
   }
@@ -251,7 +308,7 @@ class Properties extends Component {
       ${asked &&
       html`<div class="preview">
         <div data-testid="preview-effect" data-hides=${asked.effect?.hides?.messages ?? 0}>
-          ${asked.changed?.length ? html`<p><strong>Changes ${asked.changed.join(", ")}.</strong></p>` : null}
+          ${asked.changed?.length ? html`<p><strong>Changes ${asked.changed.map((each) => `${each} from ${asked.before?.[each] ?? "none"} to ${asked.after?.[each] ?? "none"}`).join(", ")}.</strong></p>` : null}
           ${effectLines(asked).map((line) => html`<p>${line}</p>`)}
         </div>
         <p class="buttons start"><button type="button" class="danger" data-testid="apply" onClick=${() => this.apply()}>Apply</button></p>

@@ -1,9 +1,9 @@
 // Transactions: which are open, since when, what they hide and whom they hold; and how to end one.
 
-import { Problem, ask, get, now, pathOf, topicPath } from "../api.js";
+import { Problem, get, now, pathOf, topicPath } from "../api.js";
 import { count, duration, many, time } from "../format.js";
-import { preview } from "../preview.js";
-import { ErrorPanel, Guarded, PAGE_ROWS, Page, Pager, Row, TableFrame, TopicLink, effectLines, goQuery, html } from "../ui.js";
+import { carryOut, effectLines, preview, said } from "../preview.js";
+import { ErrorPanel, Guarded, PAGE_ROWS, Page, Pager, Row, TableFrame, TopicLink, goQuery, html } from "../ui.js";
 
 const MOST = 1000;
 const BARS = 100;
@@ -36,23 +36,26 @@ export class Transactions extends Page {
     const id = this.query.get("open");
     if (!id) return this.setState({ opened: null });
     const opened = await get(pathOf("transactions", id), { longs: "string" });
-    const holds = [];
-    for (const name of (opened.topics ?? []).slice(0, HELD_TOPICS)) holds.push(await this.held(name));
+    const holds = await this.holds(opened);
     if (!this.gone && this.query.get("open") === id) this.setState({ opened, holds });
   }
 
-  // The kept readers of a topic that do not see all of it, and how much they do not.
+  async holds({ topics }) {
+    const found = [];
+    for (const name of (topics ?? []).slice(0, HELD_TOPICS)) found.push(await this.held(name));
+    return found;
+  }
+
+  // The readers of a topic that do not see all of it, and how much they do not.
   async held(name) {
     const [ns, topic] = name.split(":");
     try {
-      const readers = await get(topicPath(ns, topic, "readers"));
-      const stats = await get(topicPath(ns, topic, "stats"), { reader: "0".repeat(40) });
-      const held = [];
-      for (const reader of readers.slice(0, HELD_READERS)) {
-        const { reader: ahead } = await get(topicPath(ns, topic, "stats"), { reader: reader.position });
-        if (ahead.hidden > 0) held.push({ name: reader.name, ...ahead });
-      }
-      return { name, hidden: stats.reader.hidden, estimated: stats.reader.estimated, parked: stats.parkedPolls, held };
+      const [lag, stats] = await Promise.all([
+        get(topicPath(ns, topic, "lag"), { limit: HELD_READERS }),
+        get(topicPath(ns, topic, "stats"), { reader: "0".repeat(40) }),
+      ]);
+      const held = lag.readers.filter((each) => each.hidden > 0);
+      return { name, hidden: stats.reader.hidden, estimated: stats.reader.estimated, parked: stats.parkedPolls, held, more: Math.max(0, lag.total - lag.readers.length) };
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       return { name, error: error.message };
@@ -62,7 +65,9 @@ export class Transactions extends Page {
   async end(transaction, call) {
     const id = transaction.id;
     const path = pathOf("transactions", id, call);
-    const asked = await preview(this.props.app, "POST", path);
+    const asked = await preview(path, "POST");
+    const holds = await this.holds(transaction);
+    const held = holds.flatMap((each) => (each.held ?? []).map((reader) => `${reader.name} of ${each.name}`));
     const words = {
       abort: ["Abort this transaction?", "Abort", "Its messages are rolled back in every topic. This cannot be taken back."],
       invalidate: ["Invalidate this transaction?", "Invalidate", "Its messages are hidden for ever, and cleaned later. This cannot be taken back."],
@@ -70,20 +75,42 @@ export class Transactions extends Page {
     const whose = `Transaction ${id}${transaction.clientId ? ` of ${transaction.clientId}` : ""}, open for ${duration(now() - transaction.startedMs)}.`;
     this.props.app.confirm({
       title: words[0],
-      lines: [whose, ...effectLines(asked), words[2]],
+      lines: [whose, ...effectLines(asked, { held }), words[2]],
       action: words[1],
       run: async () => {
-        const { data } = await ask(path, { method: "POST" });
-        this.props.app.say(`The transaction is ${data.state === "invalid" ? "invalid" : "rolled back"}`);
+        const done = await carryOut(path, "POST");
+        this.props.app.say(said(`The transaction is ${done.state === "invalid" ? "invalid" : "rolled back"}`, done));
         await this.refresh();
       },
     });
   }
 
-  attempt(transaction, call) {
+  // Takes invalid transactions off the list, those that were previewed and no others.
+  async truncate(transactions) {
+    const path = pathOf("transactions", "truncate");
+    const body = { ids: transactions.map((each) => each.id) };
+    const asked = await preview(path, "POST", body);
+    const one = transactions.length === 1 ? transactions[0] : null;
+    this.props.app.confirm({
+      title: one ? "Take this transaction off the list of invalid ones?" : `Take ${many(transactions.length, "transaction")} off the list of invalid ones?`,
+      lines: [
+        one ? `Transaction ${one.id}${one.clientId ? ` of ${one.clientId}` : ""}.` : `The oldest is ${transactions[0].id}.`,
+        ...effectLines(asked),
+        "What is left of their messages is rolled back first; one whose topics cannot all be reached stays. The daemon does this by itself as it cleans: do it by hand where it cannot.",
+      ],
+      action: "Truncate",
+      run: async () => {
+        const done = await carryOut(path, "POST", { body });
+        this.props.app.say(`${many(done.removed, "transaction")} taken off the list`);
+        await this.refresh();
+      },
+    });
+  }
+
+  attempt(action) {
     return (event) => {
       event.stopPropagation();
-      this.end(transaction, call).catch((error) => this.failed(error));
+      action().catch((error) => this.failed(error));
     };
   }
 
@@ -91,16 +118,20 @@ export class Transactions extends Page {
     goQuery({ open: this.query.get("open") === id ? null : id }, { replace: true });
   }
 
-  render({ app }, { error, found, opened, holds, at }) {
+  render({ app }, { error, found, opened, holds }) {
+    const at = this.when;
     const state = this.query.get("state");
     const from = Number(this.query.get("rows") ?? 0);
+    const invalid = (found ?? []).filter((each) => each.state === "invalid");
     const listed = found && opened && !found.some((each) => each.id === opened.id) ? [opened, ...found] : found;
     return html`<div class="head"><h1 tabindex="-1">Transactions</h1>
         <span class="group" role="group" aria-label="Which">
           ${[[null, "Open and invalid"], ["in_progress", "Open"], ["invalid", "Invalid"], ["committed", "Committed"], ["aborted", "Rolled back"]].map(
             ([value, label]) => html`<button type="button" data-testid=${`state-${value ?? "all"}`} aria-pressed=${state === value} onClick=${() => goQuery({ state: value, rows: null, open: null })}>${label}</button>`,
           )}
-        </span></div>
+        </span>
+        ${invalid.length > 1 && html`<span class="grow"><${Guarded} app=${app} verb="operate" on="service" data-testid="tx-truncate-all" onClick=${this.attempt(() => this.truncate(invalid))}>Truncate ${count(invalid.length)} invalid …</${Guarded}></span>`}
+      </div>
       <${ErrorPanel} error=${error} />
       ${listed &&
       (listed.length === 0
@@ -108,7 +139,7 @@ export class Transactions extends Page {
         : html`<${Timeline} transactions=${listed} now=${at} onOpen=${(id) => this.toggle(id)} opened=${opened?.id} />
           <${TableFrame} label="Transactions"><table>
             <caption class="offscreen">Transactions, oldest first</caption>
-            <thead><tr><th scope="col">Client</th><th scope="col">State</th><th scope="col" class="number">Age</th><th scope="col" class="number">Time left</th><th scope="col" class="number">Hides</th><th scope="col">Topics</th><th scope="col">Id</th><th scope="col"><span class="offscreen">End it</span></th></tr></thead>
+            <thead><tr><th scope="col">Client</th><th scope="col">State</th><th scope="col" class="number">Age</th><th scope="col" class="number">Time left</th><th scope="col" class="number" title="Messages behind it, in the topic where they are most">Hides</th><th scope="col">Topics</th><th scope="col">Id</th><th scope="col"><span class="offscreen">End it</span></th></tr></thead>
             <tbody>${listed.slice(from, from + PAGE_ROWS).map((each) => [this.row(app, each, at, opened), opened?.id === each.id && html`<tr class="detail" key=${`${each.id} holds`}><td colspan="8"><${Holds} transaction=${opened} holds=${holds} /></td></tr>`])}</tbody>
           </table></${TableFrame}>
           <${Pager} from=${from} total=${listed.length} onMove=${(next) => goQuery({ rows: next || null })} />
@@ -120,6 +151,8 @@ export class Transactions extends Page {
     const open = () => this.toggle(each.id);
     const ends = each.state === "in_progress";
     const on = "service";
+    // A transaction is ended by the name that began it, too.
+    const verb = each.name && each.name === app.state.who?.name ? "transact" : "operate";
     return html`<${Row} key=${each.id} data-testid="tx-row" data-id=${each.id} data-state=${each.state} class=${opened?.id === each.id ? "open" : ""} open=${open}
       onClick=${(event) => !event.target.closest("button,a") && open()}>
       <th scope="row"><button type="button" class="plain" aria-expanded=${opened?.id === each.id} onClick=${open}>${each.clientId || "unnamed"}</button>${each.name && each.name !== each.clientId ? html` <span class="muted">${each.name}</span>` : ""}</th>
@@ -130,8 +163,9 @@ export class Transactions extends Page {
       <td>${(each.topics ?? []).slice(0, 3).map((name, i) => html`${i > 0 && ", "}<${TopicLink} name=${name} />`)}${each.topics?.length > 3 ? ` and ${each.topics.length - 3} more` : ""}</td>
       <td><code class="id">${each.id}</code></td>
       <td class="actions">${ends &&
-        html`<${Guarded} app=${app} verb="operate" on=${on} data-testid="tx-abort" onClick=${this.attempt(each, "abort")}>Abort …</${Guarded}>
-          <${Guarded} app=${app} verb="operate" on=${on} data-testid="tx-invalidate" onClick=${this.attempt(each, "invalidate")}>Invalidate …</${Guarded}>`}</td>
+        html`<${Guarded} app=${app} verb=${verb} on=${on} data-testid="tx-abort" onClick=${this.attempt(() => this.end(each, "abort"))}>Abort …</${Guarded}>
+          <${Guarded} app=${app} verb=${verb} on=${on} data-testid="tx-invalidate" onClick=${this.attempt(() => this.end(each, "invalidate"))}>Invalidate …</${Guarded}>`}
+        ${each.state === "invalid" && html`<${Guarded} app=${app} verb="operate" on=${on} data-testid="tx-truncate" onClick=${this.attempt(() => this.truncate([each]))}>Truncate …</${Guarded}>`}</td>
     </${Row}>`;
   }
 }
@@ -146,9 +180,10 @@ function Holds({ transaction, holds }) {
         ${each.error
           ? html`<td colspan="3" class="muted">${each.error}</td>`
           : html`<td class="number">${count(each.hidden, each.estimated)}</td><td class="number">${count(each.parked)}</td>
-            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "none that keeps its position here"}</td>`}</tr>`)}</tbody>
+            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "none that is known here"}${each.more > 0 ? `, and ${many(each.more, "reader")} not looked at` : ""}</td>`}</tr>`)}</tbody>
     </table>
-    ${transaction.topics.length > HELD_TOPICS && html`<p class="muted">and ${transaction.topics.length - HELD_TOPICS} more topics</p>`}
+    ${transaction.topics.length > HELD_TOPICS && html`<details data-testid="tx-more-topics"><summary>and ${transaction.topics.length - HELD_TOPICS} more topics</summary>
+      ${transaction.topics.slice(HELD_TOPICS).map((name, i) => html`${i > 0 && ", "}<${TopicLink} name=${name} />`)}</details>`}
   </div>`;
 }
 

@@ -1,8 +1,9 @@
 // The messages of a topic, looked at without being consumed.
 
 import { Problem, ask, get, now, topicPath } from "../api.js";
-import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, position, time, timeOfId } from "../format.js";
-import { Component, ErrorPanel, TableFrame, copy, createRef, goQuery, html } from "../ui.js";
+import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, many, position, time, timeOfId } from "../format.js";
+import { Component, ErrorPanel, FilterField, Guarded, TableFrame, copy, createRef, goQuery, html } from "../ui.js";
+import { setAside } from "./mend.js";
 
 const PAGE = 50;
 const MOST_ROWS = 200;
@@ -20,13 +21,14 @@ const STATES = {
   "rolled-back": ["rolled back", "muted"],
   invalid: ["invalid", "bad"],
   damaged: ["damaged", "bad"],
-  "set-aside": ["set aside", "bad"],
+  "set-aside": ["set aside", "muted"],
   gone: ["expired", "muted"],
 };
+// Of these there is no payload to open.
+const UNREADABLE = ["damaged", "set-aside"];
 
 export class Viewer extends Component {
   jump = createRef();
-  filter = createRef();
 
   constructor(props) {
     super(props);
@@ -71,6 +73,8 @@ export class Viewer extends Component {
     const filter = this.query.get("filter");
     const answer = await ask(this.path("messages"), { query: { limit, payload: "base64", longs: "string", payloadBytes: GLANCE_BYTES, filter, ...bounds } });
     const { headers } = answer;
+    // A stretch that was set aside has no id: it is where it begins.
+    for (const each of answer.data) each.id ??= each.from;
     return { rows: answer.data, more: headers.get("Plainsong-End") === "more", lastId: headers.get("Plainsong-Last-Id"), scanned: headers.get("Plainsong-Scanned") };
   }
 
@@ -106,7 +110,7 @@ export class Viewer extends Component {
     // As many pages as it takes: between the rows of a filter there may be many others.
     for (let pages = 0; pages < 3 && at <= high; pages += 1) {
       const found = await get(this.path("messages"), { ...glance, from: at, to: idAfter(high) });
-      for (const each of found) now.set(each.id, each);
+      for (const each of found) now.set((each.id ??= each.from), each);
       if (found.length < MOST_ROWS) {
         at = idAfter(high);
         break;
@@ -196,7 +200,18 @@ export class Viewer extends Component {
 
   python(id) {
     const { ns, topic } = this.props.route;
-    return `from plainsong import Client\n\nwith Client("${location.origin}", namespace="${ns}") as client:\n    [message] = client.messages("${topic}", "${id}", limit=1)\n    print(message.payload)\n`;
+    const named = this.props.app.state.who?.via === "token";
+    const [above, secret] = named ? ["import os\n\n", `, token=os.environ["PLAINSONG_TOKEN"]`] : ["", ""];
+    return `${above}from plainsong import Client\n\nwith Client("${location.origin}", namespace="${ns}"${secret}) as client:\n    [message] = client.messages("${topic}", "${id}", limit=1)\n    print(message.payload)\n`;
+  }
+
+  setAside(id) {
+    const { app, route } = this.props;
+    const done = async () => {
+      await this.show();
+      app.refresh();
+    };
+    setAside(app, route.ns, route.topic, id, id, done).catch((error) => this.setState({ error }));
   }
 
   toggle(id) {
@@ -244,9 +259,9 @@ export class Viewer extends Component {
           <label><span class="offscreen">Jump to an id or a time</span>
             <input ref=${this.jump} data-testid="jump" placeholder="id, time, or 15m ago" spellcheck="false" onInput=${(event) => event.currentTarget.setCustomValidity("")} /></label>
         </form>
-        <form onSubmit=${(event) => (event.preventDefault(), goQuery({ filter: this.filter.current.value, open: null }))}>
+        <form onSubmit=${(event) => (event.preventDefault(), goQuery({ filter: event.currentTarget.elements[0].value, open: null }))}>
           <label><span class="offscreen">Only messages that contain</span>
-            <input ref=${this.filter} data-testid="message-filter" data-filter placeholder="contains …  ( / )" spellcheck="false" defaultValue=${filtered ?? ""} /></label>
+            <${FilterField} data-testid="message-filter" shown=${filtered} placeholder="contains …  ( / )" /></label>
         </form>
         <span class="group" role="group" aria-label="Go to">
           <button type="button" data-testid="from-oldest" onClick=${() => goQuery({ from: null, to: null, sort: "asc", follow: null })}>Oldest</button>
@@ -261,7 +276,7 @@ export class Viewer extends Component {
       </div>
       <${Timeline} bins=${bins} start=${oldest} end=${now} rows=${rows} onMove=${(at) => goQuery({ from: String(at), to: null, sort: "asc", follow: null })} />
       <${ErrorPanel} error=${error} />
-      ${filtered && html`<p class="muted">Only messages that contain <code>${filtered}</code>${scanned ? ` · ${count(Number(scanned))} looked at${more ? ", there are more: go on with Older or Newer" : ""}` : ""}. <button type="button" class="plain" onClick=${() => { this.filter.current.value = ""; goQuery({ filter: null }); }}>Show all</button></p>`}
+      ${filtered && html`<p class="muted">Only messages that contain <code>${filtered}</code>${scanned ? ` · ${count(Number(scanned))} looked at${more ? ", there are more: go on with Older or Newer" : ""}` : ""}. <button type="button" class="plain" onClick=${() => goQuery({ filter: null })}>Show all</button></p>`}
       ${rows &&
       (none
         ? html`<p class="muted" data-testid="messages-empty">${filtered || this.query.get("from") || this.query.get("to") ? "No messages here." : "The topic is empty."}</p>`
@@ -284,13 +299,15 @@ class MessageRow extends Component {
   render({ row, view, viewer, opened }) {
     const [word, color] = STATES[row.state] ?? [row.state, ""];
     const open = () => viewer.toggle(row.id);
-    const whole = row.state === "damaged" ? null : opened;
+    const { app, route } = viewer.props;
+    const whole = UNREADABLE.includes(row.state) ? null : opened;
     return html`<tbody data-testid="message-row" data-id=${row.id} data-state=${row.state} class=${opened ? "open" : ""}>
       <tr tabindex="-1" data-row onClick=${(event) => getSelection().isCollapsed && !event.target.closest("button,a") && open()} onKeyDown=${(event) => event.key === "Enter" && event.target === event.currentTarget && open()}>
         <td><button type="button" class="plain stamp" aria-expanded=${Boolean(opened)} title=${row.id} onClick=${open}>${time(row.publishTimeMs ?? timeOfId(row.id), true)}</button></td>
         <td><span class=${`state ${color}`} data-testid="message-state">${word}</span></td>
         <td class="number" data-testid="message-size" title=${row.size == null ? null : `${count(row.size)} bytes`}>${bytes(row.size)}</td>
-        <td class="wide"><code class="glance" data-testid=${whole ? null : "message-payload"}>${row.detail ?? glance(row)}</code></td>
+        <td class="wide"><code class="glance" data-testid=${whole ? null : "message-payload"}>${row.detail ?? glance(row)}</code>
+          ${row.state === "damaged" && html` <${Guarded} app=${app} verb="admin" on=${`${route.ns}:${route.topic}`} data-testid="set-aside" onClick=${() => viewer.setAside(row.id)}>Set aside …</${Guarded}>`}</td>
       </tr>
       ${whole && !whole.missing && html`<tr class="detail"><td colspan="4"><${Detail} opened=${whole} view=${view} viewer=${viewer} /></td></tr>`}
     </tbody>`;
@@ -299,6 +316,7 @@ class MessageRow extends Component {
 
 // The beginning of a payload, on one line.
 function glance(row) {
+  if (row.state === "set-aside") return `${row.rows == null ? "rows that nobody could count" : many(row.rows, "row")}, up to ${time(timeOfId(row.to), true)}: readers pass them`;
   if (row.payload == null) return "not yours to see";
   const data = fromBase64(row.payload.base64).subarray(0, GLANCE_BYTES);
   const text = asText(data, true);

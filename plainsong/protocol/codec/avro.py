@@ -6,12 +6,13 @@ those of version 2 have it first.
 
 from __future__ import annotations
 
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from fastavro import parse_schema, schemaless_writer
 
-from plainsong.protocol.codec.avro_cursor import NO_BOUND, Cursor, read_run
+from plainsong.protocol.codec.avro_cursor import NO_BOUND, Cursor, read_longs
 from plainsong.protocol.codec.base import DEFAULT_OPTIONS, Message, PageOptions
 from plainsong.protocol.page import ITEM_HEAD_BYTES, length_prefix, read_varint, varint
 from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest, PublishResponse, Receipt
@@ -251,6 +252,10 @@ def response_fields(response: PublishResponse) -> dict[str, Any]:
 _ISOLATIONS: tuple[Isolation, ...] = ("uncommitted", "committed")
 
 
+#: Not atomic, and null in each of the fields behind that.
+_NONE_OF_THE_REST = bytes(6)
+
+
 class Avro2Codec:
     """Version 2, with producers and attributes. Polls are pages, whose headers tell why they end."""
 
@@ -267,7 +272,9 @@ class Avro2Codec:
         request.producer = null_or(cursor.string)
         request.producer_epoch = null_or(cursor.long)
         request.generation = null_or(cursor.int32)
-        request.sequence_ids = null_or(lambda: read_run(cursor) or cursor.array(cursor.long))
+        request.sequence_ids = null_or(partial(read_longs, cursor))
+        if body.endswith(_NONE_OF_THE_REST) and cursor.at + len(_NONE_OF_THE_REST) == len(body):
+            return request  # nearly always
         request.atomic = cursor.boolean()
         request.routing_key = null_or(cursor.string)
         request.segment = null_or(cursor.string)

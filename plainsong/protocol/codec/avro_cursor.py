@@ -17,13 +17,15 @@ from plainsong.protocol.errors import MalformedBody, RequestTooLarge
 from plainsong.protocol.page import varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 #: For answers, which a client reads from a server it trusts.
 NO_BOUND = 1 << 62
 #: Shorter blocks are walked: looking for equal lengths would cost more.
 _MIN_EQUAL = 8
+#: The head of a block of one item, and the end of an array.
+_ONE_ITEM, _NO_MORE = b"\x02", b"\x00"
 
 
 def malformed(what: str, at: int) -> MalformedBody:
@@ -151,11 +153,31 @@ class Cursor:
             found.extend(read() for _ in range(count))
             self.end_block(stop)
 
+    def only(self, read: Callable[[], T]) -> list[T] | None:
+        """An array of one item in one block, as most requests have; None: it is another, and nothing was read.
+
+        Measured, the general way takes three times as long for it.
+        """
+        data, at = self.data, self.at
+        if not data.startswith(_ONE_ITEM, at):
+            return None
+        self.at = at + len(_ONE_ITEM)
+        item = read()
+        if not data.startswith(_NO_MORE, self.at):
+            self.at = at
+            return None
+        self.take_room(1)
+        self.at += len(_NO_MORE)
+        return [item]
+
     def strings(self) -> dict[str, str]:
         return dict(self.array(lambda: (self.string(), self.string())))
 
     def payloads(self) -> list[bytes]:
         """An array of bytes: most of what a broker reads."""
+        only = self.only(self.octets)
+        if only is not None:
+            return only
         found: list[bytes] = []
         while True:
             count, stop = self.block()
@@ -262,6 +284,11 @@ def consecutive(first: int, count: int) -> bytes:
 def _unsigned(number: int) -> bytes:
     """A varint without a sign: that of half of it, when it is even."""
     return varint(number >> 1) if not number & 1 else bytes([varint(number >> 1)[0] | 1]) + varint(number >> 1)[1:]
+
+
+def read_longs(cursor: Cursor) -> Sequence[int]:
+    """An array of longs: nearly always one, or numbers that follow each other."""
+    return cursor.only(cursor.long) or read_run(cursor) or cursor.array(cursor.long)
 
 
 def read_run(cursor: Cursor) -> range | None:

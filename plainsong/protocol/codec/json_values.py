@@ -284,7 +284,11 @@ def parse_query_position(text: str, name: str = "from") -> bytes | int:
     """
     if _DIGITS.match(text):
         return _checked_time(int(text), name)
-    return parse_id(text)
+    try:
+        return parse_id(text)
+    except InvalidMessageId as error:
+        error.hint = "use an id of 40 hex digits, or a time in milliseconds; 0 is the oldest message"
+        raise
 
 
 def _checked_time(timestamp_ms: int, name: str) -> int:

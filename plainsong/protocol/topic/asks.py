@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Ask
 from plainsong.protocol.errors import PlainsongError
-from plainsong.protocol.ids import before, bound_at
+from plainsong.protocol.ids import NO_PAYLOAD_PART, before, bound_at
 from plainsong.protocol.properties import DEFAULT_TTL_S
 from plainsong.protocol.requests import PublishResponse, Receipt
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong.protocol.properties import TopicProperties
-    from plainsong.protocol.records import Metadata, Reader
+    from plainsong.protocol.records import Metadata, Reader, SetAside
     from plainsong.protocol.requests import PublishRequest
 
 
@@ -62,11 +62,21 @@ class Span:
     """Whether messages from ``since`` on have, or may have, expired by the topic's ttl: see ``Usage.expired_from``."""
     undecided: frozenset[int] = frozenset()
     """Write pointers that the topic does not know to be decided; empty unless ``Look.undecided`` asks for them."""
+    set_aside: tuple[SetAside, ...] = ()
+    """Stretches of the topic that were set aside."""
 
     @property
     def start(self) -> bytes:
         """The bound where reading begins: ``since``, or that of the oldest living message."""
         return max(self.since, bound_at(self.oldest_ms))
+
+    def passed_set_aside(self, to: bytes | None, since: bytes | None = None) -> list[SetAside]:
+        """The stretches from ``since`` to the id ``to``, both included; of None, from the start, to the end of the span."""
+        if not self.set_aside:
+            return []
+        first = self.since if since is None else since
+        last = self.until if to is None else to
+        return [each for each in self.set_aside if first <= each.first + NO_PAYLOAD_PART <= last]
 
     @property
     def resume(self) -> bytes | None:
@@ -316,10 +326,22 @@ class Create(Ask[Description]):
     if_not_exists: bool = False
     dry_run: bool = False
     """Check, answer as if it had been done, and change nothing."""
+    creator: str = ""
+    """The name that asks; empty: nobody was asked for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChange:
+    """A change of a topic that exists or existed, with what the topic held in the very step that made it."""
+
+    before: Metadata
+    after: Metadata
+    found: TopicStats
+    """What readers had before, or after an ``Undelete`` have again."""
 
 
 @dataclass(slots=True)
-class SetProperties(Ask[Description]):
+class SetProperties(Ask[TopicChange]):
     """Replace all properties by what the client gave: a decoded JSON object, or None."""
 
     given: object
@@ -332,7 +354,7 @@ class SetProperties(Ask[Description]):
 
 
 @dataclass(slots=True)
-class Remove(Ask[None]):
+class Remove(Ask[TopicChange]):
     """Delete the topic; for every reader its messages are gone at once."""
 
     if_match: frozenset[str] | None = None
@@ -342,11 +364,32 @@ class Remove(Ask[None]):
 
 
 @dataclass(slots=True)
-class Undelete(Ask[Description]):
+class Undelete(Ask[TopicChange]):
     """Restore the deleted generation, while all its rows exist."""
 
+    grace_ms: int | None = None
+    """How long after its deletion it may come back; None: until its first row is removed."""
+    if_match: frozenset[str] | None = None
+    """Do it only if the deleted generation has one of these etags, as its dry run says."""
     dry_run: bool = False
     """As ``Create.dry_run``."""
+    creator: str = ""
+    """As ``Create.creator``."""
+
+
+@dataclass(slots=True)
+class NoteSetAside(Ask[TopicChange]):
+    """Note that rows were taken out of the topic's order, before they are: from then on readers are told.
+
+    Stretches that overlap become one. Nothing is noted behind the topic's last message.
+    """
+
+    generation: int
+    first: bytes
+    """Positions (10 bytes) of the first and the last."""
+    last: bytes
+    rows: int | None
+    """Those that could be read; None: some could not be."""
 
 
 class Slice(NamedTuple):

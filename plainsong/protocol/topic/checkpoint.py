@@ -39,10 +39,8 @@ def last_position(state: TopicState) -> bytes | None:
 
 
 def schedule_snapshot(state: TopicState, now: Now) -> None:
-    """Producers have changed: set the time at which they are to be written, even if nothing else is."""
-    producers = state.producers
-    if producers.due_s is None:
-        producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
+    """Set the time at which changed producers are written, even if nothing else is written by then."""
+    state.producers.due_s = now.mono_s + state.limits.snapshot_interval_ms / 1000
 
 
 # --- write pointers --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from plainsong.protocol.topic.asks import (
     ListProducers,
     ListReaders,
     Look,
+    NoteSetAside,
     OpenProducer,
     PlanCleaning,
     Publish,
@@ -63,6 +64,7 @@ from plainsong.protocol.topic.upkeep import (
     cleaned,
     create,
     describe,
+    note_set_aside,
     plan_cleaning,
     remove,
     remove_torn_payloads,
@@ -113,12 +115,13 @@ class TopicCore:
                 answer = error
             step.answers.append((ticket, answer))
         step.flush()
-        if state.producers.changed:
+        if state.producers.changed and state.producers.due_s is None:
             schedule_snapshot(state, now)
         due_s = state.producers.due_s
         is_due = due_s is not None and now.mono_s >= due_s
-        if step.operations or step.pointers or is_due or len(state.forgotten) > MAX_FORGOTTEN:
-            self._write_about(step, is_due=is_due)
+        ahead = bool(step.looks) and not now.low_space and state.expires_ahead()
+        if step.operations or step.pointers or is_due or ahead or len(state.forgotten) > MAX_FORGOTTEN:
+            self._write_about(step, is_due=is_due or ahead)
         return step
 
     def _write_about(self, step: Step, *, is_due: bool) -> None:
@@ -216,6 +219,7 @@ def span_of(state: TopicState, look: Look) -> Span:
         watermark=state.watermark,
         expired=state.usage.expired_from(look.since, state.oldest_ms),
         undecided=_undecided(state, look.undecided) if look.undecided else frozenset(),
+        set_aside=metadata.set_aside,
     )
 
 
@@ -255,6 +259,7 @@ RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     SetProperties: set_properties,
     Remove: remove,
     Undelete: undelete,
+    NoteSetAside: note_set_aside,
     Stats: _stats,
     ListReaders: list_readers,
     SetReader: set_reader,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
+from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 #: Runs kept of one pointer. Beyond that neighbours are joined, and a rollback also reads the rows between them.
 MAX_RUNS = 64
-POSITION_BYTES = 10
 DIGEST_BYTES = 8
 _RUN = struct.Struct(">10s10sq")
 _FIRST_POSITION, _LAST_POSITION = bytes(POSITION_BYTES), b"\xff" * POSITION_BYTES

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import checked_number, pack_record, unpack_record
 
@@ -60,7 +61,6 @@ def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolic
 
 #: Requests of a producer that are remembered with the positions of their messages.
 MAX_RESULTS = 5
-POSITION_BYTES = 10
 #: The largest sequence id: that of an Avro long.
 MAX_SEQUENCE_ID = (1 << 63) - 1
 

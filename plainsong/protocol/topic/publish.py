@@ -27,7 +27,8 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Publish
 from plainsong.protocol.topic.deduplication import deduplicate, ensure_producer, record_publish, without_duplicates
-from plainsong.protocol.topic.row_batch import own_ttls, row_extras_of, with_stamp
+from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
+from plainsong.protocol.topic.step import own_ttls
 from plainsong.protocol.topic.usage import ROW_BYTES
 from plainsong.protocol.transactions.transaction import issued_ms
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.records import Metadata
     from plainsong.protocol.topic.asks import ClosePointers, PublishEach
     from plainsong.protocol.topic.deduplication import DeduplicationVerdict
-    from plainsong.protocol.topic.row_batch import RowExtras
+    from plainsong.protocol.topic.row_extras import RowExtras
     from plainsong.protocol.topic.state import Now, Run, TopicState
     from plainsong.protocol.topic.step import Step
     from plainsong.protocol.transactions.transaction import Standing

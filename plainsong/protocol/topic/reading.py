@@ -18,10 +18,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, after, before
+from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, POSITION_BYTES, after, before
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, Page
-from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row
+from plainsong.protocol.rows import NO_PAYLOAD, PLAIN, PLAIN_BESIDE_BYTES, Stored, decode_row, plain_wire
 from plainsong.protocol.topic.visibility import InlineDelivery, Reference, expires_ms_of
 from plainsong.protocol.transactions.view import Verdict
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     Rows = Sequence[tuple[bytes, bytes]]
 
 
-_POSITION_BYTES = 10
 #: Rows in the first list of a scan; later lists are longer.
 _FIRST_CHUNK_ROWS = 256
 _POINTER = struct.Struct(">q")
+_PLAIN_ONLY = {PLAIN}
 
 
 class Scan(NamedTuple):
@@ -55,8 +55,8 @@ def key_range(span: Span) -> tuple[bytes, bytes]:
     """``[start, stop)`` of the message keys that may hold, or refer to, messages of the span."""
     start, until = span.start, span.until
     # A bound inside a position is behind the row's own message, and among the messages it refers to.
-    upper = until[:_POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
-    lower = start[:_POSITION_BYTES]
+    upper = until[:POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
+    lower = start[:POSITION_BYTES]
     return span.prefix + lower, span.prefix + max(lower, upper)
 
 
@@ -70,6 +70,8 @@ class Walk(InlineDelivery):
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
+        #: Whether all rows so far have a payload and nothing else, so that they stay as they are.
+        self.is_plain = True
         self._start = span.start
         self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
         #: Rows of the last list behind the reference, and the last key of that list.
@@ -110,13 +112,15 @@ class Walk(InlineDelivery):
         if not rows:
             return not self.done
         self._last_key = rows[-1][0]
-        if self._starts_inside and rows[0][0].endswith(self._start[:_POSITION_BYTES]):
+        if self._starts_inside and rows[0][0].endswith(self._start[:POSITION_BYTES]):
             own_payload = not _flags(rows[0][1]) & NO_PAYLOAD
             rows = rows[own_payload:]  # its own message is before the start
         return self._feed(rows)
 
     def _feed(self, rows: Rows) -> bool:
         flags = {value[0] if value else -1 for _, value in rows}
+        if flags != _PLAIN_ONLY:
+            self.is_plain = False
         if not any(each & NO_PAYLOAD for each in flags):
             return self._feed_inline(rows, flags)
         at = 0
@@ -133,7 +137,7 @@ class Walk(InlineDelivery):
 
     def _open_reference(self, key: bytes, value: bytes) -> bool:
         """Begin a reference. Returns whether it has no payload rows to read, and the walk continues behind it."""
-        position = key[-_POSITION_BYTES:]
+        position = key[-POSITION_BYTES:]
         inside = self._starts_inside and self._start.startswith(position)
         try:
             row = decode_row(value)
@@ -143,9 +147,9 @@ class Walk(InlineDelivery):
             return inside or self._damage(position + NO_PAYLOAD_PART, damage)
         first, stop = stored.first, stored.last + b"\x00"
         if inside:
-            first = max(first, self._start[_POSITION_BYTES:])
+            first = max(first, self._start[POSITION_BYTES:])
         if self.span.until.startswith(position):
-            stop = min(stop, self.span.until[_POSITION_BYTES:])
+            stop = min(stop, self.span.until[POSITION_BYTES:])
         if first >= stop:
             return True
         if 0 < expires_ms_of(position, row.ttl_s) < self.span.now_ms:
@@ -205,6 +209,11 @@ class Paging(Walk):
         """As for ``Walk``: one row more than there is room for shows whether there are more."""
         return min(self._room + 1, super().wanted)
 
+    def cut_by_damage(self) -> bool:
+        """End the page with what it has, since the next row cannot be read; False: it has nothing to show."""
+        self._cut = self.held_by is None
+        return self._count > 0 or self.held_by is not None
+
     def feed_items(
         self,
         items: Sequence[bytes],
@@ -252,6 +261,15 @@ class Paging(Walk):
             # Skipped messages will never be visible: the reader need not read them again.
             page.last_id = self.span.resume
         return page
+
+    def _deliver_plain(self, rows: Rows) -> bool:
+        """As for any walk; rows that fit become one part, without an item for each."""
+        values = [value for _, value in rows]
+        size = sum(map(len, values)) + PLAIN_BESIDE_BYTES * len(values)
+        if not rows or self.held_by is not None or not self.fits(len(values), size):
+            return super()._deliver_plain(rows)
+        positions = [key[-POSITION_BYTES:] for key, _ in rows]
+        return self.feed_part(plain_wire(positions, values), len(values), positions[-1] + NO_PAYLOAD_PART)
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         taken = self._fitting(items)

@@ -43,8 +43,9 @@ from plainsong.protocol.topic.publish import (
     ends_of,
     receipt_of,
 )
-from plainsong.protocol.topic.row_batch import RowExtras, own_ttls, positions, row_extras_of, values_of
+from plainsong.protocol.topic.row_extras import RowExtras, row_extras_of
 from plainsong.protocol.topic.state import PositionSequence, Run
+from plainsong.protocol.topic.step import own_ttls, positions, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

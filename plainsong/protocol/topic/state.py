@@ -150,6 +150,11 @@ class PositionSequence:
 _UNDER_POINTERS = HAS_POINTER | NO_PAYLOAD
 
 
+#: How far the topic's time may be ahead of the durable one while messages expire. Each poll would have to be written
+#: otherwise, where one expires in every millisecond.
+MAX_LAG_MS = 1_000
+
+
 @dataclass(slots=True)
 class TopicState:
     """The state of a topic name: of its living generation, or of the last one."""
@@ -184,6 +189,8 @@ class TopicState:
     marked: bool = False
     """Whether the load found a high-water mark: replay begins behind it, not at the first row."""
     marked_own_expiry_ms: int = 0
+    marked_ms: int = 0
+    """The topic's time in the last high-water mark."""
     producers: ProducerTable = field(default_factory=lambda: ProducerTable(0))
     torn: list[bytes] = field(default_factory=list)
     """Keys of the message rows of an atomic request that was cut off, last one first: the next step removes them."""
@@ -215,6 +222,7 @@ class TopicState:
             # An older version wrote the mark, without the position of the last expired message.
             self.usage.last_dropped = mark.before_buckets
         self.time_ms = max(self.time_ms, mark.time_ms)
+        self.marked_ms = mark.time_ms
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         if mark.last_sequence_id < 0:
             self.producers.snapshot_written(None, mark.time_ms)
@@ -331,6 +339,7 @@ class TopicState:
     def mark(self) -> Put:
         """The operation that writes the high-water mark of now."""
         self.rows_since_mark = 0
+        self.marked_ms = self.time_ms
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
         last = self.sequence
         usage = self.usage
@@ -366,6 +375,16 @@ class TopicState:
         earlier = own != 0 and (self.marked_own_expiry_ms == 0 or own < self.marked_own_expiry_ms)
         many = self.rows_since_mark >= self.limits.checkpoint_rows
         return many or earlier or self.producers.entries >= self.limits.snapshot_entries
+
+    def expires_ahead(self) -> bool:
+        """Whether something has expired by a time that a load would not find again.
+
+        Another owner, or this one after a restart, may have a clock that is behind, and must not show it again.
+        """
+        durable_ms = max(self.marked_ms, self.sequence.last_ts_ms)
+        if self.time_ms - durable_ms < MAX_LAG_MS or self.metadata is None or self.metadata.deleted_ms is not None:
+            return False
+        return self.usage.expires_between(durable_ms, self.time_ms, self.metadata.properties.ttl_ms)
 
 
 class Enlistment(Protocol):

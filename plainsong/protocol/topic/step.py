@@ -5,23 +5,39 @@
     looks        then too, against the watermark that the commit moved
 
 If the commit fails, no answer is given: the actor falls, and every open request learns that its outcome is unknown.
+
+Message rows gather in a ``RowBatch``, the inner loop of publishing: every message costs one key suffix and one value
+here; plain ones are put into wire form all at once, behind the commit. Any other work per message shows in the
+throughput of large requests (measured: 0.08 µs a message for key and value, 0.06 for the wire form; one item after the
+other it took 0.15).
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Put, Table
-from plainsong.protocol.topic.row_batch import RowBatch
+from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, SEQUENCES_PER_MS, after
+from plainsong.protocol.page import ITEM_START, length_prefix
+from plainsong.protocol.rows import PLAIN_BESIDE_BYTES, PLAIN_GAP, MessageRow, encode_row, plain_wire, row_head
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from plainsong.protocol.effects import Operation
     from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.topic.asks import Look
     from plainsong.protocol.topic.producer_state import Producer
+    from plainsong.protocol.topic.row_extras import RowExtras
+    from plainsong.protocol.topic.state import Run
+
+#: Every sequence id as its two bytes: packing them one by one took a third of the time of ``RowBatch.add``.
+_SEQUENCE_BYTES = [sequence_id.to_bytes(2, "big") for sequence_id in range(SEQUENCES_PER_MS)]
+#: What stands before the length in the value of a plain row.
+_PLAIN_HEAD = row_head()
 
 
 class Step:
@@ -95,3 +111,178 @@ class Step:
         """Add an operation after everything gathered so far."""
         self.flush()
         self.operations.append(operation)
+
+
+# --- the message rows of a step ---------------------------------------------------------------------
+
+
+class RowBatch:
+    """The message rows of one commit, in key order, and the same messages in wire form."""
+
+    __slots__ = ("_items", "attributes", "expiries", "pointers", "restart", "suffixes", "values")
+
+    def __init__(self) -> None:
+        self.suffixes: list[bytes] = []
+        self.values: list[bytes] = []
+        #: None: all rows so far are plain, and their wire form follows from suffixes and values.
+        self._items: list[bytes] | None = None
+        #: Index of an item → end of its own time to live (ms), for items that have one.
+        self.expiries: dict[int, int] = {}
+        #: Index of an item → its attributes, for items that have some.
+        self.attributes: dict[int, Mapping[str, str]] = {}
+        #: Items under a write pointer: index of the first, index after the last, pointer; ascending.
+        self.pointers: list[tuple[int, int, int]] = []
+        #: The bound behind the last reference row, whose messages are in the payload table; ``items`` begin there.
+        self.restart: bytes | None = None
+
+    def __len__(self) -> int:
+        return len(self.suffixes)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether there are messages behind the last reference row."""
+        return bool(self.suffixes if self._items is None else self._items)
+
+    @property
+    def last_id(self) -> bytes:
+        """The id of the last item."""
+        if self._items is None:
+            return self.suffixes[-1] + NO_PAYLOAD_PART
+        return self._items[-1][1 : 1 + ID_BYTES]
+
+    @property
+    def items(self) -> list[bytes]:
+        """The messages in wire form, one by one."""
+        if self._items is None:
+            self._items = [
+                ITEM_START + suffix + PLAIN_GAP + value
+                for suffix, value in zip(self.suffixes, self.values, strict=True)
+            ]
+        return self._items
+
+    def plain_wire(self) -> tuple[bytes, array[int]] | None:
+        """The wire form of all messages and where in it each begins, with its end; None: some are not plain."""
+        if self._items is not None:
+            return None
+        wire = plain_wire(self.suffixes, self.values)
+        sizes = set(map(len, self.values))
+        if len(sizes) == 1:
+            return wire, array("Q", range(0, len(wire) + 1, PLAIN_BESIDE_BYTES + sizes.pop()))
+        each = [PLAIN_BESIDE_BYTES + len(value) for value in self.values]
+        return wire, array("Q", accumulate(each, initial=0))
+
+    def add(
+        self,
+        runs: Iterable[Run],
+        messages: Sequence[bytes],
+        ttls_s: Sequence[int | None] | None,
+        pointer: int | None = None,
+        row_extras: RowExtras | None = None,
+    ) -> int:
+        """Append one request's messages at the positions of ``runs``.
+
+        Returns the time (ms) at which the first message with a time to live of its own expires, 0 without any.
+        """
+        suffixes = positions(runs)
+        values = (
+            values_of(messages, ttls_s, pointer) if row_extras is None else row_extras.values(messages, ttls_s, pointer)
+        )
+        plain = self._items is None and pointer is None and ttls_s is None and row_extras is None
+        first_item = len(self.suffixes) if plain else len(self.items)
+        if not plain:
+            self.items.extend(_items(suffixes, messages))
+        if self.suffixes:
+            self.suffixes += suffixes
+            self.values += values
+        else:
+            self.suffixes, self.values = suffixes, values
+        if pointer is not None:
+            self._has_pointer(first_item, pointer)
+        if row_extras is not None and (row_extras.attributes is not None or row_extras.shared):
+            self.attributes |= row_extras.attributes_from(first_item, len(messages))
+        return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
+
+    def add_reference(self, suffix: bytes, value: bytes) -> None:
+        """Append a row whose messages are in the payload table; ``items`` begin anew behind it."""
+        self.suffixes.append(suffix)
+        self.values.append(value)
+        self._items, self.pointers, self.expiries, self.attributes = [], [], {}, {}
+        self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
+
+    def _has_pointer(self, first_item: int, pointer: int) -> None:
+        """The items from ``first_item`` on are under ``pointer``."""
+        if self.pointers and self.pointers[-1][1:] == (first_item, pointer):
+            first_item = self.pointers.pop()[0]
+        self.pointers.append((first_item, len(self.items), pointer))
+
+    def _expire(self, first_item: int, runs: Iterable[Run], ttls_s: Sequence[int | None]) -> int:
+        """Record the expiry times of the items from ``first_item`` on. Returns the first of them, 0 for none."""
+        stamps = (run.ts_ms for run in runs for _ in range(run.length))
+        own = {
+            index: ts_ms + ttl_s * 1000
+            for index, (ts_ms, ttl_s) in enumerate(zip(stamps, ttls_s, strict=True), first_item)
+            if ttl_s is not None
+        }
+        self.expiries |= own
+        return min(own.values(), default=0)
+
+
+def positions(runs: Iterable[Run]) -> list[bytes]:
+    """The ten bytes of each position."""
+    out: list[bytes] = []
+    for run in runs:
+        ts = run.ts_ms.to_bytes(8, "big")
+        out += [ts + sequence for sequence in _SEQUENCE_BYTES[run.first : run.first + run.length]]
+    return out
+
+
+def values_of(
+    messages: Sequence[bytes],
+    ttls_s: Sequence[int | None] | None,
+    pointer: int | None = None,
+    extras: Mapping[str, object] | None = None,
+) -> list[bytes]:
+    """The values of the rows of ``messages``; all of them have the same pointer and extras."""
+    if ttls_s is not None:
+        return [
+            encode_row(MessageRow(message, pointer, ttl_s, extras or {}))
+            for message, ttl_s in zip(messages, ttls_s, strict=True)
+        ]
+    is_plain = pointer is None and not extras
+    return _after_heads(_PLAIN_HEAD if is_plain else row_head(pointer, extras), messages)
+
+
+def own_ttls(
+    count: int, request_ttl_s: int | None, message_ttls_s: Sequence[int | None] | None
+) -> Sequence[int | None] | None:
+    """Each message's time to live in seconds, the shorter of the request's and its own; None: no message has one."""
+    if message_ttls_s is None:
+        return None if request_ttl_s is None else [request_ttl_s] * count
+    if request_ttl_s is None:
+        return message_ttls_s if any(ttl is not None for ttl in message_ttls_s) else None
+    return [request_ttl_s if ttl is None else min(ttl, request_ttl_s) for ttl in message_ttls_s]
+
+
+def _items(suffixes: Sequence[bytes], messages: Sequence[bytes]) -> list[bytes]:
+    """The messages in wire form; it does not depend on the form of their rows."""
+    if len(messages) == 1:
+        (message,) = messages
+        return [ITEM_START + suffixes[0] + NO_PAYLOAD_PART + length_prefix(len(message)) + message]
+    sizes = set(map(len, messages))
+    if len(sizes) == 1:
+        head = NO_PAYLOAD_PART + length_prefix(sizes.pop())
+        return [ITEM_START + suffix + head + message for suffix, message in zip(suffixes, messages, strict=True)]
+    heads = {size: NO_PAYLOAD_PART + length_prefix(size) for size in sizes}
+    return [
+        ITEM_START + suffix + heads[len(message)] + message for suffix, message in zip(suffixes, messages, strict=True)
+    ]
+
+
+def _after_heads(head: bytes, messages: Sequence[bytes]) -> list[bytes]:
+    """``head``, the length and the bytes of each message."""
+    sizes = set(map(len, messages))
+    if len(sizes) == 1:
+        head += length_prefix(sizes.pop())
+        return [head + message for message in messages]
+    heads = {size: head + length_prefix(size) for size in sizes}
+    return [heads[len(message)] + message for message in messages]

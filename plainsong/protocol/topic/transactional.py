@@ -48,7 +48,7 @@ from plainsong.protocol.topic.publish import (
     standing_to_roll_back,
     too_old,
 )
-from plainsong.protocol.topic.row_batch import row_extras_of, with_stamp
+from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
 from plainsong.protocol.topic.staging import (
     check_segment,
     deduplicate_store,

@@ -14,12 +14,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Table, put_one
-from plainsong.protocol.errors import PartlyCleaned, PreconditionFailed, TopicExists, TopicNotFound
-from plainsong.protocol.ids import pack_position
+from plainsong.protocol.errors import (
+    Conflict,
+    GenerationChanged,
+    PartlyCleaned,
+    PreconditionFailed,
+    TopicExists,
+    TopicNotFound,
+)
+from plainsong.protocol.ids import FIRST_BOUND, pack_position
 from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
 from plainsong.protocol.properties import parse_properties
-from plainsong.protocol.records import Metadata
-from plainsong.protocol.topic.asks import CleaningPlan, Description
+from plainsong.protocol.records import MAX_SET_ASIDE, Metadata, SetAside
+from plainsong.protocol.topic.asks import CleaningPlan, Description, Slice, Span, TopicChange, TopicStats
 from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
 from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
@@ -29,7 +36,16 @@ from plainsong.protocol.topic.usage import Usage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from plainsong.protocol.topic.asks import Cleaned, Create, Describe, PlanCleaning, Remove, SetProperties, Undelete
+    from plainsong.protocol.topic.asks import (
+        Cleaned,
+        Create,
+        Describe,
+        NoteSetAside,
+        PlanCleaning,
+        Remove,
+        SetProperties,
+        Undelete,
+    )
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
 
@@ -54,7 +70,8 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     state.readers.clear()
     if old is not None:
         renew_producers(state, step, generation)
-    description = _write(state, step, Metadata(generation, ask.properties, state.time_ms, state.time_ms))
+    created = Metadata(generation, ask.properties, state.time_ms, state.time_ms, creator=ask.creator)
+    description = _write(state, step, created)
     follow_policy(state, step, now)
     for removal in removals:
         # Not at deletion: a generation that can still be restored needs its pointers' rows.
@@ -62,7 +79,7 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     return description
 
 
-def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) -> Description:
+def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) -> TopicChange:
     """Replace all properties; messages that expired under the old ones stay expired.
 
     Raises:
@@ -72,11 +89,11 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     check_etag(old, ask.if_match)
     properties = parse_properties(ask.given, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
-    if ask.dry_run:
-        return Description(changed, state.time_ms)
-    description = _write(state, step, changed, renewed=False)
-    follow_policy(state, step, now)
-    return description
+    change = TopicChange(old, changed, _held(state))
+    if not ask.dry_run:
+        _write(state, step, changed, renewed=False)
+        follow_policy(state, step, now)
+    return change
 
 
 def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
@@ -87,7 +104,7 @@ def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
         )
 
 
-def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:
+def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> TopicChange:
     """Delete the topic by negating its generation, which no reader reads any more.
 
     Raises:
@@ -96,18 +113,20 @@ def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> None:
     del now
     old = state.living()
     check_etag(old, ask.if_match)
-    if ask.dry_run:
-        return
-    _write(state, step, replace(old, deleted_ms=state.time_ms, floor_ms=state.oldest_ms))
+    change = TopicChange(old, replace(old, deleted_ms=state.time_ms, floor_ms=state.oldest_ms), _held(state))
+    if not ask.dry_run:
+        _write(state, step, change.after)
+    return change
 
 
-def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Description:
+def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> TopicChange:
     """Restore the last generation.
 
     Raises:
       TopicExists: there is a living one.
       TopicNotFound: there never was one.
-      PartlyCleaned: rows of it have been removed.
+      PartlyCleaned: rows of it have been removed, or might be by now.
+      PreconditionFailed: it is another generation.
     """
     del now
     old = state.metadata
@@ -120,8 +139,62 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> Descript
             f"rows of generation {old.generation}, deleted at {old.deleted_ms}, are being removed",
             hint="`plainsong store dump` on the stopped daemon shows what is left",
         )
-    back = replace(old, deleted_ms=None, updated_ms=state.time_ms)
-    return Description(back, state.time_ms) if ask.dry_run else _write(state, step, back)
+    if ask.grace_ms is not None and state.time_ms >= old.deleted_ms + ask.grace_ms:
+        # Not by whether anything has been removed: of a topic without rows nothing ever is.
+        raise PartlyCleaned(
+            f"generation {old.generation} could come back until {old.deleted_ms + ask.grace_ms}",
+            hint="create it anew; retention.delete_grace_s says how long a deleted topic is kept",
+        )
+    check_etag(old, ask.if_match)
+    change = TopicChange(
+        old, replace(old, deleted_ms=None, updated_ms=state.time_ms, creator=ask.creator), _held(state)
+    )
+    if not ask.dry_run:
+        _write(state, step, change.after)
+    return change
+
+
+def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -> TopicChange:
+    """Note a stretch that is set aside.
+
+    Raises:
+      TopicNotFound, GenerationChanged, Conflict (there are too many stretches): nothing happened.
+    """
+    old = state.living()
+    if old.generation != ask.generation:
+        raise GenerationChanged(f"topic {state.name} has generation {old.generation} now, not {ask.generation}")
+    first, last, rows = ask.first, ask.last, ask.rows
+    kept = []
+    for each in old.set_aside:
+        if each.last < pack_position(state.oldest_ms, 0):
+            continue  # nobody reads there any more
+        if each.last < first or last < each.first:
+            kept.append(each)
+            continue
+        first, last = min(first, each.first), max(last, each.last)
+        rows = None if rows is None or each.rows is None else rows + each.rows
+    if len(kept) >= MAX_SET_ASIDE:
+        raise Conflict(f"topic {state.name} has {len(kept)} stretches that are set aside", hint="set larger ones aside")
+    noted = tuple(sorted([*kept, SetAside(first, last, rows)]))
+    change = TopicChange(old, replace(old, set_aside=noted), _held(state))
+    _write(state, step, change.after)
+    del now
+    return change
+
+
+def _held(state: TopicState) -> TopicStats:
+    """What readers have; of a deleted generation, what they would have."""
+    span = Span(
+        generation=state.living_or_last().generation,
+        prefix=state.prefix,
+        since=FIRST_BOUND,
+        until=state.until,
+        now_ms=state.time_ms,
+        oldest_ms=state.oldest_ms,
+        watermark=state.watermark,
+    )
+    living = (each for each in state.usage.stored() if each[1] >= state.oldest_ms)
+    return TopicStats(span, tuple(Slice._make(each) for each in living))
 
 
 def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool = True) -> Description:

@@ -137,6 +137,14 @@ class Usage:
         position, inside = start[:ROW_BYTES], start[ROW_BYTES:]
         return position < last_expired if inside == _BEHIND_ITS_MESSAGE else position <= last_expired
 
+    def expires_between(self, before_ms: int, now_ms: int, ttl_ms: int) -> bool:
+        """Whether a message may have expired behind the first time and up to the second."""
+        return any(
+            (bucket.first_ms + ttl_ms < now_ms and bucket.last_ms + ttl_ms >= before_ms)
+            or 0 < bucket.own_expiry_ms < now_ms
+            for bucket in self.buckets
+        )
+
     def own_expiry_ms(self) -> int:
         """When the next message with a time to live of its own expires; 0: none has one."""
         if not self._has_own:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from plainsong.protocol.ids import NO_PAYLOAD_PART
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, ITEM_HEAD_BYTES, ITEM_START, Held, item
 from plainsong.protocol.rows import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.view import View
 
     Rows = Sequence[tuple[bytes, bytes]]
-_POSITION_BYTES = 10
 
 
 class Delivery:
@@ -224,7 +223,7 @@ class StoredDelivery(Delivery):
                     payloads.append(value[start:])
                     if decoded[1] and self.with_attributes:
                         assert self.reference is not None  # while payload rows are read
-                        self.attributes[self.reference.position + row[0][-_POSITION_BYTES:]] = decoded[1]
+                        self.attributes[self.reference.position + row[0][-POSITION_BYTES:]] = decoded[1]
         except DamagedRow:
             return self._feed_stored_one_by_one(rows)
         return self._deliver_stored(winning, payloads)
@@ -247,7 +246,7 @@ class StoredDelivery(Delivery):
         assert self.reference is not None  # while payload rows are read
         position = self.reference.position
         items = [
-            _STORED_ITEM % (position, row[0][-_POSITION_BYTES:], payload)
+            _STORED_ITEM % (position, row[0][-POSITION_BYTES:], payload)
             for row, payload in zip(rows, payloads, strict=True)
         ]
         if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
@@ -261,7 +260,7 @@ class StoredDelivery(Delivery):
         assert reference is not None  # while payload rows are read
         found = VisibleMessages()
         for key, value in rows:
-            message_id = reference.position + key[-_POSITION_BYTES:]
+            message_id = reference.position + key[-POSITION_BYTES:]
             try:
                 row = decode_row(value)
                 if row.payload is None:
@@ -321,7 +320,7 @@ class InlineDelivery(StoredDelivery):
         if self.attributes:
             self.attributes = {}
         if flags == {PLAIN}:
-            return self._deliver([_PLAIN_ITEM % (key[-_POSITION_BYTES:], value) for key, value in rows])
+            return self._deliver_plain(rows)
         if not flags <= _BARE:
             flags = {value[0] for _, value in rows}  # perhaps only rows of other lists have more
         if flags <= _BARE:
@@ -330,14 +329,18 @@ class InlineDelivery(StoredDelivery):
             return self._feed_extras(rows, flags)
         return self._feed_one_by_one(rows)
 
+    def _deliver_plain(self, rows: Rows) -> bool:
+        """Deliver rows that have a payload and nothing else."""
+        return self._deliver([_PLAIN_ITEM % (key[-POSITION_BYTES:], value) for key, value in rows])
+
     def _feed_extras(self, rows: Rows, flags: set[int]) -> bool:
         """Take rows of which some have extras, without decoding these."""
         starts = PayloadStarts()
         if flags.isdisjoint(_UNDER_POINTERS):
             items = [
-                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[starts[value[1:HEAD_STOP]] :])
+                _POINTER_ITEM % (key[-POSITION_BYTES:], value[starts[value[1:HEAD_STOP]] :])
                 if value[0]
-                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+                else _PLAIN_ITEM % (key[-POSITION_BYTES:], value)
                 for key, value in rows
             ]
             if min(map(len, items)) <= ITEM_HEAD_BYTES or not self._collect_attributes(rows, starts):
@@ -355,7 +358,7 @@ class InlineDelivery(StoredDelivery):
         if not (self.with_attributes and starts.with_attributes):
             return True
         try:
-            found = {key[-_POSITION_BYTES:] + NO_PAYLOAD_PART: strings for key, strings in starts.attributes(rows)}
+            found = {key[-POSITION_BYTES:] + NO_PAYLOAD_PART: strings for key, strings in starts.attributes(rows)}
         except DamagedRow:
             return False
         self.attributes = found
@@ -386,7 +389,7 @@ class InlineDelivery(StoredDelivery):
             if at == len(rows):
                 return True
             key, value = rows[at]
-            if not self.hold(pointers[value[:_HEAD_BYTES]], key[-_POSITION_BYTES:] + NO_PAYLOAD_PART):
+            if not self.hold(pointers[value[:_HEAD_BYTES]], key[-POSITION_BYTES:] + NO_PAYLOAD_PART):
                 return False
             rows = rows[at:]
         return self._deliver_except(rows, skipped)
@@ -403,12 +406,12 @@ class InlineDelivery(StoredDelivery):
 
     def _deliver_inline(self, rows: Rows, *, mixed: bool) -> bool:
         if not mixed:
-            items = [_POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:]) for key, value in rows]
+            items = [_POINTER_ITEM % (key[-POSITION_BYTES:], value[_HEAD_BYTES:]) for key, value in rows]
         else:
             items = [
-                _POINTER_ITEM % (key[-_POSITION_BYTES:], value[_HEAD_BYTES:])
+                _POINTER_ITEM % (key[-POSITION_BYTES:], value[_HEAD_BYTES:])
                 if value[0]
-                else _PLAIN_ITEM % (key[-_POSITION_BYTES:], value)
+                else _PLAIN_ITEM % (key[-POSITION_BYTES:], value)
                 for key, value in rows
             ]
         if items and min(map(len, items)) <= ITEM_HEAD_BYTES:
@@ -419,7 +422,7 @@ class InlineDelivery(StoredDelivery):
     def _feed_one_by_one(self, rows: Rows) -> bool:
         found = VisibleMessages()
         for key, value in rows:
-            position = key[-_POSITION_BYTES:]
+            position = key[-POSITION_BYTES:]
             message_id = position + NO_PAYLOAD_PART
             try:
                 row = decode_row(value)

@@ -13,6 +13,7 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
+from plainsong.protocol.masking import holds_credential
 from plainsong.protocol.transactions.asks import Begun, ChangeConflict, CloseFirst, Decision, RollFirst
 from plainsong.protocol.transactions.ledger_rows import CHANGES, ChangeSet, Record
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType
@@ -194,6 +195,8 @@ def _check_client_id(settings: TransactionSettings, client_id: str) -> None:
         raise InvalidParameter(
             "the client id is empty or too long", hint=f"1 to {settings.max_client_id_bytes} bytes of text"
         )
+    if holds_credential(client_id):
+        raise InvalidParameter("the client id looks like a token, and everybody would see it", hint="make a new one")
 
 
 def _check_max_open(ledger: Ledger) -> None:

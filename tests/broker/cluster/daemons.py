@@ -12,9 +12,9 @@ import broker.main
 from broker.cluster.join import find_others
 from broker.config.config import config_of
 from storage.memory import SharedMemory
+from tests.patience import PATIENCE_S
 
 TOPICS = "/v1/namespaces/ns/topics"
-PATIENCE_S = 20.0
 
 #: The daemon that a task belongs to.
 MINE = ContextVar("MINE")

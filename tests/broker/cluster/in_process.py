@@ -25,6 +25,7 @@ from plainsong.protocol.cluster import SLICES
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.names import TopicName
 from storage.memory import SharedMemory
+from tests.patience import PATIENCE_S
 
 TOPICS = "/v1/namespaces/ns/topics"
 
@@ -36,7 +37,7 @@ def named(text):
 
 async def until(holds):
     """Waits until something has happened elsewhere that nothing here is told of."""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - what happens there tells nobody here
             await trio.sleep(0.002)
 

@@ -60,7 +60,8 @@ async def test_drain_returns_when_the_topics_have_moved(three, cli):
     for number in range(9):
         await three["b"].call("PUT", f"{TOPICS}/t{number}")
     told = json.loads(await cli("cluster", "drain", "b", "--json"))
-    assert told == {"instance": "b", "drained": True, "topicsOpen": 0}
+    assert (told["instance"], told["drained"], told["topicsOpen"]) == ("b", True, 0)
+    assert told["effect"]["moves"]["topicsOpen"] > 0
     assert "drained" in await cli("cluster", "status")
     assert "b" not in [await three["a"].owner(f"t{number}") for number in range(9)]
     assert json.loads(await cli("cluster", "undrain", "b", "--json")) == {"instance": "b", "drained": False}

@@ -12,6 +12,7 @@ from broker.cluster.membership import Membership
 from broker.config.sections import Ensemble
 from plainsong.protocol.cluster import NameTaken
 from tests.broker.cluster.daemons import TOPICS, daemons
+from tests.patience import PATIENCE_S
 
 paths = count()
 
@@ -69,7 +70,9 @@ async def test_a_drained_instance_owns_nothing_and_still_answers(ensemble, monke
         )
         assert (told["before"], told["after"], told["warnings"]) == ({"drained": False}, {"drained": True}, [])
         assert not (await a.cluster())["instances"][0]["drained"]
-        assert await b.call("PUT", "/v1/cluster/instances/a/drain") == {"instance": "a", "drained": True}
+        done = await b.call("PUT", "/v1/cluster/instances/a/drain")
+        assert (done["instance"], done["drained"]) == ("a", True)
+        assert done == {**told, "dryRun": False, "instance": "a", "drained": True}
         found = await a.until(lambda found: found["instances"][0]["topicsOpen"] == 0)
         assert found["instances"][0]["drained"]
         for number in range(12):
@@ -93,6 +96,24 @@ async def test_a_pinned_topic_is_where_it_is_pinned(ensemble, monkeypatch):
         assert await b.poll("t") == ["a", "b", "a"]
         assert await b.call("DELETE", "/v1/cluster/pins/ns/t") == {"topic": "ns:t", "instance": None}
         assert (await b.cluster())["pins"] == {}
+
+
+async def test_pins_are_exported_and_imported_with_the_definitions(ensemble, monkeypatch):
+    async with daemons(ensemble, monkeypatch, "a", "b") as each:
+        a, b = each["a"], each["b"]
+        for topic, instance in (("t", "a"), ("u", "b")):
+            await a.call("PUT", f"{TOPICS}/{topic}")
+            await a.call("PUT", f"/v1/cluster/pins/ns/{topic}", json={"instance": instance})
+        with trio.fail_after(PATIENCE_S):  # pins are in force at the others a moment later
+            pins = {"ns:t": "a", "ns:u": "b"}
+            while (exported := await b.call("GET", "/v1/definitions"))["pins"] != pins:  # noqa: ASYNC110 - nobody is told
+                await trio.sleep(0.01)
+        await b.call("DELETE", "/v1/cluster/pins/ns/t")
+        await b.call("PUT", "/v1/cluster/pins/ns/u", json={"instance": "a"})
+        done = await b.call("PUT", "/v1/definitions", json=exported)
+        assert (done["created"], done["changed"]) == (["pins/ns:t"], ["pins/ns:u"])
+        assert await b.call("GET", "/v1/definitions") == exported
+        assert (await b.cluster())["pins"] == exported["pins"]
 
 
 async def test_what_makes_no_sense_is_refused(ensemble, monkeypatch):

@@ -16,6 +16,7 @@ from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.memory import MemoryStore
 from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.patience import PATIENCE_S
 
 SERVICE = "/v1/transactions"
 
@@ -36,8 +37,9 @@ async def a_tephra(nursery):
 
 
 @pytest.fixture
-async def harness(nursery):
+async def harness(nursery, monkeypatch):
     """The Tephra, and instances a, b and c with a topic each, ``at_a`` and so on; a passes."""
+    monkeypatch.setattr("actors.tephra.STALE_AFTER", 2_000)  # what is learnt often is not too old for that
     tephra, address = await a_tephra(nursery)
     settings = {"service": "tephra", "tephra": address, "tephra_refresh_s": 0.05, "max_lifetime_s": 0}
     given = {f"transactions__{name}": value for name, value in settings.items()}
@@ -64,7 +66,7 @@ async def committed(node, topic):
 
 async def soon(ask, wanted):
     """Waits for the refreshes that it takes."""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while await ask() != wanted:  # noqa: ASYNC110 - nobody tells of a refresh
             await trio.sleep(0.01)
 

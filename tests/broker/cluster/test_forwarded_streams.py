@@ -14,6 +14,7 @@ from plainsong.protocol.requests import PollRequest
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 from tests.broker.listeners import Reader, post
 from tests.broker.stream_talk import knock, open_stream, request
+from tests.patience import PATIENCE_S
 
 LARGE = "x" * 100_000
 
@@ -167,7 +168,7 @@ async def test_a_stream_is_not_refused_while_the_instance_it_comes_through_sees_
 
 async def moved(nodes, owner):
     """Says who owns the topic until that one has it: another that was still claiming it may have taken it once more."""
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         while True:
             nodes.move("ns:t", owner)
             if (await nodes["a"].http.post(f"{TOPICS}/t/poll", json={"limit": 1})).status_code == 200:

@@ -16,6 +16,7 @@ import broker.cluster.owners
 import broker.cluster.remote_stream
 from broker.http.messages import Request
 from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.patience import PATIENCE_S
 
 PUBLISH = f"{TOPICS}/t/publish"
 POLL = f"{TOPICS}/t/poll"
@@ -83,7 +84,8 @@ async def test_without_an_owner_nothing_happens_and_the_answer_says_when_to_come
     assert await nodes["a"].poll() == []
 
 
-async def test_an_owner_that_appears_in_time_answers(nodes):
+async def test_an_owner_that_appears_in_time_answers(nodes, monkeypatch):
+    monkeypatch.setattr(broker.cluster.owners, "PATIENCE_S", PATIENCE_S)
     await nodes["b"].create()
     nodes.move("ns:t", None)
     async with trio.open_nursery() as nursery:
@@ -209,7 +211,7 @@ async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_
     async with trio.open_nursery() as nursery:
 
         async def empty():
-            assert await nodes["a"].poll(waitMs=900) == []
+            assert await nodes["a"].poll(waitMs=4_000) == []
 
         async def filled():
             assert await nodes["a"].poll(waitMs=20_000) == ["one"]
@@ -223,7 +225,7 @@ async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_
         nodes.move("ns:t", "c", seen_by="ac")
         await until(lambda: nodes["c"].parked("ns:t") == 2)
         await until(lambda: nodes["c"].parked("ns:t") == 1)
-        assert time.monotonic() - begun_s > 0.85
+        assert time.monotonic() - begun_s > 3.9
         assert min(waited_ms) >= 300
         await nodes["c"].publish("t", "one")
 
@@ -270,10 +272,8 @@ async def test_the_access_log_names_the_owner(caplog):
         await nodes["a"].create()
         await nodes["a"].publish("t", "one")
         await nodes["b"].publish("t", "two")
-        owners = [
-            (record.route, getattr(record, "owner", None)) for record in caplog.records if hasattr(record, "route")
-        ]
         owner = nodes["b"].address
+    owners = [(record.route, getattr(record, "owner", None)) for record in caplog.records if hasattr(record, "route")]
     assert owners == [("create_topic", owner), ("publish", owner), ("publish", None)]
 
 

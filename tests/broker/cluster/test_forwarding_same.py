@@ -129,6 +129,7 @@ COURSE = [
     ("get_topic", "HEAD", T, None, {}),
     ("delete_topic", "DELETE", T, None, {}),
     ("delete_topic", "DELETE", T, None, {}),
+    ("set_aside", "POST", T + "/set-aside", {"from": "0" * 40, "to": "0" * 40}, JSON),
     ("undelete_topic", "POST", T + "/undelete", None, {}),
     ("undelete_topic", "POST", T + "/undelete", None, {}),
     ("ping", "GET", "/ping", None, {}),
@@ -136,6 +137,7 @@ COURSE = [
     ("version", "GET", "/version", None, {}),
     ("whoami", "GET", "/v1/whoami", None, {}),
     ("openapi", "GET", "/openapi.json", None, {}),
+    ("security_txt", "GET", "/.well-known/security.txt", None, {}),
     ("explain_error", "GET", "/errors/no_owner", None, {}),
     ("get_definitions", "GET", "/v1/definitions?nonsense=1", None, {}),
     ("put_definitions", "PUT", "/v1/definitions", {"format": 2}, JSON),
@@ -143,10 +145,11 @@ COURSE = [
     ("list_backup_objects", "GET", "/v1/backups/none/objects", None, {}),
     ("end_backup", "DELETE", "/v1/backups/none", None, {}),
     ("console", "GET", "/console", None, {}),
+    ("console_slash", "GET", "/console/", None, {}),
     ("console_file", "GET", "/console/main.js", None, {}),
 ]
 #: Of the moment, or of the instance itself.
-OF_THE_INSTANCE = {"readyz", "metrics", "begin_backup", "start_scrub", "get_scrub"}
+OF_THE_INSTANCE = {"readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub"}
 #: Answers without an end, and of all instances together; each has tests of its own.
 OF_ALL = {"follow", "get_events", "get_attention", "list_all_topics"}
 #: What the owner answers; without a transaction service of the cluster's own, each instance says who decides.
@@ -178,7 +181,7 @@ def meaning(answer, topic):
 def blurred(text, topic):
     text = text.replace(topic, "TOPIC")
     text = re.sub(r"\b[0-9a-f]{40}\b|\b[0-9a-f]{32}\b", "ID", text)
-    text = re.sub(r'"1-[0-9a-f]{16}"', "ETAG", text)
+    text = re.sub(r'(\\?)"1-[0-9a-f]{16}\1"', "ETAG", text)
     text = re.sub(r"\b1[0-9]{12}\b", "MS", text)
     text = re.sub(r'("(?:oldestAgeMs|ageMs|publishPerSecond|pollPerSecond|ms)":)[0-9.]+', r"\1N", text)
     return re.sub(r"[\x00-\x08\x0e-\x1f\x80-\xff]", "", text) if "Obj" not in text else text

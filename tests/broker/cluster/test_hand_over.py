@@ -12,6 +12,7 @@ import trio
 
 from plainsong import AsyncClient
 from tests.broker.cluster.in_process import TOPICS, cluster, named, until
+from tests.patience import PATIENCE_S
 
 PUBLISH = f"{TOPICS}/t/publish"
 RECEIPT = {"Prefer": "return=representation"}
@@ -86,7 +87,8 @@ async def nodes():
         yield running
 
 
-async def test_a_topic_that_changes_hands_again_and_again_loses_and_doubles_nothing(nodes):
+async def test_a_topic_that_changes_hands_again_and_again_loses_and_doubles_nothing(nodes, monkeypatch):
+    monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", PATIENCE_S)  # a machine that stands still refuses nobody
     said, moves = Said(), 0
 
     async def move():

@@ -9,6 +9,7 @@ from broker.cluster import handover
 from plainsong.protocol.errors import BadRequest
 from plainsong.protocol.names import TopicName
 from tests.broker.cluster.in_process import cluster, named, until
+from tests.patience import PATIENCE_S
 
 NAMES = [f"t{number}" for number in range(5)]
 
@@ -36,7 +37,7 @@ async def call(node, to, kind, value):
 async def test_topics_that_are_let_go_are_open_at_their_next_owners_before_anybody_asks_for_them(nodes):
     for name in NAMES:
         nodes.move(f"ns:{name}", "c" if name == "t0" else "a")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await nodes["b"].service.directory.handed_over()
     assert (opened(nodes["a"]), opened(nodes["b"]), opened(nodes["c"])) == ({"t1", "t2", "t3", "t4"}, set(), {"t0"})
     assert await nodes["b"].poll("t1") == []
@@ -56,14 +57,14 @@ async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
         assert not handed.is_set()
         assert opened(nodes["a"]) == set()
         nodes.move("ns:t1", "a")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await handed.wait()
     assert opened(nodes["a"]) == {"t1"}
 
 
 async def test_what_is_another_s_is_not_claimed_and_not_waited_for_for_ever(nodes, monkeypatch):
     monkeypatch.setattr(handover, "VIEW_S", 0.05)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
     assert opened(nodes["c"]) == set()
     assert opened(nodes["b"]) == set(NAMES)
@@ -83,7 +84,7 @@ async def test_an_instance_that_waits_for_what_is_given_hears_when_it_is(nodes):
         await until(lambda: nodes["a"].service.directory.peek(TopicName("ns", "t1")) is None)
         assert not answered.is_set()
         nodes["a"].store.reachable.set()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await answered.wait()
     assert opened(nodes["a"]) == {"t1"}
 
@@ -92,7 +93,7 @@ async def test_a_next_owner_who_cannot_be_reached_holds_nobody_up(nodes):
     nodes["a"].kill()
     await nodes["a"].ended.wait()
     nodes.move("ns:t1", "a", seen_by="bc")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await nodes["b"].service.directory.handed_over()
 
 
@@ -103,7 +104,7 @@ async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_seve
     for name in NAMES:
         nodes["b"].view._owners[named(f"ns:{name}")] = nodes["a"].view._owners[named(f"ns:{name}")] = "a"
     nodes.move("ns:t0", "a")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await nodes["b"].service.directory.handed_over()
     assert opened(nodes["a"]) == set(NAMES)
 
@@ -113,6 +114,6 @@ async def test_topics_that_do_not_exist_are_opened_by_nobody(nodes):
     await nodes["b"].call("GET", "/v1/namespaces/ns/topics/missing", status=404)
     assert nodes["b"].service.directory.peek(named("ns:missing")) is not None
     nodes.move("ns:missing", "a")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await nodes["b"].service.directory.handed_over()
     assert nodes["a"].service.directory.peek(named("ns:missing")) is None

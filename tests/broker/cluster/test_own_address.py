@@ -6,9 +6,10 @@ import logging
 import socket
 
 import trio
-from daemons import PATIENCE_S, daemons
+from daemons import daemons
 
 from broker.config.sections import Ensemble
+from tests.patience import PATIENCE_S
 
 SAYS = "this instance is not found at its own address"
 

@@ -17,9 +17,9 @@ from broker.config.sections import Ensemble
 from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, slice_of
 from plainsong.protocol.names import TopicName
 from tests.broker.cluster.test_membership import expire
+from tests.patience import PATIENCE_S
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(400)]
-PATIENCE_S = 20.0
 
 paths = count()
 

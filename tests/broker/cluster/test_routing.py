@@ -18,7 +18,21 @@ ANYWHERE = {
     *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "explain_error"),
     *("begin_backup", "list_backup_objects", "get_backup_object", "end_backup"),
     *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "explain_error"),
-    *("ping", "livez", "readyz", "metrics", "version", "openapi", "whoami", "console", "console_file"),
+    *(
+        "ping",
+        "livez",
+        "readyz",
+        "metrics",
+        "topic_metrics",
+        "version",
+        "openapi",
+        "asyncapi",
+        "whoami",
+        "console",
+        "console_file",
+        "console_slash",
+    ),
+    "security_txt",
 }
 
 

@@ -12,6 +12,7 @@ from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.patience import PATIENCE_S
 
 SERVICE = "/v1/transactions"
 
@@ -74,10 +75,10 @@ async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_anot
     polled = []
 
     async def poll():
-        answer = await nodes["c"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms=20000", json={})
+        answer = await nodes["c"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms=60000", json={})
         polled.extend(message["payload"] for message in answer.json())
 
-    with trio.fail_after(10):
+    with trio.fail_after(30):  # half of what it may wait
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             await until(lambda: nodes["b"].service.pointers.waiters == 1)
@@ -120,7 +121,7 @@ async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answere
     async def begins(node):
         begun.append(await begin(node))
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             for node in nodes.values():
                 nursery.start_soon(begins, node)
@@ -163,7 +164,7 @@ async def test_whoever_needs_the_service_waits_for_it_while_it_moves(nodes):
     async def poll(node):
         polled.append(await committed(node, "t"))
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(begin, nodes["a"])
             nursery.start_soon(begin, nodes["c"])
@@ -188,7 +189,7 @@ async def test_a_commit_whose_service_moves_while_topics_close_is_made_at_the_ne
         return await ask(name, ask_)
 
     monkeypatch.setattr(nodes["b"].service.directory, "ask", slow)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(decided, nodes["b"], pointer, "commit", "committed")
             await until(lambda: asked)

@@ -6,7 +6,9 @@ import logging
 from types import SimpleNamespace
 
 import trio
-from daemons import PATIENCE_S, TOPICS, daemons
+from daemons import TOPICS, daemons
+
+from tests.patience import PATIENCE_S
 
 NOBODY = SimpleNamespace(hosts="", path="")
 NUMBER = 5

@@ -1,0 +1,130 @@
+"""Pages of the store that are asked for again and again: kept from the second time on, under one bound over all topics.
+
+Readers that begin at the same place with the same limits, such as the consumers of a group that replay a topic, ask for
+the same pages. A page of plain messages that a limit ended is the same for every reader for as long as its first
+message lives, whatever is published, committed or rolled back meanwhile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from plainsong.protocol.ids import ID_BYTES
+from plainsong.protocol.page import Page
+
+if TYPE_CHECKING:
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.topic.reading import Paging
+
+#: Pages that are remembered to have been read, so that those that are read again can be told.
+REMEMBERED = 1024
+#: Memory of a page beside its bytes.
+PAGE_OVERHEAD_BYTES = 700
+
+
+class PageKind(NamedTuple):
+    """What else decides where a page ends, besides its first message."""
+
+    prefix: bytes
+    """Of the keys of the topic's generation."""
+    limit: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class KeptPage:
+    """A page of a span: of any other that begins between ``since`` and its first message, and ends no earlier."""
+
+    since: bytes
+    until: bytes
+    page: Page
+    cost: int
+
+
+class KeptPages:
+    """The pages that are kept; beyond its bound those that were not asked for for longest go."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        #: Those least recently asked for come first.
+        self._pages: OrderedDict[tuple[PageKind, bytes], KeptPage] = OrderedDict()
+        #: The ids of the first messages, ascending.
+        self._firsts: dict[PageKind, list[bytes]] = {}
+        self._read: OrderedDict[tuple[PageKind, bytes], None] = OrderedDict()
+        #: Grows whenever pages are forgotten: what was read before then is not kept.
+        self.turn = 0
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def find(self, span: Span, limit: int, max_bytes: int) -> Page | None:
+        """The page that begins at the start of ``span``, if it is kept."""
+        kind = PageKind(span.prefix, limit, max_bytes)
+        firsts = self._firsts.get(kind)
+        if firsts is None or span.set_aside:
+            return None
+        start = span.start
+        at = bisect_left(firsts, start)
+        if at == len(firsts):
+            return None
+        key = kind, firsts[at]
+        kept = self._pages[key]
+        if kept.since > start or kept.until > span.until:
+            return None
+        self._pages.move_to_end(key)
+        page = kept.page
+        return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
+
+    def offer(self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int) -> int:
+        """Keep a page that was read from the store, if it was read before and stays as it is.
+
+        Args:
+          turn: ``turn`` before the page was read.
+
+        Returns:
+          By how many bytes the kept pages have grown.
+        """
+        span = paging.span
+        size = page.payload_bytes + PAGE_OVERHEAD_BYTES
+        if page.end != "more" or not paging.is_plain or span.set_aside or size > self.max_bytes or turn != self.turn:
+            return 0
+        kind, first = PageKind(span.prefix, limit, max_bytes), page.parts[0][1 : 1 + ID_BYTES]
+        key = kind, first
+        if key not in self._read:
+            self._read[key] = None
+            if len(self._read) > REMEMBERED:
+                self._read.popitem(last=False)
+            return 0
+        self._read.move_to_end(key)
+        before = self.bytes
+        old = self._pages.pop(key, None)
+        if old is None:
+            insort(self._firsts.setdefault(kind, []), first)
+        else:
+            self.bytes -= old.cost
+        kept = Page((b"".join(page.parts),), page.count, page.payload_bytes, page.last_id, page.end)
+        self._pages[key] = KeptPage(span.start, span.until, kept, size)
+        self.bytes += size
+        while self.bytes > self.max_bytes:
+            self._drop(next(iter(self._pages)))
+        return self.bytes - before
+
+    def forget(self, prefixes: set[bytes]) -> int:
+        """Drop the pages of generations; returns by how many bytes the kept pages have grown, which is not above 0."""
+        self.turn += 1
+        before = self.bytes
+        for key in [key for key in self._pages if key[0].prefix in prefixes] if prefixes else ():
+            self._drop(key)
+        return self.bytes - before
+
+    def _drop(self, key: tuple[PageKind, bytes]) -> None:
+        self.bytes -= self._pages.pop(key).cost
+        kind, first = key
+        firsts = self._firsts[kind]
+        del firsts[bisect_left(firsts, first)]
+        if not firsts:
+            del self._firsts[kind]

@@ -1,0 +1,321 @@
+"""Setting aside: rows of a topic that stop readers are copied to a file as they are, and taken out of its order.
+
+    1  the raw rows are written to a file, and synced         a crash leaves a file, and nothing has changed
+    2  the topic notes the stretch                            readers are told of it from now on
+    3  the rows are removed                                   readers pass
+
+A crash between these leaves the rows where they were: set aside again, which writes another file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.damage import read_around
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import LowSpace, NotFound, OutcomeUnknown
+from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, POSITION_BYTES, unpack_position
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.topic.asks import Cleaned, Look, NoteSetAside, PlanCleaning, SliceCleaned, Stats
+from storage.base import BeginsFiles, StoreError, read_rows
+from storage.cleaning import counted, is_message, is_payload, is_reference, payloads_of
+from storage.directory import sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import IO
+
+    from actors.damage import Gap
+    from actors.directory import Directory
+    from actors.observe import Clock
+    from actors.scrub import Scrub
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import CleaningPlan, Slice, Span
+    from storage.base import Row, Store
+
+log = logging.getLogger(__name__)
+#: The end of an id that the scrub gives to a place behind the row at that position.
+BEHIND = bytes(9) + b"\x01"
+#: Of the file, in its first line.
+FILE_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What was found between two ids."""
+
+    first: bytes
+    """Positions of its first and last row."""
+    last: bytes
+    messages: int = 0
+    bytes: int = 0
+    rows: int = 0
+    """Rows of both tables that can be read."""
+    damaged: int = 0
+    """Those of them that cannot be parsed."""
+    gaps: list[Gap] = field(default_factory=list)
+    """Places of which nothing can be read."""
+    file: str | None = None
+    """Where they are kept, relative to the data directory; None: nothing was changed."""
+
+    @property
+    def known_rows(self) -> int | None:
+        """The rows; None: some of them cannot be read, and so not be counted."""
+        return None if self.gaps else self.rows
+
+
+class SetAsides:
+    """Sets rows aside, at the owner of their topic.
+
+    Args:
+      folder: the data directory.
+      scrub: forgets what it found there.
+    """
+
+    def __init__(
+        self, store: Store, directory: Directory, clock: Clock, folder: Path, delete_grace_ms: int, scrub: Scrub
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._clock = clock
+        self._folder = folder
+        self._delete_grace_ms = delete_grace_ms
+        self._scrub = scrub
+        self._turn = trio.Lock()
+
+    async def set_aside(self, name: TopicName, first_id: bytes, last_id: bytes, *, dry_run: bool) -> Stretch:
+        """The rows from one id to another, both included; with ``dry_run`` they are only looked at.
+
+        Raises:
+          TopicNotFound, NotFound (there is nothing between them), GenerationChanged, LowSpace: nothing happened.
+          StoreError: it may have happened in part; it can be done again.
+        """
+        async with self._turn:
+            plan = await self._plan(name)
+            found = await self._directory.ask(name, Stats())
+            look = await self._directory.ask(name, Look(FIRST_BOUND))
+            start, stop = _keys(look, first_id, last_id)
+            work = _Work(name, look, found.slices)
+            path = None if dry_run else _free_path(self._folder / "set-aside", name, look.generation, first_id, last_id)
+            try:
+                await work.read(self._store, start, stop, path, self._clock.now_ms())
+                stretch = work.stretch(start)
+                if path is not None:
+                    stretch.file = str(path.relative_to(self._folder))
+                    await trio.to_thread.run_sync(work.keep, path)
+            except OSError as error:
+                raise LowSpace(
+                    f"the rows cannot be written to {self._folder / 'set-aside'}: {error.strerror}",
+                    hint="make room there; nothing has changed",
+                ) from error
+            finally:
+                work.close()
+            if dry_run:
+                return stretch
+            with trio.CancelScope(shield=True):
+                # Whoever asked may leave; what was noted is removed all the same.
+                await self._remove(name, work, stretch, plan.prefix)
+        log.warning(
+            "rows were set aside",
+            extra={"topic": str(name), "rows": stretch.rows, "unreadable": len(stretch.gaps), "file": stretch.file},
+        )
+        return stretch
+
+    async def _plan(self, name: TopicName) -> CleaningPlan:
+        """Producers are noted first: what they sent is not known from rows that are gone."""
+        try:
+            return await self._directory.ask(name, PlanCleaning(self._delete_grace_ms))
+        except OutcomeUnknown as error:
+            # Whether that note was written makes no difference to anybody.
+            raise StoreError(f"{error.detail}; no row was touched", hint="look at the disk, and do it again") from error
+
+    async def _remove(self, name: TopicName, work: _Work, stretch: Stretch, prefix: bytes) -> None:
+        if stretch.gaps and isinstance(self._store, BeginsFiles):
+            # What is published from now on would stand in the damaged block's range of keys, and could not be read.
+            await self._store.begin_files()
+        note = NoteSetAside(work.span.generation, stretch.first, stretch.last, stretch.known_rows)
+        await self._directory.ask(name, note)
+        if work.payloads:
+            await self._store.drop(Table.PAYLOAD, work.payloads)
+        await self._store.drop(Table.MESSAGE, [(work.start, work.stop)])
+        await self._directory.ask(name, Cleaned(prefix, work.cleaned()))
+        await self._scrub.forget(
+            name, [(Table.MESSAGE, work.start, work.stop)] + [(Table.PAYLOAD, *each) for each in work.payloads]
+        )
+
+
+class _Work:
+    """The rows of a stretch, while they are read."""
+
+    def __init__(self, name: TopicName, span: Span, slices: Sequence[Slice]) -> None:
+        self.span = span
+        self.start = self.stop = b""
+        self.payloads: list[tuple[bytes, bytes]] = []
+        """Ranges of payload rows that these messages refer to."""
+        self._name = name
+        self._slices = slices
+        self._removed: dict[int, list[int]] = {}
+        """Number of a slice → messages and bytes of it."""
+        self._found = Stretch(b"", b"")
+        self._last_key = b""
+        self._file: IO[str] | None = None
+        self._part: Path | None = None
+
+    async def read(self, store: Store, start: bytes, stop: bytes, path: Path | None, now_ms: int) -> None:
+        """Read all of it, into a file if one is given. Raises NotFound, OSError, StoreError."""
+        end = self.span.prefix + _watermark(self.span) + b"\x00"
+        if path is not None:
+            await trio.to_thread.run_sync(self._begin, path, now_ms)
+        gaps = await read_around(store, Table.MESSAGE, start, stop, end, self._take(Table.MESSAGE))
+        if gaps:
+            # Up to the next row itself: whoever reads from there, or to there, must not enter the damaged block.
+            stop = max(stop, gaps[-1].stop)
+            behind = await read_rows(store, Table.MESSAGE, stop, end, limit=1, values=False)
+            stop = behind[0][0] if behind else end
+        self.start, self.stop = start, stop
+        self._found.gaps += gaps
+        for each in list(self.payloads):
+            gaps = await read_around(store, Table.PAYLOAD, *each, each[1], self._take(Table.PAYLOAD))
+            self._found.gaps += gaps
+        if not self._found.rows and not self._found.gaps:
+            raise NotFound(f"topic {self._name} has no rows between these ids", hint="GET …/messages lists them")
+
+    def _begin(self, path: Path, now_ms: int) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in path.parent.glob("*.part"):  # of a daemon that was killed; one at a time sets rows aside
+            left.unlink()
+        self._part = path.with_suffix(".part")
+        descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(descriptor, "w", encoding="ascii")
+        about = {"format": FILE_FORMAT, "topic": str(self._name), "generation": self.span.generation, "atMs": now_ms}
+        self._file.write(json.dumps(about) + "\n")
+
+    def _take(self, table: Table) -> Callable[[list[Row]], None]:
+        """What takes rows of a table; in the thread that reads them."""
+        is_whole = is_message if table is Table.MESSAGE else is_payload
+
+        def take(rows: list[Row]) -> None:
+            for row in rows:
+                self._found.rows += 1
+                whole = is_whole(row)
+                self._found.damaged += not whole
+                if table is Table.MESSAGE:
+                    self._count(row)
+                    if whole and is_reference(row):
+                        self.payloads.append(payloads_of(row))
+                if self._file is not None:
+                    kept = {"table": table.name.lower(), "key": row[0].hex(), "value": _base64(row[1])}
+                    self._file.write(json.dumps(kept) + "\n")
+
+        return take
+
+    def _count(self, row: Row) -> None:
+        self._found.first = self._found.first or row[0][-POSITION_BYTES:]
+        self._last_key = row[0]
+        try:
+            messages, size = counted(row)
+        except DamagedRow:
+            messages, size = 1, len(row[1])
+        self._found.messages += messages
+        self._found.bytes += size
+        published_ms, _ = unpack_position(row[0][-POSITION_BYTES:])
+        for number, one in enumerate(self._slices):
+            if one.first_ms <= published_ms <= one.last_ms:
+                removed = self._removed.setdefault(number, [0, 0])
+                removed[0] += messages
+                removed[1] += size
+                return
+
+    def stretch(self, start: bytes) -> Stretch:
+        """What was found, from its first to its last row; a place that cannot be read counts as far as it may reach."""
+        found = self._found
+        size = len(self.span.prefix)
+        if found.gaps:
+            found.first = min(each for each in (found.first, _position_from(start[size:])) if each)
+            found.last = _position_before(self.stop[size:])
+        else:
+            found.last = self._last_key[size:]
+        return found
+
+    def keep(self, path: Path) -> None:
+        """The file is whole: give it its name, durably. Blocks."""
+        assert self._file is not None
+        assert self._part is not None
+        for gap in self._found.gaps:
+            self._file.write(
+                json.dumps({"unreadable": {"from": gap.start.hex(), "to": gap.stop.hex(), "why": gap.why}}) + "\n"
+            )
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._part.rename(path)
+        self._part = None
+        sync_directory(path.parent)
+        sync_directory(path.parent.parent)
+
+    def close(self) -> None:
+        """Let go of the file, and of one that did not become whole."""
+        if self._file is not None:
+            with suppress(OSError):  # a disk that is full says so once more
+                self._file.close()
+        if self._part is not None:
+            self._part.unlink(missing_ok=True)
+
+    def cleaned(self) -> tuple[SliceCleaned, ...]:
+        """What is gone from each slice of the topic's counts."""
+        found = []
+        for number, (messages, size) in self._removed.items():
+            one = self._slices[number]
+            found.append(SliceCleaned(one.first_ms, one.last_ms, messages, size, one.own_expiry_ms))
+        return tuple(found)
+
+
+def _keys(span: Span, first_id: bytes, last_id: bytes) -> tuple[bytes, bytes]:
+    """``[start, stop)`` of the message rows from one id to another; of stored messages, of the row they stand in."""
+    start = span.prefix + first_id[:POSITION_BYTES] + (b"\x00" if first_id.endswith(BEHIND) else b"")
+    last = min(last_id[:POSITION_BYTES], _watermark(span))
+    return start, span.prefix + last + b"\x00"
+
+
+def _watermark(span: Span) -> bytes:
+    """The position of the last row that readers may see."""
+    return (span.watermark or FIRST_BOUND)[:POSITION_BYTES]
+
+
+def _position_from(tail: bytes) -> bytes:
+    """The first position whose key is not below the end of a key."""
+    at = int.from_bytes(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"), "big")
+    return (at + (len(tail) > POSITION_BYTES)).to_bytes(POSITION_BYTES, "big")
+
+
+def _position_before(tail: bytes) -> bytes:
+    """The last position whose key is below the end of a key."""
+    at = int.from_bytes(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"), "big")
+    return (at - (len(tail) <= POSITION_BYTES)).to_bytes(POSITION_BYTES, "big")
+
+
+def _free_path(folder: Path, name: TopicName, generation: int, first_id: bytes, last_id: bytes) -> Path:
+    """A file that is not there: what was set aside before is never written over."""
+    stem = f"{name.namespace}.{name.topic}-{generation}-{first_id[:10].hex()}-{last_id[:10].hex()}"
+    path, number = folder / f"{stem}.ndjson", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}.ndjson"
+    return path
+
+
+def shown_id(position: bytes) -> str:
+    """A position as the id of its row."""
+    return (position + NO_PAYLOAD_PART).hex()
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")

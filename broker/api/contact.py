@@ -1,0 +1,37 @@
+"""Whom to tell of a hole: ``/.well-known/security.txt`` (RFC 9116)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.http.messages import Answer
+from broker.security.tokens import time_text
+from plainsong.protocol.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.http.messages import Request
+
+#: How long an answer may be relied on. It is made of a setting, so the next one is as true as this one.
+GOOD_FOR_MS = 30 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """The route of the file, which everybody may ask: whoever found a hole has no name here."""
+
+    contact: str
+    """``security.contact``."""
+    now_ms: Callable[[], int]
+
+    async def show(self, request: Request) -> Answer:
+        """The addresses of the setting, in its order. Raises NotFound where there are none."""
+        request.parameters()
+        addresses = [each.strip() for each in self.contact.split(",") if each.strip()]
+        if not addresses:
+            raise NotFound("this daemon names no contact", hint="security.contact names one")
+        expires = time_text((self.now_ms() + GOOD_FOR_MS) // 1000 * 1000)
+        lines = [*(f"Contact: {address}" for address in addresses), f"Expires: {expires}"]
+        return Answer(200, "\n".join([*lines, ""]).encode(), "text/plain; charset=utf-8")

@@ -1,0 +1,95 @@
+"""Setting rows aside over HTTP: the way out when damaged rows stop the readers of a topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from actors.set_aside import shown_id
+from broker.api.change import change_answer
+from broker.api.readers import message_id
+from broker.http.messages import flag
+from plainsong.protocol.errors import InvalidParameter, MalformedBody
+from plainsong.protocol.ids import unpack_position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from actors.set_aside import SetAsides, Stretch
+    from broker.http.messages import Answer, Request
+    from plainsong.protocol.records import SetAside
+
+#: The header of a page that passed rows that were set aside.
+HEADER = "Plainsong-Set-Aside"
+_FIELDS = {"from": ("first", message_id), "to": ("last", message_id)}
+
+
+@dataclass(frozen=True, slots=True)
+class SettingAside:
+    """The route that takes rows out of a topic's order."""
+
+    set_asides: SetAsides
+
+    async def set_aside(self, request: Request) -> Answer:
+        """The rows from one id to another, both included, go to a file; readers pass them.
+
+        Raises:
+          TopicNotFound, NotFound (there is nothing between them), InvalidMessageId, LowSpace: nothing happened.
+        """
+        name = request.name
+        dry_run = flag(request.parameters("dryRun"), "dryRun")
+        given = request.fields(_FIELDS)
+        if len(given) < len(_FIELDS):
+            raise MalformedBody("from and to are ids", hint='send {"from": "<40 hex digits>", "to": "<40 hex digits>"}')
+        if given["last"] < given["first"]:
+            raise InvalidParameter("from is behind to", hint="the first id comes first")
+        found = await self.set_asides.set_aside(name, given["first"], given["last"], dry_run=dry_run)
+        after = {
+            "state": "set-aside",
+            "from": shown_id(found.first),
+            "to": shown_id(found.last),
+            "rows": found.known_rows,
+            "file": found.file,
+        }
+        effect = {
+            "removes": {
+                "messages": found.messages,
+                "bytes": found.bytes,
+                "estimated": bool(found.gaps),
+                "oldestMs": unpack_position(found.first)[0],
+                "newestMs": unpack_position(found.last)[0],
+            },
+            "damagedRows": found.damaged,
+            "unreadable": len(found.gaps),
+        }
+        return change_answer(
+            "topic.set-aside", str(name), None, after, dry_run=dry_run, effect=effect, warnings=_warnings(found)
+        )
+
+
+def _warnings(found: Stretch) -> list[str]:
+    whole = found.rows - found.damaged
+    if whole:
+        return [f"{whole} of these rows can be read and parsed: readers lose them too"]
+    return []
+
+
+def rows_of(stretches: Iterable[SetAside]) -> int:
+    """How many rows these had; a stretch whose rows nobody could count is one."""
+    return sum(1 if each.rows is None else each.rows for each in stretches)
+
+
+def passed(stretches: Iterable[SetAside]) -> list[tuple[str, str]]:
+    """The header of a page that passed these."""
+    count = rows_of(stretches)
+    return [(HEADER, str(count))] if count else []
+
+
+def entry(stretch: SetAside) -> dict[str, object]:
+    """A stretch among messages."""
+    return {
+        "state": "set-aside",
+        "from": shown_id(stretch.first),
+        "to": shown_id(stretch.last),
+        "rows": stretch.rows,
+    }

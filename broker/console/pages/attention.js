@@ -1,0 +1,47 @@
+// What somebody should look at, worst first: what it is about, why, and what to do.
+
+import { duration, time } from "../format.js";
+import { html, transactionUrl } from "../ui.js";
+
+const TODO = {
+  "held-reader": "Find its client, or abort it there.",
+  "old-transaction": "Find its client, or abort it.",
+  "expired-unread": "See whether the reader still runs; a longer ttl gives it time.",
+  disk: "Make room on the disk, or shorten a ttl.",
+  "low-space": "Make room on the disk, or shorten a ttl.",
+  "slow-sync": "See what else uses the disk, and whether it is failing.",
+  certificate: "Renew it: the daemon reads the new one without a restart.",
+  reload: "Mend the file; until then what held before holds.",
+  audit: "See why system:audit cannot be written.",
+  damaged: "Set it aside, and readers pass; a backup may have what stood there.",
+  instance: "See whether it runs, and whether the others reach it.",
+};
+const POINTER = /^(Transaction )(\d{16,19})(.*)$/s;
+
+const own = (link) => typeof link === "string" && link.startsWith("/console");
+
+// The transaction that a text names is where one goes on.
+function Why({ text }) {
+  const [, before, id, rest] = POINTER.exec(text) ?? [];
+  return id ? html`${before}<a href=${transactionUrl(id)}>${id}</a>${rest}` : text;
+}
+
+export function Attention({ items, now, about }) {
+  if (!items || (about && !items.length)) return null;
+  if (items.length === 0) return html`<p class="calm" data-testid="attention">Nothing needs attention.</p>`;
+  return html`<section aria-labelledby="attention-title" data-testid="attention">
+    <h2 id="attention-title">Needs attention</h2>
+    <ul class="attention">${items.map((each) => html`<li key=${`${each.kind} ${each.subject} ${each.text}`} class=${each.severity} data-testid="attention-item" data-kind=${each.kind} data-severity=${each.severity}>
+      <span class=${`state ${each.severity === "critical" ? "bad" : "warn"}`}>${each.severity}</span>
+      <span>${!about && html`${subject(each)} `}<${Why} text=${each.text} />. <span class="muted todo">${TODO[each.kind]}</span></span>
+      <span class="muted" title=${each.sinceMs ? time(each.sinceMs) : null}>${each.sinceMs ? `for ${duration(now - each.sinceMs)}` : ""}</span>
+    </li>`)}</ul>
+  </section>`;
+}
+
+// An instance that is alone has no name.
+function subject({ kind, subject: named, link }) {
+  const subject = named || "this instance";
+  const to = own(link) ? link : kind === "damaged" ? "/console/cluster" : null;
+  return to ? html`<a href=${to}>${subject}</a>` : html`<strong>${subject}</strong>`;
+}

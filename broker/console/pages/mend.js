@@ -1,0 +1,43 @@
+// What brings readers their messages back: topics that were deleted, and rows that cannot be read.
+
+import { topicPath } from "../api.js";
+import { many } from "../format.js";
+import { carryOut, effectLines, preview, said } from "../preview.js";
+
+// Brings a deleted topic back after a preview, in the generation that was previewed.
+export async function undelete(app, ns, topic, done) {
+  const path = topicPath(ns, topic, "undelete");
+  const asked = await preview(path, "POST");
+  app.confirm({
+    title: `Bring ${ns}:${topic} back?`,
+    lines: [...effectLines(asked), "Readers find it as it was, under the same ids."],
+    action: "Undelete",
+    harmless: true,
+    run: async () => {
+      const back = await carryOut(path, "POST", { etag: asked.etag });
+      app.say(said(`${ns}:${topic} is back`, back));
+      await done();
+    },
+  });
+}
+
+// Takes rows that cannot be read out of a topic, so that readers pass; they are kept in a file at the daemon.
+export async function setAside(app, ns, topic, from, to, done) {
+  const path = topicPath(ns, topic, "set-aside");
+  const body = { from, to };
+  const asked = await preview(path, "POST", body);
+  app.confirm({
+    title: `Set rows of ${ns}:${topic} aside?`,
+    lines: [
+      from === to ? `The one at ${from}.` : `From ${from} to ${to}.`,
+      ...effectLines(asked),
+      "Readers pass them from then on. The daemon keeps the rows as they are in a file of its data directory.",
+    ],
+    action: "Set aside",
+    run: async () => {
+      const kept = await carryOut(path, "POST", { body });
+      app.say(said(`${many(kept.after.rows ?? "some", "row")} of ${ns}:${topic} set aside in ${kept.after.file}`, {}));
+      await done();
+    },
+  });
+}

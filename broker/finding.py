@@ -1,0 +1,51 @@
+"""What an operator should look at, as one instance found it: ``broker.attention`` gathers and orders findings."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Kind: TypeAlias = Literal[
+    "held-reader",
+    "old-transaction",
+    "expired-unread",
+    "disk",
+    "slow-sync",
+    "certificate",
+    "reload",
+    "audit",
+    "damaged",
+    "low-space",
+    "instance",
+]
+Severity: TypeAlias = Literal["warning", "critical"]
+
+
+class Finding(NamedTuple):
+    """One thing to look at."""
+
+    kind: Kind
+    severity: Severity
+    subject: str
+    text: str
+    since_ms: int | None = None
+    link: str = ""
+    """Where the console shows it."""
+    topic: str = ""
+    """``namespace:topic`` if it is about one; else it is about the service."""
+
+    def shown(self) -> dict[str, Any]:
+        """As the API shows it."""
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "subject": self.subject,
+            "text": self.text,
+            "sinceMs": self.since_ms,
+            "link": self.link,
+        }
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Worst first, and of equal ones the longest; in the end in an order that stays."""
+        lasts = self.since_ms if self.since_ms is not None else 1 << 62
+        return self.severity != "critical", lasts, self.kind, self.subject

@@ -1,0 +1,185 @@
+"""The daemon's traces: a span for each publish, store, rollback and poll of a trace that its caller records.
+
+OpenTelemetry is loaded only where ``otel.endpoint`` names a collector. Spans wait in a bounded queue, from which a thread
+sends them; what does not fit is dropped, and a collector that is away costs nobody anything but its traces.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import platform
+import time
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from broker.api.route import Endpoint
+from broker.http.messages import only_plain, status_of
+from plainsong.protocol.trace import TRACEPARENT, is_sampled
+from plainsong.protocol.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from broker.api.route import Limit
+    from broker.config import Config
+    from broker.http.messages import Answer, Request
+
+log = logging.getLogger(__name__)
+
+#: Spans that wait to be sent.
+QUEUED = 4096
+#: In one request to the collector.
+EXPORTED_AT_ONCE = 512
+EXPORT_EVERY_S = 1.0
+EXPORT_TIMEOUT_S = 5.0
+#: How long the daemon's end waits for what is left.
+CLOSE_S = 2.0
+
+
+class TracesUnavailable(Exception):
+    """``otel.endpoint`` is set, and OpenTelemetry is not installed."""
+
+    hint = "pip install 'plainsong-server[otel]', or leave otel.endpoint empty"
+
+
+class Traces:
+    """Makes spans of answered requests and sends them to a collector.
+
+    Args:
+      instance: which daemon it is, among several.
+      exporter: for tests; by default OTLP over HTTP to ``endpoint``.
+    """
+
+    def __init__(self, endpoint: str, version: str, instance: str, exporter: SpanExporter | None = None) -> None:
+        from opentelemetry.context import Context
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+        from opentelemetry.trace import SpanKind, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        # The library's own lines would come with every attempt; ours come when something changes.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "plainsong"}
+        resource = Resource.create({**named, "service.version": version, "service.instance.id": instance})
+        # A trace begins with whoever asks: by itself the daemon would record thousands a second.
+        self._provider = TracerProvider(resource=resource, sampler=ParentBased(ALWAYS_OFF), shutdown_on_exit=False)
+        self._processor = BatchSpanProcessor(
+            _told(exporter or _otlp(endpoint), endpoint),
+            max_queue_size=QUEUED,
+            schedule_delay_millis=EXPORT_EVERY_S * 1000,
+            max_export_batch_size=EXPORTED_AT_ONCE,
+            export_timeout_millis=EXPORT_TIMEOUT_S * 1000,
+        )
+        self._provider.add_span_processor(self._processor)
+        self._tracer = self._provider.get_tracer("plainsong.daemon", version)
+        self._extract: Callable[..., Context] = TraceContextTextMapPropagator().extract
+        self._nothing, self._server, self._error = Context(), SpanKind.SERVER, StatusCode.ERROR
+
+    def record(self, endpoint: Endpoint, request: Request, status: int, begun_ns: int) -> None:
+        """A request of a recorded trace was answered."""
+        route = endpoint.route
+        name = f"{request.path.get('namespace', '')}:{request.path.get('topic', '')}"
+        said: dict[str, Any] = {
+            "http.request.method": route.method,
+            "http.route": route.path,
+            "http.response.status_code": status,
+            "messaging.system": "plainsong",
+            "messaging.destination.name": name,
+            "messaging.operation.name": route.name,
+            "plainsong.request_id": request.request_id,
+        }
+        if request.messages:
+            said["messaging.batch.message_count"] = request.messages
+        context = self._extract(request.headers, context=self._nothing)
+        span = self._tracer.start_span(f"{route.name} {name}", context, self._server, said, start_time=begun_ns)
+        if status >= 500:
+            span.set_status(self._error)
+        span.end()
+
+    async def aclose(self) -> None:
+        """Sends what waits, for two seconds at most, and ends."""
+        with trio.move_on_after(CLOSE_S, shield=True):
+            await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
+
+
+def open_traces(config: Config) -> Traces | None:
+    """The daemon's traces; None: there are none. Raises TracesUnavailable."""
+    endpoint = config.otel.endpoint
+    if not endpoint:
+        return None
+    try:
+        return Traces(endpoint, VERSION, config.cluster.instance or platform.node())
+    except ImportError:
+        raise TracesUnavailable("otel.endpoint is set, and OpenTelemetry is not installed") from None
+
+
+def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:
+    """A hot route that records each request of a recorded trace; any other request costs a look into its headers."""
+    if traces is None or not endpoint.route.hot:
+        return endpoint
+    _, handler, start = endpoint
+
+    async def handled(request: Request) -> Answer:
+        if not is_sampled(request.headers.get(TRACEPARENT, "")):
+            return await handler(request)
+        begun_ns = time.time_ns()
+        try:
+            answer = await handler(request)
+        except Exception as error:
+            traces.record(endpoint, request, _status_of(error), begun_ns)
+            raise
+        traces.record(endpoint, request, answer.status, begun_ns)
+        return answer
+
+    def started(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        # The task's way is slower, and a trace says how long each part takes: not worth a third path.
+        if is_sampled(request.headers.get(TRACEPARENT, "")):
+            return None
+        assert start is not None  # else this is not used
+        return start(request, answered)
+
+    return Endpoint(endpoint.route, handled, None if start is None else started)
+
+
+def _status_of(error: Exception) -> int:
+    plain = only_plain(error)
+    return 500 if plain is None else status_of(plain)
+
+
+def _otlp(endpoint: str) -> SpanExporter:
+    # By its name: it brings requests and protobuf along.
+    module = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    exporter: SpanExporter = module.OTLPSpanExporter(
+        endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S
+    )
+    return exporter
+
+
+def _told(exporter: SpanExporter, endpoint: str) -> SpanExporter:
+    """The exporter, with a line in the log when it begins to fail, and one when it works again."""
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    class Told(SpanExporter):
+        failing = False
+
+        def export(self, spans: Any) -> SpanExportResult:
+            result = exporter.export(spans)
+            failed = result is not SpanExportResult.SUCCESS
+            if failed and not self.failing:
+                log.warning("traces cannot be sent", extra={"endpoint": endpoint})
+            elif self.failing and not failed:
+                log.info("traces are sent again", extra={"endpoint": endpoint})
+            self.failing = failed
+            return result
+
+        def shutdown(self) -> None:
+            exporter.shutdown()
+
+    return Told()

@@ -1,0 +1,352 @@
+"""The verb `check`: one line and an exit code for Nagios and whatever understands its plugins."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import click
+
+from plainsong.calls import Failure, topic_path
+from plainsong.cli.cluster import security_differences
+from plainsong.cli.command import CommandFailed, Verb, json_option, one_line
+from plainsong.cli.connection import where_options
+from plainsong.cli.options import Length, now_ms, show_length
+from plainsong.cli.output import echo_json
+from plainsong.cli.ping import asking
+from plainsong.protocol.errors import PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from plainsong.calls import Answer
+    from plainsong.cli.connection import Where
+    from plainsong.cli.ping import Ask
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+_WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+#: How long one answer may take: supervisors wait ten seconds for the whole check.
+TIMEOUT_S = 5.0
+DAY_S = 86_400
+#: Of what needs attention, what has limits of its own here.
+_OWN_LIMITS = {"held-reader", "old-transaction", "certificate"}
+_LAG = re.compile(r"([a-zA-Z0-9_]+):([a-zA-Z0-9_-]+)/([^=\s]+)=(\d{1,15})\Z")
+_SAMPLE = re.compile(r"(plainsong_\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULTILINE)
+
+
+class Lag(click.ParamType[tuple[str, str, str, int]]):
+    """``ns:topic/reader=N``."""
+
+    name = "lag"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str, str, int]:
+        found = _LAG.match(str(value))
+        if found is None:
+            self.fail(f"{str(value)[:80]!r} is not namespace:topic/reader=N", param, ctx)
+        return found[1], found[2], found[3], int(found[4])
+
+
+class Checking(Verb):
+    """A verb that answers wrong arguments as a plugin does: UNKNOWN, on standard output."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            _end(ctx, UNKNOWN, one_line(error.format_message()))
+            raise  # not reached
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CommandFailed as error:
+            _end(ctx, UNKNOWN, one_line(error.message))
+
+
+def _end(ctx: click.Context, status: int, text: str) -> None:
+    click.echo(f"PLAINSONG {_WORDS[status]} - {text}")
+    ctx.exit(status)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found, and figures for graphs."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    figures: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    """Name → its value with its unit, and the limit above which it is a warning."""
+
+    def found(self, status: int, text: str) -> None:
+        """Something is not as it should be."""
+        self.findings.append((status, one_line(text).replace("|", "/")))
+
+    def figure(self, name: str, value: float, unit: str = "", limit: float | None = None) -> None:
+        """A figure for graphs."""
+        self.figures[name] = (f"{value:g}{unit}" if value < 1e6 else f"{value:.0f}{unit}", limit)
+
+    @property
+    def status(self) -> int:
+        """The worst: critical, then warning, then unknown."""
+        states = {status for status, _ in self.findings}
+        return next((each for each in (CRITICAL, WARNING, UNKNOWN) if each in states), OK)
+
+    @property
+    def text(self) -> str:
+        """The findings, worst first; without any, what there is."""
+        worst_first = sorted(self.findings, key=lambda each: (CRITICAL, WARNING, UNKNOWN).index(each[0]))
+        return "; ".join(text for _, text in worst_first) or ", ".join(self.facts)
+
+    @property
+    def line(self) -> str:
+        """As a plugin says it."""
+        figures = " ".join(
+            f"{name}={value}" + ("" if limit is None else f";{limit:g}")
+            for name, (value, limit) in self.figures.items()
+        )
+        return f"PLAINSONG {_WORDS[self.status]} - {self.text}" + (f" | {figures}" if figures else "")
+
+
+@click.command(
+    cls=Checking,
+    examples=[
+        "plainsong check",
+        "plainsong check --url http://a.example:7420,http://b.example:7420",
+        "plainsong check --max-lag shop:orders/billing=1000 --backup-age 26h",
+    ],
+)
+@click.option(
+    "--max-lag",
+    "lags",
+    type=Lag(),
+    multiple=True,
+    metavar="NS:TOPIC/READER=N",
+    help="Warn when a reader has more than N messages before it; may be repeated.",
+)
+@click.option(
+    "--max-transaction-age",
+    "transaction_s",
+    type=Length(),
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="Warn when a transaction is open for longer.",
+)
+@click.option(
+    "--certificate-days",
+    type=click.IntRange(0, 10_000),
+    default=14,
+    show_default=True,
+    metavar="N",
+    help="Warn when the certificate ends within N days.",
+)
+@click.option(
+    "--backup-age",
+    "backup_s",
+    type=Length(),
+    metavar="TIME",
+    help="Warn when the last backup is older (default: 26h), and if there is none.",
+)
+@json_option
+@where_options
+def check(
+    lags: Sequence[tuple[str, str, str, int]],
+    transaction_s: int,
+    certificate_days: int,
+    backup_s: int | None,
+    as_json: bool,
+    where: Where,
+) -> int:
+    """Check daemons for a monitoring system.
+
+    Prints one line as Nagios' plugins do, with figures behind a bar. Asks every
+    URL that is given. Ends with Nagios' codes, not with those of other verbs:
+    0 OK; 1 a warning; 2 critical, as when a daemon is not ready or refuses the
+    connection; 3 when nobody can tell, as for wrong arguments, without an answer
+    in time, or for a name that may not inspect the service.
+
+    Without --backup-age nothing is said of a daemon that never had a backup.
+    """
+    report = Report()
+    timeout_s = where.timeout_s or TIMEOUT_S
+    try:
+        with asking(where, timeout_s) as (urls, ask):
+            answering = [url for url in urls if _is_ready(ask, url, report)]
+            if answering:
+                looks = _Looks(ask, answering[0], report)
+                looks.instances()
+                looks.topics()
+                looks.attention()
+                looks.scrub(answering)
+                looks.metrics(answering, transaction_s, certificate_days * DAY_S, backup_s)
+                for lag in lags:
+                    looks.lag(*lag)
+    except PlainsongError as error:
+        report.found(UNKNOWN, error.detail)
+    if as_json:
+        figures = {name: {"value": value, "warning": limit} for name, (value, limit) in report.figures.items()}
+        findings = [{"status": _WORDS[status], "text": text} for status, text in report.findings]
+        echo_json({"status": _WORDS[report.status], "findings": findings, "figures": figures})
+    else:
+        click.echo(report.line)
+    return report.status
+
+
+def _is_ready(ask: Ask, url: str, report: Report) -> bool:
+    """Whether a Plainsong answers there, which may be one that is not ready; what else there is is reported."""
+    answer = ask(url, "/readyz")
+    if isinstance(answer, Failure):
+        report.found(CRITICAL if _is_refused(answer) else UNKNOWN, f"{url}: {answer.detail}")
+        return False
+    shown = _json(answer)
+    if not isinstance(shown, dict) or not isinstance(shown.get("ready"), bool):
+        report.found(UNKNOWN, f"{url}: not a Plainsong daemon (status {answer.status})")
+        return False
+    if not shown["ready"]:
+        reasons = [str(each.get("detail", "")) for each in shown.get("reasons", []) if isinstance(each, dict)]
+        report.found(CRITICAL, f"{url} is not ready" + (": " + "; ".join(reasons) if reasons else ""))
+    return True
+
+
+@dataclass(slots=True)
+class _Looks:
+    """The questions to a service, by one of its URLs; each says what it finds in the report."""
+
+    ask: Ask
+    url: str
+    report: Report
+
+    def _asked(self, path: str, url: str | None = None) -> Any:
+        """The answer as JSON; None: there is none, which is reported."""
+        answer = self.ask(url or self.url, path)
+        if isinstance(answer, Failure):
+            self.report.found(UNKNOWN, f"{url or self.url}: {answer.detail}")
+            return None
+        shown = _json(answer)
+        if answer.status != 200:
+            why = shown.get("detail") if isinstance(shown, dict) else None
+            self.report.found(UNKNOWN, f"{path.partition('?')[0]}: {why or f'status {answer.status}'}")
+            return None
+        return shown
+
+    def instances(self) -> None:
+        """How many there are, whether all answer, and whether they were given the same grants and tokens."""
+        shown = self._asked("/v1/cluster")
+        if not isinstance(shown, dict):
+            return
+        instances = [each for each in shown.get("instances", []) if isinstance(each, dict)]
+        self.report.facts.append(_count(len(instances), "instance"))
+        self.report.figure("instances", len(instances))
+        for each in instances:
+            if each.get("topicsOpen") is None:
+                self.report.found(CRITICAL, f"instance {each.get('name')} does not answer the others")
+        for line in security_differences(instances):
+            self.report.found(WARNING, line.removeprefix("warning: "))
+
+    def topics(self) -> None:
+        """How many topics there are."""
+        shown = self._asked("/v1/topics?limit=1")
+        if isinstance(shown, dict):
+            self.report.facts.append(_count(int(shown.get("total", 0)), "topic"))
+            self.report.figure("topics", int(shown.get("total", 0)))
+
+    def attention(self) -> None:
+        """What any instance says needs attention, but for what has limits of its own here."""
+        for each in self._asked("/v1/attention") or ():
+            if each.get("kind") in _OWN_LIMITS:
+                continue
+            # Damage is for the daytime: what can be read is served on, and a topic that is not makes the daemon unready.
+            is_critical = each.get("severity") == "critical" and each.get("kind") != "damaged"
+            subject = f"{each['subject']}: " if each.get("subject") else ""
+            self.report.found(CRITICAL if is_critical else WARNING, f"{subject}{each.get('text', '')}")
+
+    def scrub(self, urls: Sequence[str]) -> None:
+        """How many places of the stores are damaged; ``attention`` has named them."""
+        found = 0
+        for url in urls:
+            shown = self._asked("/v1/scrub", url)
+            if isinstance(shown, dict):
+                found += len(shown.get("findings", ())) + int(shown.get("moreFindings", 0))
+        self.report.figure("scrub_findings", found, limit=0)
+
+    def metrics(self, urls: Sequence[str], transaction_s: float, certificate_s: float, backup_s: float | None) -> None:
+        """Ages of the oldest transaction, the certificates and the last backup."""
+        samples = [each for url in urls if (each := self._samples(url)) is not None]
+        if not samples:
+            return
+        oldest_s = max((each.get("plainsong_transaction_oldest_age_seconds", 0.0) for each in samples), default=0.0)
+        self.report.figure("oldest_tx", round(oldest_s), "s", transaction_s)
+        if oldest_s > transaction_s:
+            self.report.found(WARNING, f"a transaction is open for {show_length(oldest_s * 1000)}")
+        self.report.figure("hidden", sum(each.get("plainsong_hidden_messages", 0.0) for each in samples))
+        ends = [end for each in samples if (end := each.get("plainsong_tls_certificate_not_after_seconds")) is not None]
+        if ends:
+            left_s = min(ends) - time.time()
+            self.report.figure("certificate", round(left_s), "s")
+            if left_s < certificate_s:
+                when = f"ends in {show_length(left_s * 1000)}" if left_s > 0 else "has ended"
+                self.report.found(WARNING, f"the certificate {when}")
+        self._backup(samples, backup_s)
+
+    def _backup(self, samples: Sequence[Mapping[str, float]], backup_s: float | None) -> None:
+        name = "plainsong_backup_last_success_timestamp_seconds"
+        made = [each[name] for each in samples if name in each]
+        limit_s = 26 * 3600 if backup_s is None else backup_s
+        if not made:
+            if backup_s is not None:
+                self.report.found(WARNING, "there is no complete backup")
+            return
+        age_s = max(0.0, now_ms() / 1000 - max(made))
+        self.report.figure("backup_age", round(age_s), "s", limit_s)
+        if age_s > limit_s:
+            self.report.found(WARNING, f"the last backup is {show_length(age_s * 1000)} old")
+
+    def _samples(self, url: str) -> dict[str, float] | None:
+        answer = self.ask(url, "/metrics")
+        if isinstance(answer, Failure) or answer.status != 200:
+            why = answer.detail if isinstance(answer, Failure) else f"status {answer.status}"
+            self.report.found(UNKNOWN, f"{url}/metrics: {why}")
+            return None
+        return {name: float(value) for name, value in _SAMPLE.findall(answer.body.decode("utf-8", "replace"))}
+
+    def lag(self, namespace: str, topic: str, reader: str, most: int) -> None:
+        """How many messages a reader has before it."""
+        try:
+            path = topic_path(namespace, topic, "/lag?" + urlencode({"reader": reader}))
+        except PlainsongError as error:
+            self.report.found(UNKNOWN, error.detail)
+            return
+        shown = self._asked(path)
+        if not isinstance(shown, dict):
+            return
+        visible = int(shown.get("visible", 0))
+        self.report.figure(f"lag_{namespace}:{topic}/{reader}", visible, limit=most)
+        if visible > most:
+            self.report.found(WARNING, f"reader {reader} of {namespace}:{topic} is {visible} messages behind")
+
+
+def _is_refused(failure: Failure) -> bool:
+    """Whether nobody listens there; a host that is not found, or one that is silent, says nothing of a daemon."""
+    error: BaseException | None = failure.cause
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _json(answer: Answer) -> Any:
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        return None
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

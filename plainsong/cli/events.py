@@ -1,0 +1,142 @@
+"""The verb `events`: prints what changes at the service, as it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from plainsong.cli import output
+from plainsong.cli.command import Verb, json_option, one_line
+from plainsong.cli.connection import complete_topic, where_options
+from plainsong.cli.options import now_ms, show_time
+from plainsong.cli.output import echo_json, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from plainsong.cli.connection import Where
+    from plainsong.messages import EventKind
+
+KINDS = ("topics", "transactions", "attention", "cluster")
+#: Open transactions that one event names.
+MAX_OPEN = 100
+
+
+@click.command(
+    cls=Verb,
+    examples=["plainsong events", "plainsong events orders shop:returns", "plainsong events --kind attention --json"],
+)
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic)
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these events; may be repeated.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
+@json_option
+@where_options
+def events(topics: tuple[str, ...], kinds: tuple[str, ...], limit: int | None, as_json: bool, where: Where) -> None:
+    """Follow what changes at the service.
+
+    Prints what needs attention, which transactions are open and how the
+    cluster is, and each change of these as it happens; also the figures of
+    topics that are named, here or as namespace:topic. Runs until Ctrl-C, also
+    across restarts of the daemon. With --json, prints one object for each
+    event, with all there is of its kind.
+    """
+    if "topics" in kinds and not topics:
+        raise click.UsageError("--kind topics needs the names of topics")
+    with where.client(*topics) as client:
+        client.attention()  # following waits for daemons for ever: report what is wrong at the start first
+    changes = Changes()
+    count = 0
+    with (
+        where.client(*topics, retry=True) as client,
+        client.events(*topics, kinds=cast("tuple[EventKind, ...]", kinds)) as found,
+    ):
+        note("following the service; Ctrl-C stops")
+        for event in found:
+            if as_json:
+                echo_json({"timeMs": now_ms(), "event": event.kind, "data": event.data})
+            else:
+                at = show_time(now_ms())
+                output.echo_lines([f"{at}  {event.kind:<12}  {line}" for line in changes.lines(event.kind, event.data)])
+            count += 1
+            if count == limit:
+                return
+
+
+class Changes:
+    """Says in lines what is different from the last event of the same kind."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, dict[str, str]] = {}
+        self._facts: dict[str, Callable[[Any], dict[str, str]]] = {
+            "topics": _topics,
+            "transactions": _transactions,
+            "attention": _attention,
+            "cluster": _cluster,
+        }
+
+    def lines(self, kind: str, data: Any) -> Iterator[str]:
+        """What there is, the first time; then what has come, is different, or is over."""
+        facts = self._facts.get(kind)
+        if facts is None:  # of a later version
+            yield one_line(str(data))
+            return
+        before, now = self._before.get(kind), facts(data)
+        self._before[kind] = now
+        yield from (f"{name}  {text}" for name, text in now.items() if before is None or before.get(name) != text)
+        if before is None:
+            if not now:
+                yield _NOTHING[kind]
+            return
+        yield from (f"{name}  is over" for name in before if name not in now)
+
+
+_NOTHING = {
+    "topics": "none of these topics is there",
+    "transactions": "none is open",
+    "attention": "nothing needs attention",
+    "cluster": "no instances",
+}
+
+
+def _topics(rows: list[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        one_line(f"{each['namespace']}:{each['name']}"): ", ".join(
+            [
+                output.show_messages(each["messages"], estimated=each["estimated"]),
+                output.show_bytes(each["bytes"]),
+                f"in {output.show_rate(each['publishPerSecond'])}",
+                f"out {output.show_rate(each['pollPerSecond'])}",
+                f"{output.show_count(each['hiddenMessages'])} hidden",
+            ]
+        )
+        for each in rows
+    }
+
+
+def _transactions(found: Mapping[str, Any]) -> dict[str, str]:
+    if found["total"] > MAX_OPEN:  # which of them are named says little
+        return {"all": f"{output.show_count(found['total'])} are open"}
+    return {
+        str(each["id"]): one_line(
+            f"open since {show_time(each['startedMs'])}"
+            + (f", of {each['clientId']}" if each["clientId"] else "")
+            + (f", hides {output.show_messages(each['hiddenMessages'])}" if each["hiddenMessages"] else "")
+        )
+        for each in found["open"]
+    }
+
+
+def _attention(found: list[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        one_line(f"{each['kind']} {each['subject']}".rstrip()): one_line(f"{each['severity']}: {each['text']}")
+        for each in found
+    }
+
+
+def _cluster(found: Mapping[str, Any]) -> dict[str, str]:
+    shown = {}
+    for each in found["instances"]:
+        states = [word for word in ("leaving", "drained") if each[word]] or ["there"]
+        shown[one_line(each["name"])] = f"{', '.join(states)}, {output.show_count(each['topicsOpen'])} topics open"
+    return shown

@@ -1,0 +1,86 @@
+"""Looks up every locked dependency in the database of known vulnerabilities (``make audit``, and part of ``make check``).
+
+    python scripts/audit.py
+
+pip-audit does it, in an environment of its own below ``.cache``, made from ``requirements-audit.lock``. The exit status is
+1 when a vulnerability is known. Where the database cannot be reached that is said, loudly, and the status is 0: being
+offline is no vulnerability.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / ".cache/audit"
+LOCK = ROOT / "requirements-audit.lock"
+
+
+def main() -> int:
+    """Audit every lock file; the exit status."""
+    program = _installed()
+    if program is None:
+        print("NOT AUDITED: pip-audit could not be installed; see the lines above", file=sys.stderr)
+        return 0
+    status = 0
+    for lock in sorted(ROOT.glob("requirements*.lock")):
+        command = [program, "-r", lock, "--disable-pip", "--require-hashes", "-f", "json", "--progress-spinner", "off"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+        try:
+            dependencies = json.loads(done.stdout)["dependencies"]
+        except (ValueError, KeyError):
+            print(
+                f"NOT AUDITED: {lock.name}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}", file=sys.stderr
+            )
+            continue
+        lines, is_vulnerable = judged(lock.name, dependencies)
+        for line in lines:
+            print(line, file=sys.stderr)
+        status = status or int(is_vulnerable)
+    return status
+
+
+def judged(lock: str, dependencies: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    """What to say about one lock file, and whether a vulnerability is known.
+
+    Args:
+      dependencies: pip-audit's own: each with ``name`` and ``version`` and ``vulns``, or with a ``skip_reason``.
+    """
+    skipped = [each for each in dependencies if "skip_reason" in each]
+    lines = []
+    for each in dependencies:
+        for known in each.get("vulns", ()):
+            mended = ", ".join(known.get("fix_versions", ())) or "no version yet"
+            lines.append(f"VULNERABLE: {lock}: {each['name']} {each['version']}: {known['id']}, mended in {mended}")
+    is_vulnerable = bool(lines)
+    if skipped and len(skipped) == len(dependencies):
+        lines.append(
+            f"NOT AUDITED: {lock}: none of its {len(skipped)} dependencies is known to the database that was asked"
+        )
+    elif skipped:
+        lines.append(f"NOT AUDITED: {lock}: {', '.join(each['name'] for each in skipped)}")
+    if not lines:
+        lines.append(f"{lock}: no known vulnerability in {len(dependencies)} dependencies")
+    return lines, is_vulnerable
+
+
+def _installed() -> Path | None:
+    """pip-audit as the lock file has it; None: it could not be installed."""
+    program, stamp = PLACE / "bin/pip-audit", PLACE / "installed.lock"
+    if program.exists() and stamp.exists() and stamp.read_bytes() == LOCK.read_bytes():
+        return program
+    venv.create(PLACE, with_pip=True, clear=True)
+    command = [PLACE / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", LOCK]
+    if subprocess.run(command, check=False).returncode:  # noqa: S603 - our own words
+        return None
+    stamp.write_bytes(LOCK.read_bytes())
+    return program
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Pages of the store that are asked for again: read twice at most, never stale, never over their bound."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from actors_in_process import NAME, START_MS, actors, after_receipt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.cache import PAGES_PART
+from actors.kept_pages import PAGE_OVERHEAD_BYTES, REMEMBERED
+from actors.reading import read_page
+from plainsong.protocol.errors import TopicNotFound
+from plainsong.protocol.ids import FIRST_BOUND, after, before, pack_id
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Remove, SetProperties, Undelete
+
+OTHER = TopicName("ns", "other")
+
+
+async def cold(harness, count=40, name=NAME, **properties):
+    """A topic with messages of which none is in the cache."""
+    await harness.create(name, **properties)
+    receipts = []
+    for number in range(count):
+        harness.clock.ms += 10
+        receipts.append(await harness.publish(f"{number}", name=name))
+    harness.directory.cache(name).begin_anew()
+    return receipts
+
+
+def pages_of(harness):
+    return harness.directory.cache(NAME).budget.pages
+
+
+def shown(page):
+    return list(page.messages()), page.count, page.payload_bytes, page.last_id, page.end, page.pointers, page.attributes
+
+
+async def scans_of(harness, **asked):
+    """How many scans a page takes; it is the page of the store in any case."""
+    stored = await harness.page(cached=False, **asked)
+    before = harness.store.calls["scan"]
+    assert shown(await harness.page(**asked)) == shown(stored)
+    return harness.store.calls["scan"] - before
+
+
+# --- who needs no disk ------------------------------------------------------------------------------
+
+
+async def test_a_page_that_is_asked_for_a_third_time_touches_no_disk():
+    async with actors() as harness:
+        await cold(harness)
+        assert [await scans_of(harness, limit=10) for _ in range(4)] == [1, 1, 0, 0]
+        assert pages_of(harness).bytes > 0
+        assert harness.directory.cache(NAME).budget.hits == 2
+
+
+async def test_readers_that_follow_each_other_through_a_topic_share_its_pages():
+    async with actors() as harness:
+        await cold(harness)
+
+        async def walk():
+            since, scans = FIRST_BOUND, 0
+            for _ in range(3):
+                scans += await scans_of(harness, since=since, limit=10)
+                since = after((await harness.page(since, limit=10, cached=False)).last_id)
+            return scans
+
+        assert [await walk() for _ in range(3)] == [3, 3, 0]
+
+
+async def test_a_page_is_found_from_wherever_its_first_message_is_the_next():
+    async with actors() as harness:
+        receipts = await cold(harness)
+        since = after_receipt(receipts[9])
+        for _ in range(2):
+            await harness.page(since, limit=10)
+        assert await scans_of(harness, since=receipts[10].first_id, limit=10) == 0
+        assert await scans_of(harness, since=before(receipts[10].first_id), limit=10) == 0
+        assert await scans_of(harness, since=receipts[9].first_id, limit=10) == 1
+        assert await scans_of(harness, since=receipts[11].first_id, limit=10) == 1
+
+
+async def test_another_limit_is_another_page():
+    async with actors() as harness:
+        await cold(harness)
+        for _ in range(3):
+            await harness.page(limit=10)
+        assert await scans_of(harness, limit=11) == 1
+        assert await scans_of(harness, limit=10, max_bytes=300) == 1
+        assert await scans_of(harness, limit=10) == 0
+
+
+# --- never stale ------------------------------------------------------------------------------------
+
+
+async def test_what_expires_is_in_no_kept_page():
+    async with actors() as harness:
+        await cold(harness, ttl_s=3600)
+        for _ in range(3):
+            await harness.page(limit=10)
+        harness.clock.ms = START_MS + 3_600_000 + 55
+        assert (await harness.page(limit=10)).parts[0][1:9] == (START_MS + 60).to_bytes(8, "big")
+        await scans_of(harness, limit=10)
+
+
+async def test_messages_with_a_time_to_live_or_a_pointer_or_at_the_end_are_in_no_kept_page():
+    async with actors() as harness:
+        receipts = await cold(harness)
+        await harness.publish("short", "lived", message_ttls_s=[5, 9])
+        await harness.publish("last")
+        harness.directory.cache(NAME).begin_anew()
+        since = after_receipt(receipts[-1])
+        for _ in range(3):
+            assert await scans_of(harness, since=since, limit=2) == 1
+            assert await scans_of(harness, limit=100) == 1, "it ends where the topic does"
+        assert len(pages_of(harness)) == 0
+
+
+async def test_a_bound_at_the_end_ends_a_page_before_it_is_kept_and_after():
+    async with actors() as harness:
+        await cold(harness)
+        cache = harness.directory.cache(NAME)
+        for end in [
+            None,
+            None,
+            None,
+            pack_id(START_MS + 60, 0),
+            pack_id(START_MS + 100, 0),
+            pack_id(START_MS + 110, 0),
+        ]:
+            span = await harness.look(end_before=end)
+            found = [await read_page(harness.store, each, span, limit=10, max_bytes=10_000) for each in (cache, None)]
+            assert shown(found[0]) == shown(found[1])
+
+
+async def test_deletion_forgets_pages_and_so_does_the_next_generation():
+    async with actors() as harness:
+        await cold(harness)
+        for _ in range(3):
+            await harness.page(limit=10)
+        await harness.ask(Remove())
+        assert (len(pages_of(harness)), pages_of(harness).bytes) == (0, 0)
+        with pytest.raises(TopicNotFound):
+            await harness.page(limit=10)
+        await harness.ask(Undelete())
+        assert await scans_of(harness, limit=10) == 1
+        await harness.ask(Remove())
+        await harness.create()
+        assert await harness.read() == []
+
+
+async def test_a_page_that_was_read_while_pages_were_forgotten_is_not_kept():
+    async with actors() as harness:
+        await cold(harness)
+        await harness.page(limit=10)
+        cache = harness.directory.cache(NAME)
+        real = harness.store.scan
+
+        async def scan(*args, **more):
+            await real(*args, **more)
+            cache.clear()
+
+        harness.store.scan = scan
+        await harness.page(limit=10)
+        del harness.store.scan
+        assert len(pages_of(harness)) == 0
+
+
+# --- never over the bound ---------------------------------------------------------------------------
+
+
+async def test_pages_take_an_eighth_of_the_cache_at_most_and_those_asked_for_least_recently_go():
+    async with actors(cache_bytes=40_000) as harness:
+        receipts = await cold(harness, 60)
+        pages = pages_of(harness)
+        assert pages.max_bytes == 40_000 // PAGES_PART
+        starts = [receipt.first_id for receipt in receipts[:50]]
+        for since in starts:
+            for _ in range(2):
+                await harness.page(since, limit=2)
+            assert pages.bytes <= pages.max_bytes
+            assert harness.directory.cache(NAME).budget.bytes <= 40_000
+        kept = len(pages)
+        assert 1 < kept < 50
+        assert pages.bytes >= kept * PAGE_OVERHEAD_BYTES
+        assert [await scans_of(harness, since=since, limit=2) for since in starts[-kept:]] == [0] * kept
+        assert await scans_of(harness, since=starts[-kept - 1], limit=2) == 1
+
+
+async def test_no_more_pages_are_remembered_than_bound():
+    async with actors() as harness:
+        await cold(harness, 3)
+        pages = pages_of(harness)
+        for limit_bytes in range(1, REMEMBERED + 50):
+            await harness.page(limit=1, max_bytes=limit_bytes)
+        assert len(pages._read) == REMEMBERED
+        assert await scans_of(harness, limit=1, max_bytes=REMEMBERED) == 1
+        assert await scans_of(harness, limit=1, max_bytes=REMEMBERED) == 0
+        assert await scans_of(harness, limit=1, max_bytes=1) == 1, "it was forgotten that it was read"
+        assert await scans_of(harness, limit=1, max_bytes=1) == 1
+
+
+async def test_a_page_larger_than_the_bound_and_any_page_without_a_cache_is_not_kept():
+    async with actors(cache_bytes=0) as harness:
+        await cold(harness)
+        for _ in range(3):
+            assert await scans_of(harness, limit=10) == 1
+        assert pages_of(harness).bytes == 0
+
+
+@given(
+    st.lists(st.sampled_from(["publish", "later", "shorter", "read", "read", "read", "restart"]), max_size=40),
+    st.integers(0, 1 << 30),
+)
+def test_whatever_happens_a_page_is_the_page_of_the_store(actions, seed):
+    async def run():
+        chance = random.Random(seed)
+        async with actors(cache_bytes=60_000) as harness:
+            await cold(harness, 20, ttl_s=3600)
+            for action in actions:
+                if action == "publish":
+                    harness.clock.ms += chance.randrange(3)
+                    many = [bytes(chance.randrange(50)) for _ in range(chance.randrange(1, 9))]
+                    ttls = [chance.choice([None, None, 1]) for _ in many]
+                    await harness.publish(*many, **({"message_ttls_s": ttls} if chance.random() < 0.2 else {}))
+                    harness.directory.cache(NAME).begin_anew()
+                elif action == "later":
+                    harness.clock.ms += chance.choice([1, 40, 1000])
+                elif action == "shorter":
+                    await harness.ask(SetProperties({"ttl": chance.choice([1, 60, 3600])}))
+                elif action == "restart":
+                    harness.directory.cache(NAME).clear()
+                else:
+                    since = chance.choice([FIRST_BOUND, pack_id(START_MS + 10 * chance.randrange(30), 0)])
+                    limit = chance.choice([3, 7])
+                    for _ in range(3):
+                        await scans_of(harness, since=since, limit=limit)
+
+    trio.run(run)

@@ -1,0 +1,93 @@
+"""The verb `definitions`: what one daemon has is made at another by a file, in both forms, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plainsong import Client
+from tests.cli.conftest import url_of
+from tests.daemon.harness import Daemon
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with every property that there is, at its default and otherwise, in several namespaces."""
+    with Daemon(tmp_path / "source") as daemon:
+        with Client(url_of(daemon), namespace="shop") as client:
+            client.create_topic("plain")
+            client.create_topic(
+                "orders", ttl_s=3600, max_bytes=1 << 30, transactional="required", deduplication="disabled"
+            )
+            client.create_topic("gone")
+            client.delete_topic("gone")
+            client.namespaces.set("shop", deduplication="enabled")
+        with Client(url_of(daemon), namespace="empty_of_topics") as client:
+            client.namespaces.set("empty_of_topics", deduplication="disabled")
+        with Client(url_of(daemon), namespace="another_one") as client:
+            client.create_topic("a_b", transactional="disabled", deduplication="enabled")
+        yield daemon
+
+
+@pytest.mark.parametrize("name", ["defs.toml", "defs.json"])
+def test_what_one_daemon_exports_another_imports_and_exports_again(alone, filled, tmp_path, name):
+    first, second = tmp_path / name, tmp_path / f"again-{name}"
+    alone("definitions", "export", str(first), "--url", url_of(filled), code=0)
+    with Daemon(tmp_path / "target") as target:
+        url = url_of(target)
+        done = alone("definitions", "import", str(first), "--url", url, "--json", code=0).json
+        assert done["created"] == [
+            "namespaces/empty_of_topics", "namespaces/shop",
+            "topics/another_one:a_b", "topics/shop:orders", "topics/shop:plain",
+        ]  # fmt: skip
+        alone("definitions", "export", str(second), "--url", url, code=0)
+        assert second.read_bytes() == first.read_bytes()
+        again = alone("definitions", "import", str(first), "--url", url, "--json", code=0).json
+        assert (again["created"], again["changed"], again["deleted"]) == ([], [], [])
+        assert again["unchanged"] == done["created"]
+        for namespace, topic in (("shop", "orders"), ("shop", "plain"), ("another_one", "a_b")):
+            found = []
+            for place in (url_of(filled), url):
+                with Client(place, namespace=namespace) as client:
+                    found.append(
+                        {name: said for name, said in client.properties(topic).items() if name != "generation"}
+                    )
+            assert found[0] == found[1]
+
+
+def test_both_forms_say_the_same(alone, filled, tmp_path):
+    for name in ("defs.toml", "defs.json"):
+        alone("definitions", "export", str(tmp_path / name), "--url", url_of(filled), code=0)
+    assert tomllib.loads((tmp_path / "defs.toml").read_text()) | {"pins": {}} == json.loads(
+        (tmp_path / "defs.json").read_text()
+    )
+
+
+def test_topics_of_the_system_are_in_no_file(alone, tmp_path):
+    """The daemon makes its own, and takes them from nobody."""
+    grants = tmp_path / "grants.toml"
+    grants.write_text(
+        'format = 1\n[[grant]]\nto = ["operator"]\nverbs = ["all"]\non = ["*:*", "system:*", "service"]\n'
+    )
+    made = ["token", "create", "--file", str(tmp_path / "tokens.json"), "--name", "operator", "--expires", "1d"]
+    token = tmp_path / "token"
+    token.write_text(alone(*made, code=0).out)
+    token.chmod(0o600)
+    settings = (
+        "security.authentication=required",
+        f"security.tokens_file={tmp_path / 'tokens.json'}",
+        f"security.grants_file={grants}",
+    )
+    with Daemon(tmp_path / "data", *settings) as daemon:
+        where = ("--url", url_of(daemon), "--token-file", str(token))
+        alone("topic", "create", "orders", *where, code=0)
+        audited = alone("topic", "list", *where, "--namespace", "system", code=0).out
+        assert "audit" in audited
+        file = tmp_path / "defs.toml"
+        alone("definitions", "export", str(file), *where, code=0)
+        assert list(tomllib.loads(file.read_text())["topics"]) == ["default:orders"]
+        alone("definitions", "import", str(file), *where, code=0)

@@ -1,0 +1,217 @@
+"""What changes at the service, followed by a client: from the start, over kills of the daemon, and until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import anyio
+import pytest
+
+from plainsong import AsyncClient, Client, calls
+from plainsong.credentials import Credentials
+from plainsong.errors import ConnectFailed, InvalidName, InvalidParameter, PlainsongError, UnexpectedAnswer
+from plainsong.transport.event_source import MAX_EVENT_BYTES, EventSource, RawEvent
+from tests.client.conftest import url_of
+from tests.client.test_restarts import kill_and_restart
+from tests.daemon.harness import Daemon
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+# --- a real daemon -----------------------------------------------------------------------------------
+
+
+def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic: str):
+    with client.events(topic, kinds=["topics", "attention"]) as events:
+        assert next(events).kind == "topics"
+        assert next(events).data == []
+        client.publish(topic, [b"a", b"b"])
+        changed = next(event for event in events if event.data[0]["messages"] == 2)
+        assert (changed.kind, changed.data[0]["name"]) == ("topics", topic)
+
+
+def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str):
+    with client.events() as events:
+        assert [each.kind for each in islice(events, 3)] == ["transactions", "attention", "cluster"]
+    with client.events(f"default:{topic}") as events:
+        assert {each.kind for each in islice(events, 4)} == {"topics", "transactions", "attention", "cluster"}
+    with client.events(f"default:{topic}", kinds=["topics"]) as events:
+        # Streams share what was found within the last second, which may be from before the topic was made.
+        (row,) = next(event.data for event in events if event.data)
+        assert (row["namespace"], row["name"]) == ("default", topic)
+
+
+def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daemon: Callable[..., Daemon]):
+    running = daemon()
+    with Client(url_of(running)) as client, client.events(kinds=["transactions", "attention"]) as events:
+        assert [each.kind for each in islice(events, 2)] == ["transactions", "attention"]
+        kill_and_restart(running)
+        begun = client.transactions.begin()
+        event = next(events)
+        assert (event.kind, event.data["total"], event.data["open"][0]["id"]) == ("transactions", 1, str(begun.id))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
+    daemon: Callable[..., Daemon], loop: str
+):
+    running = daemon()
+
+    async def main() -> None:
+        async with AsyncClient(url_of(running)) as client:
+            seen: list[Any] = []
+            first, changed = anyio.Event(), anyio.Event()
+            async with client.events(kinds=["transactions"]) as events, anyio.create_task_group() as tasks:
+
+                async def follow() -> None:
+                    async for event in events:
+                        seen.append(event.data["total"])
+                        (first if len(seen) == 1 else changed).set()
+
+                tasks.start_soon(follow)
+                await first.wait()
+                await anyio.to_thread.run_sync(kill_and_restart, running)
+                await client.transactions.begin()
+                with anyio.fail_after(30):
+                    await changed.wait()
+                events.stop()
+            assert seen == [0, 1]
+
+    anyio.run(main, backend=loop)
+
+
+def test_a_loop_that_was_stopped_does_not_begin(client: Any):
+    with client.events(kinds=["attention"]) as events:
+        events.stop()
+        assert list(events) == []
+
+
+def test_a_thread_that_waits_is_ended_by_a_stop_and_by_the_end_of_the_block(shared_url: str):
+    with Client(shared_url) as client:
+        for end in ("stop", "close"):
+            with client.events(kinds=["attention"]) as events:
+                next(events)
+                thread = threading.Thread(target=list, args=(events,))
+                thread.start()
+                getattr(events, end)()
+                thread.join(20)
+                assert not thread.is_alive()
+
+
+def test_what_cannot_be_followed_is_an_error_at_once(client: Any, shared_url: str):
+    with pytest.raises(InvalidName):
+        client.events("no/name")
+    with client.events(kinds=["things"]) as events, pytest.raises(InvalidParameter):
+        next(events)
+    nobody = Client("http://127.0.0.1:1", wait_for_daemon_s=0)
+    with nobody, nobody.events() as events, pytest.raises(ConnectFailed):
+        next(events)
+
+
+# --- a daemon that the test plays --------------------------------------------------------------------
+
+
+@contextmanager
+def playing(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
+    """A server that gives each connection one of these answers and closes it; what it was asked is listed."""
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = server.accept()
+                with connection:
+                    request = b""
+                    while b"\r\n\r\n" not in request:
+                        request += connection.recv(65536)
+                    asked.append(request.decode())
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
+        thread.join(10)
+
+
+def followed(url: str) -> None:
+    """Follows a server until that fails, and does not try again."""
+    with Client(url, retry=False) as client, client.events() as events:
+        list(events)
+
+
+def event(kind: str, data: Any, event_id: str = "") -> bytes:
+    return f"id: {event_id}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def test_a_client_that_was_cut_off_names_the_last_event_that_came_whole():
+    first = HEAD + event("attention", 1, "one") + event("attention", 2, "two") + b"id: three\nevent: attention\ndata: 3"
+    second = HEAD + event("attention", 3, "three") + event("end", {})
+    third = HEAD + event("attention", 4, "four")
+    with (
+        playing(first, second, third) as (url, asked),
+        Client(url) as client,
+        client.events(kinds=["attention"]) as events,
+    ):
+        assert [each.data for each in islice(events, 4)] == [1, 2, 3, 4]
+    assert [line for each in asked for line in each.split("\r\n") if line.startswith("Last-Event-ID")] == [
+        "Last-Event-ID: two",
+        "Last-Event-ID: three",
+    ]
+
+
+def test_without_retries_a_broken_connection_is_an_error():
+    with playing(HEAD + event("attention", 1)) as (url, _), pytest.raises(PlainsongError) as broken:
+        followed(url)
+    assert broken.value.code == "connection_lost"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno",
+        HEAD + b"event: attention\ndata: {\n\n",
+    ],
+)
+def test_what_sends_no_events_is_an_unexpected_answer(answer: bytes):
+    with playing(answer) as (url, _), pytest.raises(UnexpectedAnswer):
+        followed(url)
+
+
+# --- the bytes ---------------------------------------------------------------------------------------
+
+
+def read(*pieces: bytes) -> list[RawEvent]:
+    source = EventSource("http://localhost", "/v1/events", Credentials())
+    assert source.request().startswith(b"GET /v1/events HTTP/1.1\r\n")
+    return [event for piece in (HEAD, *pieces) for event in source.receive(piece)]
+
+
+def test_events_are_the_same_however_their_bytes_are_cut():
+    body = (
+        ": ping\n\nretry: 5\n\nevent: a\ndata: ä\nid: 1\n\ndata:b\r\ndata: c\r\n\r\nevent: none\n\nid: 2\ndata: d\n\n"
+    )
+    whole = read(body.encode())
+    assert whole == [RawEvent("a", "ä", "1"), RawEvent("message", "b\nc", "1"), RawEvent("message", "d", "2")]
+    encoded = body.encode()
+    assert read(*(encoded[at : at + 1] for at in range(len(encoded)))) == whole
+
+
+def test_an_event_that_never_ends_is_not_kept():
+    piece = b"data: " + b"x" * (1 << 20)
+    with pytest.raises(UnexpectedAnswer, match="more than"):
+        read(*([piece] * (MAX_EVENT_BYTES // len(piece) + 1)))
+    with pytest.raises(UnexpectedAnswer, match="more than"):
+        read(*([piece + b"\n"] * (MAX_EVENT_BYTES // len(piece) + 2)))
+
+
+def test_the_path_names_topics_and_kinds():
+    assert calls.events_path("ns", [], []) == "/v1/events?kinds=transactions,attention,cluster"
+    assert calls.events_path("ns", ["t", "x:u"], ["topics"]) == "/v1/events?topics=ns:t,x:u&kinds=topics"

@@ -1,0 +1,243 @@
+"""A daemon with a damaged block, killed and short of room while it scrubs and sets rows aside: what it promises then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from plainsong.protocol.requests import PollRequest
+from tests.daemon.harness import Daemon, eventually
+from tests.daemon.talk import JSON_HEADERS, Answer, ask, create, json_body, poll_call, publish, topic_path
+from tests.daemon.test_disk import leave_free
+from tests.storage.disks import fill, small_disk
+
+SETTINGS = ("storage.write_buffer_bytes=65536", "retention.interval_s=3600")
+#: Whole rows before the damaged block that are set aside with it.
+WHOLE = 5
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A data directory in which a bit was flipped."""
+
+    folder: Path
+    ids: list[str]
+    """Of all messages that were published."""
+    front: list[str]
+    """Of those before the damaged block, and of those behind it."""
+    rest: list[str]
+    finding: dict[str, Any]
+    """What a scrub says of it."""
+
+    @property
+    def stretch(self) -> dict[str, str]:
+        """What is set aside: some whole rows, and the damaged place behind them."""
+        return {"from": self.front[-WHOLE], "to": self.finding["to"]}
+
+    def copied(self, to: Path) -> Path:
+        shutil.copytree(self.folder, to)
+        return to
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory) -> Damaged:
+    folder = tmp_path_factory.mktemp("damaged") / "data"
+    random = Random(1)
+    ids: list[str] = []
+    with Daemon(folder, *SETTINGS) as daemon:
+        create(daemon.address, "t")
+        for _ in range(60):
+            publish(daemon.address, "t", *[random.randbytes(200).hex().encode() for _ in range(10)])
+        ids = [message_id.hex() for message_id in read_on(daemon, "0" * 40)[0]]
+        daemon.stop()
+    table = max(folder.glob("volumes/*/*.ldb"), key=lambda each: each.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    with Daemon(folder, *SETTINGS) as daemon:
+        front, stopped = read_on(daemon, "0" * 40)
+        (finding,) = scrubbed(daemon)["findings"]
+        rest, _ = read_on(daemon, next(each for each in ids if each > finding["to"]))
+        daemon.stop()
+    (folder / "scrub.json").unlink()
+    found = Damaged(folder, ids, [each.hex() for each in front], [each.hex() for each in rest], finding)
+    # Every message before the damaged block is read, and every one behind it; the block has some dozens.
+    assert stopped
+    assert found.front == ids[: len(front)]
+    assert found.rest == ids[-len(rest) :]
+    assert len(front) > WHOLE
+    assert 0 < len(ids) - len(front) - len(rest) < 100
+    assert finding["from"] <= ids[len(front)] <= ids[-len(rest) - 1] <= finding["to"]
+    return found
+
+
+def read_on(daemon: Daemon, start: str) -> tuple[list[bytes], bool]:
+    """The ids from a place on, page by page; and whether something stopped the reader."""
+    found: list[bytes] = []
+    request = PollRequest(bytes.fromhex(start), limit=100)
+    while True:
+        answer = ask(daemon.address, *poll_call("t", request))
+        if answer.status != 200:
+            assert answer.code == "storage_failed", answer
+            return found, True
+        found += [message_id for message_id, _ in answer.messages()]
+        if answer.headers["plainsong-end"] == "end":
+            return found, False
+        request = PollRequest(bytes.fromhex(answer.headers["plainsong-last-id"]), inclusive=False, limit=100)
+
+
+def scrub_of(daemon: Daemon) -> dict[str, Any]:
+    return dict(ask(daemon.address, "GET", "/v1/scrub").json())
+
+
+def scrubbed(daemon: Daemon) -> dict[str, Any]:
+    """The report of a round that begins now."""
+    before = scrub_of(daemon)["lastCompleteMs"]
+    ask(daemon.address, "POST", "/v1/scrub")
+    eventually("the round is complete", lambda: scrub_of(daemon)["lastCompleteMs"] != before)
+    return scrub_of(daemon)
+
+
+def set_aside(daemon: Daemon, stretch: dict[str, str]) -> Answer:
+    return ask(daemon.address, "POST", topic_path("t", "/set-aside"), json_body(stretch), JSON_HEADERS)
+
+
+def noted(daemon: Daemon) -> list[dict[str, Any]]:
+    """What the topic's messages show as set aside, from the newest down."""
+    found = ask(daemon.address, "GET", topic_path("t", "/messages?order=desc&limit=1000")).json()
+    return [each for each in found if each["state"] == "set-aside"]
+
+
+def kept_rows(folder: Path) -> set[str]:
+    """Positions of the rows that stand in the files of ``set-aside``."""
+    rows = [json.loads(line) for path in folder.glob("set-aside/*.ndjson") for line in path.read_text().splitlines()]
+    return {row["key"][-20:] for row in rows if "key" in row}
+
+
+def check_done(daemon: Daemon, damaged: Damaged) -> None:
+    """The stretch is out of the way as a whole, kept as far as it could be read, and the topic goes on behind it."""
+    found, stopped = read_on(daemon, "0" * 40)
+    assert not stopped
+    assert [each.hex() for each in found] == damaged.front[:-WHOLE] + damaged.rest
+    assert kept_rows(daemon.data_dir) >= {each[:20] for each in damaged.front[-WHOLE:]}
+    assert len(noted(daemon)) == 1
+    assert scrubbed(daemon)["findings"] == []
+    first_id = publish(daemon.address, "t", b"behind").first_id
+    assert first_id is not None
+    assert first_id.hex() > damaged.ids[-1]
+    again, _ = read_on(daemon, "0" * 40)
+    assert again == [*found, first_id]
+
+
+@contextmanager
+def killed_at(daemon: Daemon, call: str, when: int) -> Iterator[None]:
+    """strace sends SIGKILL at a thread's ``when``-th such system call; skips, loudly, where that cannot be."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("NOT TESTED: kills at system calls, since strace is not installed")
+    line = [strace, "-f", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
+    with subprocess.Popen([*line, "-p", str(daemon.pid)], stderr=subprocess.PIPE, text=True) as tracing:
+        assert tracing.stderr is not None
+        said = tracing.stderr.readline()
+        if "attached" not in said:
+            tracing.terminate()
+            pytest.skip(f"NOT TESTED: kills at system calls, since strace may not trace here: {said}")
+        try:
+            yield
+        finally:
+            daemon.kill()
+            tracing.wait(30)
+
+
+#: The file of rows is synced, renamed, its folders synced; the topic notes the stretch, the rows are dropped and counted
+#: off, each by one synced write; at last the scrub's report is written anew.
+MOMENTS = [
+    ("fsync", 1),
+    ("rename", 1),
+    ("fsync", 3),
+    ("fdatasync", 1),
+    *[("fdatasync", n) for n in (2, 3, 4)],
+    ("rename", 2),
+]
+
+
+@pytest.mark.parametrize(("call", "when"), MOMENTS, ids=[f"{call}-{when}" for call, when in MOMENTS])
+def test_rows_are_set_aside_whole_or_not_at_all_whenever_the_daemon_is_killed(tmp_path, damaged, call, when):
+    daemon = Daemon(damaged.copied(tmp_path / "data"), *SETTINGS)
+    with daemon, killed_at(daemon, call, when):
+        try:
+            answered: Answer | None = set_aside(daemon, damaged.stretch)
+        except OSError:
+            answered = None
+    with daemon:
+        found, stopped = read_on(daemon, "0" * 40)
+        shown = [each.hex() for each in found]
+        if answered is not None:
+            assert answered.status == 200, answered
+            assert not stopped
+        if stopped:  # nothing is out of the way: all whole rows are read up to the damaged place, and behind it
+            assert shown == damaged.front
+            assert [each.hex() for each in read_on(daemon, damaged.rest[0])[0]] == damaged.rest
+            assert set_aside(daemon, damaged.stretch).status == 200
+        check_done(daemon, damaged)
+        assert not list(daemon.data_dir.glob("set-aside/*.part"))
+        daemon.stop()
+
+
+def test_what_a_scrub_has_found_outlives_a_kill_in_the_middle_and_nothing_is_moved(tmp_path, damaged):
+    slow = Daemon(damaged.copied(tmp_path / "data"), *SETTINGS, "storage.scrub_bytes_per_s=16KiB")
+    for _ in range(2):
+        with slow:
+            assert scrub_of(slow)["lastCompleteMs"] is None
+            ask(slow.address, "POST", "/v1/scrub")
+            eventually("something is found", lambda: scrub_of(slow)["findings"])
+            assert scrub_of(slow)["state"] == "running"
+            eventually("it is kept", (slow.data_dir / "scrub.json").exists)
+            # The end of the damaged block is looked for in some hundred reads, which the log need not show.
+            slow.wait_for_line("the store failed")
+            assert sum("the store failed" in line for line in slow.lines) < 10
+            slow.kill()
+    with Daemon(slow.data_dir, *SETTINGS) as daemon:
+        report = scrub_of(daemon)
+        assert report["state"] == "waiting"
+        places = [(each["topic"], each["from"], each["to"]) for each in report["findings"]]
+        assert places == [("t", damaged.finding["from"], damaged.finding["to"])]
+        kinds = [each["kind"] for each in ask(daemon.address, "GET", "/v1/attention").json()]
+        assert "damaged" in kinds
+        found, stopped = read_on(daemon, "0" * 40)
+        assert (stopped, [each.hex() for each in found]) == (True, damaged.front)
+        assert scrubbed(daemon)["findings"] == [damaged.finding]
+        assert set_aside(daemon, damaged.stretch).status == 200
+        check_done(daemon, damaged)
+
+
+def test_a_full_disk_keeps_the_rows_where_they_are_and_the_scrub_goes_on(tmp_path, damaged):
+    settings = (*SETTINGS, "storage.min_free_bytes=0")
+    with small_disk(tmp_path / "disk", 32) as disk, Daemon(damaged.copied(disk / "data"), *settings) as daemon:
+        ballast = leave_free(disk, 24 << 10)
+        refused = set_aside(daemon, {**damaged.stretch, "from": damaged.front[0]})
+        assert (refused.status, refused.code, refused.json()["outcome"]) == (503, "low_space", "not-applied"), refused
+        assert list(disk.glob("data/set-aside/*")) == []
+        found, stopped = read_on(daemon, "0" * 40)
+        assert (stopped, [each.hex() for each in found]) == (True, damaged.front)
+
+        rest = fill(disk / "data")
+        assert scrubbed(daemon)["findings"] == [damaged.finding]
+        assert not (disk / "data/scrub.json").exists()
+        daemon.wait_for_line("the scrub's report is not kept")
+        refused = set_aside(daemon, damaged.stretch)
+        assert (refused.status, refused.json()["outcome"]) == (503, "not-applied"), refused
+
+        ballast.unlink()
+        rest.unlink()
+        eventually("rows are set aside", lambda: set_aside(daemon, damaged.stretch).status == 200)
+        check_done(daemon, damaged)

@@ -1,0 +1,178 @@
+"""A real Keycloak as a process: fetched once from Maven Central, started on free ports with a realm, and gone at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.ports import free_ports
+
+ROOT = Path(__file__).parents[1]
+VERSION = "26.4.5"
+#: Git ignores it.
+CACHE = ROOT / ".cache/keycloak"
+#: It took 20 s on a quiet machine, and 45 s on a busy one.
+PATIENCE_S = 240.0
+REALM, CLIENT, SECRET, AUDIENCE = "shop", "billing", "billing-secret", "plainsong"
+
+
+def why_not() -> str | None:
+    """Why there can be no Keycloak here; None: there can. Fetches it where it is not there yet: 153 MiB."""
+    for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
+        if shutil.which(program) is None:
+            return f"NOT TESTED: Keycloak, since there is no {program} (Debian: apt-get install {package})"
+    if not (CACHE / VERSION / ".complete").exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        copied = ("-Dartifact=org.keycloak:keycloak-quarkus-dist:" + VERSION + ":zip", f"-DoutputDirectory={CACHE}")
+        plugin = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+        done = subprocess.run(["mvn", "-B", "-ntp", "-q", plugin, *copied], capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"NOT TESTED: Keycloak, since it cannot be fetched: {done.stdout[-500:]}"
+        archive = CACHE / f"keycloak-quarkus-dist-{VERSION}.zip"
+        shutil.rmtree(CACHE / VERSION, ignore_errors=True)
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(CACHE / "unpacked")
+        (CACHE / "unpacked" / f"keycloak-{VERSION}").rename(CACHE / VERSION)
+        (CACHE / VERSION / ".complete").touch()
+        archive.unlink()
+    return None
+
+
+class Keycloak:
+    """One server with one realm, which has one client; ``with`` it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.home = directory / "keycloak"
+        shutil.copytree(CACHE / VERSION, self.home)
+        (self.home / "bin/kc.sh").chmod(0o755)
+        imported = self.home / "data/import"
+        imported.mkdir(parents=True)
+        (imported / "realm.json").write_text(json.dumps(REALM_FILE))
+        self.port, management = free_ports(2)
+        self.issuer = f"http://127.0.0.1:{self.port}/realms/{REALM}"
+        self.jwks = f"{self.issuer}/protocol/openid-connect/certs"
+        self._log = directory / "keycloak.log"
+        self._command = [str(self.home / "bin/kc.sh"), "start-dev", "--import-realm", "--cache=local"]
+        self._command += ["--http-host=127.0.0.1", f"--http-port={self.port}", f"--http-management-port={management}"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Keycloak:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ
+                | {
+                    "JAVA_OPTS_KC_HEAP": "-Xmx400m -XX:TieredStopAtLevel=1",
+                    "KC_BOOTSTRAP_ADMIN_USERNAME": "admin",
+                    "KC_BOOTSTRAP_ADMIN_PASSWORD": "admin",
+                },
+            )
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                self.kill()
+                raise TimeoutError(f"Keycloak is not ready:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for it; nothing if that was done before."""
+        process, self._process = self._process, None
+        if process is not None:
+            # Its script starts the JVM: the whole group goes.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def token(self) -> str:
+        """Of the client itself, as a service gets it."""
+        return str(self._post(f"{self.issuer}/protocol/openid-connect/token", CLIENT, SECRET)["access_token"])
+
+    def rotate_keys(self) -> None:
+        """A new key of a higher priority: tokens are signed with it from now on, and the old one still verifies."""
+        admin = self._post(
+            f"http://127.0.0.1:{self.port}/realms/master/protocol/openid-connect/token",
+            "admin-cli",
+            "",
+            grant_type="password",
+            username="admin",
+            password="admin",
+        )["access_token"]
+        component = {
+            "name": "fresh",
+            "providerId": "rsa-generated",
+            "providerType": "org.keycloak.keys.KeyProvider",
+            "config": {"priority": ["500"], "enabled": ["true"], "active": ["true"], "algorithm": ["RS256"]},
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/admin/realms/{REALM}/components",
+            json.dumps(component).encode(),
+            {"Authorization": f"Bearer {admin}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 201
+
+    def _post(self, url: str, client: str, secret: str, **fields: str) -> Any:
+        given = {"grant_type": "client_credentials", "client_id": client, "client_secret": secret, **fields}
+        with urllib.request.urlopen(url, urllib.parse.urlencode(given).encode(), timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.jwks, timeout=5) as answer:
+                return bool(json.loads(answer.read())["keys"])
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+
+
+REALM_FILE = {
+    "realm": REALM,
+    "enabled": True,
+    "accessTokenLifespan": 300,
+    "clients": [
+        {
+            "clientId": CLIENT,
+            "secret": SECRET,
+            "enabled": True,
+            "serviceAccountsEnabled": True,
+            "standardFlowEnabled": False,
+            "protocolMappers": [
+                {
+                    "name": "audience",
+                    "protocol": "openid-connect",
+                    "protocolMapper": "oidc-audience-mapper",
+                    "config": {"included.custom.audience": AUDIENCE, "access.token.claim": "true"},
+                },
+                {
+                    "name": "groups",
+                    "protocol": "openid-connect",
+                    "protocolMapper": "oidc-hardcoded-claim-mapper",
+                    "config": {
+                        "claim.name": "groups",
+                        "claim.value": '["payments"]',
+                        "jsonType.label": "JSON",
+                        "access.token.claim": "true",
+                    },
+                },
+            ],
+        }
+    ],
+}

@@ -1,0 +1,251 @@
+"""A topic whose messages live for a second or two: who writes to it and reads it, and what must never be seen of it.
+
+The judge knows the promise and no code: a message is shown while the topic's time is not later than its publish time and
+its time to live together, and the topic's time is never behind what any reader was shown, nor behind every wall clock,
+nor ahead of all that any wall clock has ever said. What was gone for a second is gone for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.requests import PublishRequest
+from tests.cluster.course import at_last
+from tests.cluster.history.records import Poll
+from tests.cluster.readers import read_page
+from tests.cluster.voices import Doubt, NotSent, Refused, Voice
+from tests.cluster.writers import RECEIPT
+from tests.daemon.talk import topic_path
+
+if TYPE_CHECKING:
+    from tests.cluster.harness import Instance
+    from tests.simulation.world import SimulatedStage
+
+TOPIC = "brief"
+#: The topic's time to live at first, and once somebody has asked for a longer one; a message's own, which is shorter.
+TTL_S, LONGER_S, OWN_S = 2, 4, 1
+#: A reader may have seen a message gone by a time that is so far ahead of what the next owner finds.
+LAG_MS = 1_000
+
+Kind = Literal[
+    "undead",  # shown after its time
+    "gone early",  # not shown within its time
+    "came back",  # shown after somebody was not shown it any more
+    "brief disorder",  # a page out of order, a payload or an id twice, or what nobody sent
+    "brief and refused",  # shown, and its publish had not happened
+]
+
+
+class Anomaly(NamedTuple):
+    """One thing that must never be."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """One message of one publish."""
+
+    payload: bytes
+    own_s: int | None
+    """Its own time to live."""
+    refused: bool = False
+    told_s: float = inf
+    """When it was acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A page, and between which times the topic's time was while it was read."""
+
+    poll: Poll
+    least_ms: int
+    most_ms: int
+    ttl_s: tuple[int, int]
+    """The shortest and the longest time to live that the topic may have had by then."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """Everything that was noted about the topic."""
+
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    looks: list[Look] = field(default_factory=list)
+
+
+def judged(notes: Notes) -> list[Anomaly]:
+    """All that is wrong."""
+    ids = dict[bytes, bytes]()
+    for look in notes.looks:
+        ids.update((payload, message_id) for message_id, payload in look.poll.messages)
+    return [*_of_pages(notes), *_of_times(notes, ids), *_of_returns(notes, ids)]
+
+
+def _of_pages(notes: Notes) -> Iterator[Anomaly]:
+    places, payloads = dict[bytes, bytes](), dict[bytes, bytes]()
+    for look in notes.looks:
+        shown = [message_id for message_id, _ in look.poll.messages]
+        if shown != sorted(set(shown)):
+            yield Anomaly("brief disorder", f"{look.poll.name}: ids do not ascend")
+        for message_id, payload in look.poll.messages:
+            sent = notes.sent.get(payload)
+            if sent is None:
+                yield Anomaly("brief disorder", f"{look.poll.name} was shown {payload!r}, which nobody sent")
+            elif sent.refused:
+                yield Anomaly("brief and refused", f"{look.poll.name} was shown {payload!r}, which was refused")
+            if places.setdefault(payload, message_id) != message_id:
+                yield Anomaly("brief disorder", f"{payload!r} is there twice")
+            if payloads.setdefault(message_id, payload) != payload:
+                yield Anomaly("brief disorder", f"{message_id.hex()} is two messages")
+
+
+def _of_times(notes: Notes, ids: dict[bytes, bytes]) -> Iterator[Anomaly]:
+    for look in notes.looks:
+        poll = look.poll
+        shown = {payload for _, payload in poll.messages}
+        latest_ms = max([look.least_ms, *(_published_ms(message_id) for message_id, _ in poll.messages)])
+        for payload, sent in notes.sent.items():
+            place = ids.get(payload)
+            if place is None:
+                continue
+            shortest_s, longest_s = (min(each, sent.own_s or each) for each in look.ttl_s)
+            if payload in shown:
+                if latest_ms > _published_ms(place) + longest_s * 1000:
+                    late_ms = latest_ms - _published_ms(place) - longest_s * 1000
+                    yield Anomaly(
+                        "undead", f"{poll.name} at {poll.began_s:.3f} s was shown {payload!r}, {late_ms} ms late"
+                    )
+            elif (
+                sent.told_s < poll.began_s
+                and _covers(poll, place)
+                and look.most_ms <= _published_ms(place) + shortest_s * 1000
+            ):
+                yield Anomaly("gone early", f"{poll.name} at {poll.began_s:.3f} s was not shown {payload!r}")
+
+
+def _of_returns(notes: Notes, ids: dict[bytes, bytes]) -> Iterator[Anomaly]:
+    looks = sorted(notes.looks, key=lambda each: each.poll.began_s)
+    for payload, place in ids.items():
+        there_s = min([notes.sent[payload].told_s] if payload in notes.sent else [inf])
+        missed_s, by = inf, ""
+        for look in looks:
+            poll = look.poll
+            if (place, payload) in poll.messages:
+                there_s = min(there_s, poll.ended_s)
+                if poll.began_s > missed_s:
+                    yield Anomaly(
+                        "came back", f"{poll.name} at {poll.began_s:.3f} s was shown {payload!r}, {by} was not"
+                    )
+                    break
+            elif (
+                there_s < poll.began_s
+                and _covers(poll, place)
+                and poll.ended_s < missed_s
+                and look.least_ms > _published_ms(place) + look.ttl_s[1] * 1000 + LAG_MS
+            ):
+                missed_s, by = poll.ended_s, f"and {poll.name} at {poll.ended_s:.3f} s"
+
+
+def _covers(poll: Poll, place: bytes) -> bool:
+    """Whether it passed that id."""
+    return poll.since <= place and (poll.end == "end" or place <= poll.last)
+
+
+def _published_ms(message_id: bytes) -> int:
+    return int.from_bytes(message_id[:8], "big")
+
+
+# --- who writes to it, and reads it ----------------------------------------------------------------
+
+
+class Watcher:
+    """Publishes to the topic and reads it, one request after the other."""
+
+    def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
+        self.stage, self.voice, self.notes = stage, voice, stage.brief
+        self._ttl_s = (TTL_S, TTL_S)
+        self._count = 0
+
+    async def make(self) -> None:
+        """Create the topic."""
+        await at_last(
+            self.stage, partial(self.voice.tell, "PUT", topic_path(TOPIC, "?ifNotExists=true"), {"ttl": TTL_S})
+        )
+
+    async def act(self) -> None:
+        """One request of some kind. Raises NotSent, Doubt, Refused."""
+        chance = self.voice.rng.random()
+        if chance < 0.5:
+            await self._publish()
+        elif chance < 0.95:
+            await self.look()
+        else:
+            await self._live_longer()
+
+    async def _publish(self) -> None:
+        own_s = self.voice.rng.choice((None, OWN_S))
+        sent = [self._message(own_s) for _ in range(self.voice.rng.choice((1, 1, 3)))]
+        request = PublishRequest([each.payload for each in sent], ttl_s=own_s, atomic=self.voice.rng.random() < 0.3)
+        try:
+            await self.voice.ask("POST", topic_path(TOPIC, "/publish"), JSON.encode_publish(request), RECEIPT)
+        except (NotSent, Refused):
+            for each in sent:
+                each.refused = True
+            raise
+        for each in sent:
+            each.told_s = self.stage.world.now_s()
+
+    def _message(self, own_s: int | None) -> Sent:
+        self._count += 1
+        sent = Sent(b"brief.%d" % self._count, own_s)
+        self.notes.sent[sent.payload] = sent
+        return sent
+
+    async def look(self, at: Instance | None = None) -> None:
+        """Read what is there, from the beginning. Raises NotSent, Doubt, Refused."""
+        world, position = self.stage.world, None
+        committed = self.voice.rng.random() < 0.3
+        limit = self.voice.rng.choice((2, None, None))
+        while True:
+            since = world.watch()
+            poll = await read_page(self.voice, TOPIC, position, committed=committed, limit=limit, at=at, noted=False)
+            least_ms, most_ms = world.between(since)
+            self.notes.looks.append(Look(poll, least_ms, most_ms, self._ttl_s))
+            if poll.end != "more":
+                return
+            position = poll.through
+
+    async def _live_longer(self) -> None:
+        self._ttl_s = (TTL_S, LONGER_S)  # from here on it may be either
+        await self.voice.tell("PUT", topic_path(TOPIC, "/properties"), {"ttl": LONGER_S})
+
+
+async def watch(stage: SimulatedStage, seed: int, pause_s: float) -> None:
+    """Until all is over."""
+    async with stage.voice(seed) as voice:
+        watcher = Watcher(stage, voice)
+        await watcher.make()
+        while not stage.over:
+            with suppress(NotSent, Doubt, Refused):
+                await watcher.act()
+            await stage.rest(pause_s)
+
+
+async def outlive(stage: SimulatedStage, seed: int) -> None:
+    """When all is well: publish once more, and look at it at every instance until it has gone."""
+    async with stage.voice(seed) as voice:
+        watcher = Watcher(stage, voice)
+        watcher._ttl_s = (TTL_S, LONGER_S)
+        watcher._count = 1_000_000
+        await at_last(stage, watcher._publish)
+        for _ in range(4):
+            for instance in stage.cluster.instances:
+                await at_last(stage, partial(watcher.look, instance))
+            await stage.world.sleep(voice.rng.choice((0.4, 0.9, 1.7)))

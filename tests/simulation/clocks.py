@@ -1,0 +1,104 @@
+"""Simulated time: what the event loop sleeps by, and the wall clocks of instances, which follow it as well as they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+import trio
+
+#: 2023-11-14.
+START_MS = 1_700_000_000_000
+
+
+class SimulatedTime(trio.abc.Clock):
+    """Time that stands still while there is something to do, and goes on to the next deadline when there is not.
+
+    As ``trio.testing.MockClock``, which makes two rounds of the event loop for what this does in one. What is only
+    simulated (ways, disks, clients at rest) waits by ``sleep`` and ``at``, which cost a quarter of a deadline of Trio.
+    """
+
+    def __init__(self) -> None:
+        self._now_s, self._in_vain = 0.0, 0
+        self._numbers = count()
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+
+    def start_clock(self) -> None:
+        """It needs no start."""
+
+    def current_time(self) -> float:
+        return self._now_s
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Trio asks for it when no task can go on."""
+        if self._due and self._due[0][0] <= deadline:
+            self._now_s, _, call = heappop(self._due)
+            call()
+            return 0.0
+        if deadline < inf:
+            self._now_s = max(self._now_s, deadline)
+            return 0.0
+        # Trio itself is woken by a socket when it ends, which is there at once. A history has a deadline all along.
+        self._in_vain += 1
+        if self._in_vain > 10:
+            raise RuntimeError("everybody waits, and for nothing that will come")
+        return 0.1
+
+    def at(self, due_s: float, call: Callable[[], object]) -> None:
+        """Call it then, on the event loop, or as soon as nothing else can be done."""
+        heappush(self._due, (max(due_s, self._now_s), next(self._numbers), call))
+
+    async def sleep(self, seconds: float) -> None:
+        """As ``trio.sleep``."""
+        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+
+        def wake() -> None:
+            if task is not None:
+                trio.lowlevel.reschedule(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            nonlocal task
+            task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self.at(self._now_s + seconds, wake)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+def time_now() -> SimulatedTime:
+    """The time of the history that runs."""
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, SimulatedTime)
+    return clock
+
+
+class SimulatedClock:
+    """A wall clock that follows the simulated time, ahead or behind, faster or slower."""
+
+    def __init__(self) -> None:
+        self.regressions = 0
+        self._from_ms = float(START_MS)
+        self._since_s = trio.current_time()
+        self._rate = 1.0
+        self._last_ms = 0
+
+    def now_ms(self) -> int:
+        now_ms = int(self._exact_ms())
+        self.regressions += now_ms < self._last_ms
+        self._last_ms = now_ms
+        return now_ms
+
+    def peek_ms(self) -> int:
+        """What it says, without having been asked."""
+        return int(self._exact_ms())
+
+    def _exact_ms(self) -> float:
+        return self._from_ms + (trio.current_time() - self._since_s) * 1000 * self._rate
+
+    def jump(self, by_s: float) -> None:
+        self._from_ms, self._since_s = self._exact_ms() + by_s * 1000, trio.current_time()
+
+    def drift(self, rate: float) -> None:
+        self._from_ms, self._since_s, self._rate = self._exact_ms(), trio.current_time(), rate

@@ -1,0 +1,86 @@
+"""What the simulation makes of each planted mistake: a table, which stands in docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.simulation.planted import MISTAKES, Mistake
+
+DOCUMENT = Path(__file__).parents[2] / "docs/reliability.md"
+BEGIN, END = "<!-- planted: begin -->", "<!-- planted: end -->"
+#: How long a mistake is looked for.
+MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one mistake."""
+
+    mistake: Mistake
+    histories: int
+    cpu_s: float
+    words: tuple[str, ...]
+    """What the checker called it; empty: it was not found."""
+
+    def row(self) -> str:
+        found = f"{self.histories} | {self.cpu_s:.1f}" if self.words else f"not in {self.histories} | {self.cpu_s:.0f}"
+        return f"| {self.mistake.name} | {self.mistake.promise} | {found} | {', '.join(self.words) or 'nothing'} |"
+
+
+def look_for(mistake: Mistake, most: int = MOST) -> Finding:
+    """Plant it in a process of its own, and simulate until it is found."""
+    command = [sys.executable, "-m", "tests.simulation", "--json", "--planted", mistake.name, "--count", str(most)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    if not lines:
+        raise RuntimeError(f"{mistake.name}: {done.stderr[-2000:]}")
+    words = Counter[str]()
+    for bad in lines[:-1]:
+        words.update(kind for kind, _ in bad["anomalies"])
+        if bad["unexplained"] and not bad["anomalies"]:
+            words["unexplained answer, or no end"] += 1
+    return Finding(mistake, lines[-1]["histories"], lines[-1]["cpuSeconds"], tuple(sorted(words)))
+
+
+def table(findings: Iterable[Finding], most: int = MOST) -> str:
+    """In Markdown."""
+    findings = list(findings)
+    found = [each for each in findings if each.words]
+    histories = sorted(each.histories for each in found)
+    head = f"{len(found)} of {len(findings)} are found within {most:,} histories".replace(",", " ")
+    if histories:
+        head += f", half of them within {histories[len(histories) // 2]}, nine in ten within {histories[len(histories) * 9 // 10]}"
+    rows = [each.row() for each in sorted(findings, key=lambda each: (not each.words, each.histories))]
+    columns = "| mistake | breaks | found after histories | seconds of one core | called |\n|---|---|--:|--:|---|"
+    return "\n".join([f"{head}.", "", columns, *rows])
+
+
+def write(text: str) -> None:
+    """Into the document, in the place of the last one."""
+    document = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(
+        re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{text}\n\n{END}", document, flags=re.S), encoding="utf-8"
+    )
+
+
+def names_in_document() -> list[str]:
+    """The mistakes that the table of the document has."""
+    document = DOCUMENT.read_text(encoding="utf-8")
+    between = document.partition(BEGIN)[2].partition(END)[0]
+    return [line.split(" | ")[0].removeprefix("| ") for line in between.splitlines() if line.startswith("| ")][1:]
+
+
+def main(mistakes: Iterable[Mistake] = MISTAKES, most: int = MOST) -> None:
+    """Look for all of them, and write the table."""
+    findings: list[Finding] = []
+    for mistake in mistakes:
+        findings.append(look_for(mistake, most))
+        print(findings[-1].row(), file=sys.stderr, flush=True)
+    write(table(findings, most))

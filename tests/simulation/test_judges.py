@@ -1,0 +1,102 @@
+"""What judges expiry and the lives of topics says nothing of histories that are right, and names what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from plainsong.protocol.ids import FIRST_BOUND
+from tests.cluster.history.records import Poll
+from tests.simulation.brief import Look, Notes, Sent, judged
+from tests.simulation.garden import Model
+
+BEGAN_MS = 1_700_000_000_000
+
+
+def message_id(at_s: float) -> bytes:
+    return (BEGAN_MS + int(at_s * 1000)).to_bytes(8, "big") + bytes(12)
+
+
+def look(at_s: float, *published_s: float, ahead_s: float = 0.0) -> Look:
+    """A page of messages that are named by the time of their publish; ``ahead_s``: of some clock."""
+    messages = tuple((message_id(each), b"%d" % int(each * 10)) for each in published_s)
+    poll = Poll("reader", "a", "brief", False, at_s, at_s, messages, FIRST_BOUND, None)
+    now_ms = BEGAN_MS + int(at_s * 1000)
+    return Look(poll, now_ms, now_ms + int(ahead_s * 1000), (2, 2))
+
+
+def notes(*looks: Look, sent_s: tuple[float, ...] = (0.0, 0.5), **more: object) -> Notes:
+    sent = [Sent(b"%d" % int(each * 10), None, told_s=each) for each in sent_s]
+    for each in sent:
+        for name, value in more.items():
+            setattr(each, name, value)
+    return Notes({each.payload: each for each in sent}, list(looks))
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        notes(look(0.6, 0.0, 0.5), look(2.0, 0.0, 0.5), look(2.1, 0.5), look(2.6)),
+        notes(look(0.6, 0.0, 0.5), look(1.0, 0.5, ahead_s=5.0)),
+        notes(look(0.9, 0.0, 0.5), look(1.2, 0.5), look(1.7), own_s=1),
+    ],
+    ids=["in time", "a clock that is ahead", "lives of their own"],
+)
+def test_what_expires_in_time_is_right(right):
+    assert not judged(right)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("undead", notes(look(2.1, 0.0, 0.5))),
+        ("undead", notes(look(1.6, 0.0, 0.5), own_s=1)),
+        ("gone early", notes(look(0.6, 0.0, 0.5), look(1.9, 0.5))),
+        ("came back", notes(look(0.6, 0.0, 0.5), look(3.1, 0.5, ahead_s=9), look(3.2, 0.0, 0.5, ahead_s=9))),
+        ("brief disorder", notes(look(0.6, 0.5, 0.0))),
+        ("brief disorder", notes(look(0.6, 0.1))),
+        ("brief and refused", notes(look(0.6, 0.0), refused=True)),
+    ],
+)
+def test_what_is_wrong_with_expiry_is_named(kind, wrong):
+    assert kind in {each.kind for each in judged(wrong)}
+
+
+def a_garden(*happened: str) -> Model:
+    model = Model()
+    for number, verb in enumerate(happened):
+        model.happened(verb, (b"%d" % number,) if verb == "publish" else ())
+    assert not model.wrong
+    return model
+
+
+def shown(model: Model, *contents: bytes) -> bool:
+    """Whether the worlds that are left have one with these messages."""
+    model.said(lambda world: world.alive and world.contents == contents, "shown")
+    return not model.wrong
+
+
+def test_what_was_deleted_comes_back_as_it_was():
+    assert shown(a_garden("create", "publish", "delete", "undelete", "publish"), b"1", b"4")
+    assert not shown(a_garden("create", "publish", "delete", "undelete"))
+
+
+def test_what_is_made_anew_is_empty():
+    assert shown(a_garden("create", "publish", "delete", "create"))
+    assert not shown(a_garden("create", "publish", "delete", "create"), b"1")
+
+
+@pytest.mark.parametrize("contents", [(b"1",), (b"1", b"x"), (b"1", b"2", b"x"), (b"1", b"2")])
+def test_what_was_not_answered_may_happen_late_or_never_and_once(contents):
+    model = a_garden("create", "publish")
+    model.unknown("publish", (b"x",))
+    if b"2" in contents:
+        model.happened("publish", (b"2",))
+    assert shown(model, *contents)
+    assert not shown(model, *contents, b"x", b"x")
+
+
+def test_answers_that_no_order_of_events_explains_are_wrong():
+    for verb in ("delete", "publish", "undelete"):
+        model = Model()
+        model.happened(verb)
+        assert model.wrong, verb

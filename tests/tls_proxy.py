@@ -1,0 +1,140 @@
+"""A TLS proxy before a server that speaks none, as stunnel or Envoy would stand before HBase's gateway or ZooKeeper."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.certificates import Authority, Pair
+
+
+class TlsProxy:
+    """Ends TLS on a free port of 127.0.0.1 and passes the bytes on to ``target``; ``with`` it.
+
+    It has a thread for each connection, and passes on what comes from either side before it looks at the other: enough
+    for requests and answers. The sockets are the system's, so that a client hears why its handshake failed.
+
+    Args:
+      pair: what it shows.
+      clients: whose certificates it demands; None: it asks nobody for one.
+    """
+
+    def __init__(self, target: tuple[str, int], pair: Pair, clients: Authority | None = None) -> None:
+        self._target = target
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.show(pair)
+        if clients is not None:
+            self._context.load_verify_locations(clients.file)
+            self._context.verify_mode = ssl.CERT_REQUIRED
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        #: Connections by TLS that were passed on.
+        self.passed = 0
+        #: DNS names in the certificates that clients showed.
+        self.shown: set[str] = set()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.getsockname()
+        return host, port
+
+    @property
+    def text(self) -> str:
+        return "{}:{}".format(*self.address)
+
+    def show(self, pair: Pair) -> None:
+        """What connections from now on are shown."""
+        self._context.load_cert_chain(pair.certificate, pair.key)
+
+    def cut(self) -> None:
+        """Breaks all connections there are."""
+        with self._lock:
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> TlsProxy:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self.cut()
+        for each in self._threads[1:]:
+            each.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(accepted,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        with accepted, self._known(accepted), suppress(OSError):
+            accepted.settimeout(20)
+            client = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+            with client, self._known(client):
+                try:
+                    client.do_handshake()
+                except ssl.SSLError:
+                    _end_politely(client)
+                    return
+                certificate = client.getpeercert() or {}
+                with socket.create_connection(self._target) as server, self._known(server):
+                    with self._lock:
+                        self.passed += 1
+                        self.shown |= {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
+                    client.settimeout(None)
+                    _pass(client, server)
+
+    def _known(self, each: socket.socket) -> _Known:
+        return _Known(self._lock, self._open, each)
+
+
+class _Known:
+    """A socket that ``cut`` breaks, for the block."""
+
+    def __init__(self, lock: threading.Lock, known: set[socket.socket], each: socket.socket) -> None:
+        self._lock, self._known, self._each = lock, known, each
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._known.add(self._each)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._known.discard(self._each)
+
+
+def _pass(client: ssl.SSLSocket, server: socket.socket) -> None:
+    """Until either side ends."""
+    while True:
+        ready = [client] if client.pending() else select.select([client, server], [], [])[0]
+        for source, sink in ((client, server), (server, client)):
+            if source in ready:
+                data = source.recv(1 << 16)
+                if not data:
+                    return
+                sink.sendall(data)
+
+
+def _end_politely(client: ssl.SSLSocket) -> None:
+    """Reads what is still to come: a close before that would take the alert back."""
+    with socket.socket(fileno=client.detach()) as raw:
+        raw.shutdown(socket.SHUT_WR)
+        raw.settimeout(2)
+        while raw.recv(1 << 16):
+            pass

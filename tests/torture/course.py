@@ -1,0 +1,278 @@
+"""One real daemon with clients at work, a disk that does as it is told, and a verdict on what the clients saw.
+
+The clients are those of the tests on real clusters, and so is the checker: it knows the promises, and nothing of the code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import cast
+
+import trio
+
+from tests.cluster.course import at_last, create_topics, settle
+from tests.cluster.harness import Cluster
+from tests.cluster.history.checker import check
+from tests.cluster.history.records import Anomaly, History, Write
+from tests.cluster.readers import reader
+from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.cluster.writers import plain_writer, producing_writer, publish, transactional_writer
+from tests.daemon.harness import Daemon, DaemonEnded
+from tests.daemon.talk import topic_path
+from tests.torture.disk import Disk, Plan
+
+TOPICS = ["a", "b", "c"]
+#: Volumes of a few hundred messages, which are sealed, swept and dropped all the time.
+SETTINGS = (
+    *("storage.min_free_bytes=0", "storage.write_buffer_bytes=65536", "storage.volume_bytes=65536"),
+    *("retention.interval_s=0.1", "retention.step_rows=50", "transactions.timeout_s=5"),
+)
+#: Its messages live for a second, so that there is always something to remove. The checker knows nothing of it.
+FLEETING = "fleeting"
+PAUSE_S = 0.01
+#: How often a daemon may fail to start on a failing disk before that is made well.
+STARTS = 3
+#: How long a disk fails at most, before it is made well.
+UNDER_FAULTS_S = 8.0
+#: How a daemon that cannot start says so, with the exit codes of docs/operations.md.
+REFUSALS = ("ended with 1: error: ", "ended with 3: error: ")
+
+
+@dataclass(slots=True, eq=False)
+class Lone:
+    """The one instance of a daemon that is alone, as clients of a cluster see it."""
+
+    daemon: Daemon
+    name: str = "alone"
+    state: str = "down"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.daemon.address
+
+
+@dataclass(slots=True, eq=False)
+class Alone:
+    """What clients share when there is one daemon; it does nothing of a cluster but to have instances."""
+
+    instances: list[Lone]
+
+
+def stage_of(lone: Lone, seed: int) -> Stage:
+    """A stage on which the clients of a cluster speak to one daemon."""
+    return Stage(cast("Cluster", Alone([lone])), TOPICS, seed)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was done to one daemon, and what came of it."""
+
+    what: str
+    seed: int
+    done: int = 0
+    """How often it was done."""
+    calls: int = 0
+    """Calls to the file system that were counted."""
+    refused_starts: int = 0
+    summary: str = ""
+    messages: int = 0
+    polls: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    anomalies: list[Anomaly] = field(default_factory=list)
+    surprises: list[str] = field(default_factory=list)
+    last_call: str = ""
+    made: Counter[str] = field(default_factory=Counter)
+    """How often each kind of fault was made, where there are several."""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.anomalies and not self.surprises
+
+    def __str__(self) -> str:
+        good = "GOOD" if self.is_good else "BAD"
+        lines = [f"{good}: {self.what}, seed {self.seed}, done {self.done} times, the last at {self.last_call or '-'}"]
+        lines += [f"  {self.summary}; {self.refused_starts} starts refused; {dict(self.answers)}"]
+        lines += [f"  {kind}: {text}" for kind, text in self.anomalies[:10]]
+        lines += [f"  unexplained: {each}" for each in self.surprises[:10]]
+        return "\n".join(lines)
+
+    def judge(self, history: History) -> None:
+        """Look for anomalies, and count what was there to be judged."""
+        self.anomalies += check(history)
+        self.summary = history.summary()
+        self.messages, self.polls = sum(map(len, history.logs.values())), len(history.polls)
+
+
+async def start(lone: Lone, verdict: Verdict, disk: Disk | None = None) -> None:
+    """Start the daemon; on a failing disk it may refuse to, in its own words, and the disk is well after a few of these."""
+    lone.state = "down"
+    for attempt in range(STARTS + 1):
+        if attempt == STARTS and disk is not None:
+            disk.heal()
+        try:
+            await trio.to_thread.run_sync(lone.daemon.start)
+        except DaemonEnded as error:
+            if disk is None or disk.made == 0 or attempt == STARTS:
+                raise
+            if not str(error).startswith(REFUSALS) or "Traceback" in str(error):
+                verdict.surprises.append(f"a start {error}")
+            verdict.refused_starts += 1
+        else:
+            lone.state = "up"
+            return
+
+
+async def keep_up(lone: Lone, verdict: Verdict, disk: Disk) -> None:
+    """A daemon must not end by itself; one that does is noted, and started again."""
+    while True:
+        if lone.state == "up" and lone.daemon.ended:
+            await trio.to_thread.run_sync(lone.daemon.wait)
+            verdict.surprises.append(f"it ended by itself with {lone.daemon.returncode}: {lone.daemon.lines[-3:]}")
+            await start(lone, verdict, disk)
+        await trio.sleep(0.05)
+
+
+async def churn(stage: Stage, seed: int) -> None:
+    """Large messages that live for a second, so that volumes are sealed and dropped."""
+    async with stage.voice(seed) as voice:
+        path = topic_path(FLEETING)
+        while not stage.over:
+            with suppress(NotSent, Doubt, Refused):
+                await voice.tell("PUT", path + "?ifNotExists=true", {"ttl": 1})
+                write = Write(FLEETING, (b"x" * 3000 + str(voice.rng.random()).encode(),), 0.0)
+                await publish(voice, write)
+            await trio.sleep(PAUSE_S)
+
+
+async def clients(
+    stage: Stage,
+    rng: Random,
+    work: Callable[[], Awaitable[None]],
+    *,
+    watch: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Writers and readers, until ``work`` has returned and each writer has ended what it has begun."""
+    async with trio.open_nursery() as others:
+        if watch is not None:
+            others.start_soon(watch)
+        for committed in stage.isolations:
+            for waits in (True, False):
+                read = partial(reader, committed=committed, waits=waits, pause_s=PAUSE_S)
+                others.start_soon(read, stage, rng.randrange(1 << 30))
+        async with trio.open_nursery() as writers:
+            for at, writer in enumerate((plain_writer, producing_writer, transactional_writer)):
+                writers.start_soon(writer, stage, f"w{at}", rng.randrange(1 << 30), PAUSE_S)
+            writers.start_soon(churn, stage, rng.randrange(1 << 30))
+            await work()
+            stage.over = True
+        others.cancel_scope.cancel()
+
+
+async def judge_twice(stage: Stage, lone: Lone, verdict: Verdict) -> None:
+    """Decide what is open, read everything, judge it; then the same of what a daemon that was killed has on its disk."""
+    await settle(stage)
+    before = {topic: list(rows) for topic, rows in stage.history.logs.items()}
+    await trio.to_thread.run_sync(lone.daemon.kill)
+    await start(lone, verdict)
+    await settle(stage)
+    for topic, rows in stage.history.logs.items():
+        if list(rows) != before[topic]:
+            verdict.anomalies.append(Anomaly("vanished", f"{topic} has other messages after a start"))
+    await end(stage, verdict)
+    verdict.answers += stage.answers
+    verdict.surprises += stage.surprises
+
+
+async def end(stage: Stage, verdict: Verdict) -> None:
+    """Publish a last message to each topic, wait until readers have it, and judge the history."""
+    for topic in TOPICS:
+        async with stage.voice(2) as voice:
+            write = Write(topic, (b"the last of " + topic.encode(),), trio.current_time())
+            stage.history.writes.append(write)
+            await at_last(stage, partial(once_more, voice, write))
+    await settle(stage)
+    verdict.judge(stage.history)
+
+
+async def once_more(voice: Voice, write: Write) -> None:
+    """Publish it; what may have happened already is not sent again."""
+    if not write.unanswered:
+        await publish(voice, write)
+
+
+@dataclass(slots=True)
+class Attack:
+    """What a fault can lay hands on."""
+
+    lone: Lone
+    disk: Disk
+    stage: Stage
+    rng: Random
+    verdict: Verdict
+    made: Counter[str] = field(default_factory=Counter)
+    """How often each fault was made."""
+
+
+async def with_failing_calls(directory: Path, made: Path, plan: Plan, seed: int, acknowledged: int = 40) -> Verdict:
+    """A new daemon, from its first start on a disk whose calls fail as planned, until all is well and was judged."""
+
+    async def work(attack: Attack) -> None:
+        await attack.stage.more(acknowledged)
+        attack.verdict.calls = attack.disk.calls
+        attack.disk.heal()
+        await attack.stage.more(acknowledged // 2)
+
+    return await life(directory, made, str(plan), seed, work, plan=plan)
+
+
+async def life(
+    directory: Path,
+    made: Path,
+    what: str,
+    seed: int,
+    work: Callable[[Attack], Awaitable[None]],
+    *,
+    plan: Plan | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Verdict:
+    """A new daemon with clients at work while ``work`` does to it what it does; then all is judged, twice.
+
+    Args:
+      plan: how calls fail from its first start on, for at most ``UNDER_FAULTS_S``.
+      environ: its environment besides.
+    """
+    verdict = Verdict(what, seed)
+    disk = Disk(directory / "data", made)
+    said = {**disk.environ, **(environ or {})}
+    said["LD_PRELOAD"] = ":".join([disk.environ["LD_PRELOAD"], *filter(None, [(environ or {}).get("LD_PRELOAD")])])
+    rng, lone = Random(seed), Lone(Daemon(directory / "data", *SETTINGS, environ=said))
+    try:
+        if plan is not None:
+            disk.fail(plan)
+        await start(lone, verdict, disk)
+        stage = stage_of(lone, seed)
+        attack = Attack(lone, disk, stage, Random(rng.random()), verdict)
+        async with trio.open_nursery() as nursery:
+            if plan is not None:
+                nursery.start_soon(_heal_later, disk)
+            await create_topics(stage)
+            await clients(stage, rng, partial(work, attack), watch=partial(keep_up, lone, verdict, disk))
+            nursery.cancel_scope.cancel()
+        verdict.done, verdict.last_call = disk.made or sum(attack.made.values()), disk.what
+        verdict.made = attack.made
+        await judge_twice(stage, lone, verdict)
+    finally:
+        lone.daemon.end()
+        disk.close()
+    return verdict
+
+
+async def _heal_later(disk: Disk) -> None:
+    await trio.sleep(UNDER_FAULTS_S)
+    disk.heal()

@@ -1,0 +1,167 @@
+"""Power cuts of a real daemon: one history is recorded with all that its disk was told, and cut at many moments.
+
+Each image is started again, finishes what was open, and is judged with what clients knew at that moment: an answer
+that had come by then must hold, a request that had not been sent yet must not be there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from random import Random
+
+import trio
+
+from tests.cluster.course import at_last, create_topics, settle
+from tests.cluster.history.records import Anomaly, History, Transaction, Write
+from tests.cluster.voices import Stage, Voice
+from tests.cluster.writers import TX
+from tests.daemon.harness import Daemon, DaemonEnded
+from tests.torture.course import SETTINGS, Lone, Verdict, clients, end, stage_of
+from tests.torture.disk import Disk
+from tests.torture.power import Disk as Told
+from tests.torture.power import Record, Style, read_log
+
+#: What is left of what was not synced, for the report.
+LEFT: dict[Style, str] = {
+    "lost": "is lost",
+    "kept": "is there",
+    "torn": "is there in part, its end torn",
+    "holes": "is there with blocks of zeros",
+}
+
+
+@dataclass(slots=True)
+class Recording:
+    """A history, and all that the disk was told meanwhile."""
+
+    root: Path
+    history: History
+    records: list[Record]
+    offset_s: float
+    """What the clock of the history is ahead of that of the records."""
+    ready: int
+    """So many records had happened when its topics were there."""
+
+    def moments(self) -> list[int]:
+        """Where the power may be cut: so many records have happened."""
+        return list(range(1, len(self.records) + 1))
+
+    def known_at(self, moment: int) -> History:
+        """The history as clients knew it when so many records had happened."""
+        return cut(
+            self.history,
+            self.records[moment - 1].at_s + self.offset_s,
+            (self.records[moment].at_s if moment < len(self.records) else inf) + self.offset_s,
+        )
+
+
+async def record(directory: Path, made: Path, seed: int, acknowledged: int = 150) -> Recording:
+    """A daemon from its first start on, with clients at work until it is killed."""
+    offset_s = trio.current_time() - time.monotonic()
+    disk = Disk(directory / "data", made, log=True)
+    assert disk.log is not None
+    lone = Lone(Daemon(directory / "data", *SETTINGS, environ=disk.environ))
+    try:
+        await trio.to_thread.run_sync(lone.daemon.start)
+        lone.state = "up"
+        stage = stage_of(lone, seed)
+        await create_topics(stage)
+        ready_s = time.monotonic()
+
+        async def work() -> None:
+            await stage.more(acknowledged)
+
+        await clients(stage, Random(seed), work)
+    finally:
+        lone.daemon.end()
+        disk.close()
+    records = read_log(disk.log)
+    ready = sum(each.at_s <= ready_s for each in records)
+    return Recording(disk.root, stage.history, records, offset_s, ready)
+
+
+def cut(history: History, last_s: float, next_s: float) -> History:
+    """What was known of it between two changes of the disk, at ``last_s`` and ``next_s``."""
+    transactions = {
+        each: replace(
+            each,
+            pointers=set(each.pointers),
+            asked_s=each.asked_s if each.asked_s <= last_s else inf,
+            committed_s=each.committed_s if each.committed_s < next_s else inf,
+            undone_s=each.undone_s if each.undone_s < next_s else inf,
+            state="",
+        )
+        for each in history.transactions
+        if each.told_s < next_s
+    }
+    known = History(transactions=list(transactions.values()))
+    known.writes = [_write_at(each, transactions, next_s) for each in history.writes if each.began_s <= last_s]
+    known.openings = [each for each in history.openings if each.ended_s < next_s]
+    known.polls = [each for each in history.polls if each.ended_s < next_s]
+    return known
+
+
+def _write_at(write: Write, transactions: dict[Transaction, Transaction], next_s: float) -> Write:
+    known = replace(write, transaction=transactions[write.transaction] if write.transaction else None)
+    known.receipts = list(write.receipts)
+    if write.ended_s >= next_s:
+        known.ended_s, known.receipts = inf, []
+    return known
+
+
+async def judge(
+    recording: Recording, moment: int, style: Style, directory: Path, seed: int, *, lies: str = ""
+) -> Verdict:
+    """Cut the power when so many records have happened, start what is left, and look for what must not be.
+
+    ``lies``: the disk has not synced files of that kind of name, whatever it said.
+    """
+    verdict = Verdict(f"power cut; what was not synced {LEFT[style]}", seed, done=1, last_call=f"record {moment}")
+    told = Told(recording.root, lies)
+    for each in recording.records[:moment]:
+        told.apply(each)
+    told.image(directory / "data", style, Random(seed))
+    lone = Lone(Daemon(directory / "data", *SETTINGS))
+    stage = stage_of(lone, seed)
+    stage.history = recording.known_at(moment)
+    try:
+        await trio.to_thread.run_sync(lone.daemon.start)
+        lone.state = "up"
+        if moment >= recording.ready:
+            await look_for_topics(stage, verdict)
+        await create_topics(stage)
+        await forget_lost_transactions(stage, verdict)
+        await settle(stage)
+        await end(stage, verdict)
+    except DaemonEnded as error:
+        verdict.anomalies.append(Anomaly("lost", f"the daemon does not start: {error}"))
+    finally:
+        lone.daemon.end()
+    verdict.answers += stage.answers
+    verdict.surprises += stage.surprises
+    return verdict
+
+
+async def look_for_topics(stage: Stage, verdict: Verdict) -> None:
+    """One that was made and is not there is an anomaly."""
+    async with stage.voice(3) as voice:
+        there = await at_last(stage, partial(voice.tell, "GET", "/v1/namespaces/ring/topics"))
+    verdict.anomalies += [Anomaly("lost", f"topic {each} is not there") for each in stage.topics if each not in there]
+
+
+async def forget_lost_transactions(stage: Stage, verdict: Verdict) -> None:
+    """One that was answered and that nobody knows is an anomaly; there is no decision to wait for."""
+    async with stage.voice(3) as voice:
+        for each in list(stage.history.transactions):
+            if await at_last(stage, partial(_is_unknown, voice, each)):
+                verdict.anomalies.append(Anomaly("lost", f"transaction {each.id} was begun, and is not known"))
+                stage.history.transactions.remove(each)
+
+
+async def _is_unknown(voice: Voice, transaction: Transaction) -> bool:
+    told = await voice.tell("GET", f"{TX}/{transaction.id}")
+    return bool(told["state"] == "unknown")

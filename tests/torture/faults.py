@@ -1,0 +1,156 @@
+"""What is done to one daemon while clients are at work: each fault is made, lasts, and is over when its function returns."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from tests.cluster.harness import shifted_clock, why_no_wrong_clocks, write_shift
+from tests.storage.disks import fill
+from tests.torture.course import Attack, Verdict, life, start
+from tests.torture.disk import Plan
+
+HOUR_S = 3_600
+#: How long an answer of /livez may take while the disk does nothing. A busy machine takes its time, too.
+ALIVE_S = 10.0
+
+Fault = Callable[[Attack], Awaitable[None]]
+
+
+async def killed(attack: Attack) -> None:
+    """SIGKILL, and a new start."""
+    attack.lone.state = "down"
+    await trio.to_thread.run_sync(attack.lone.daemon.kill)
+    await start(attack.lone, attack.verdict)
+
+
+async def stopped(attack: Attack) -> None:
+    """SIGTERM, as in an upgrade, and a new start."""
+    attack.lone.state = "down"
+    code = await trio.to_thread.run_sync(attack.lone.daemon.stop)
+    if code:
+        attack.verdict.surprises.append(f"it left with {code}")
+    await start(attack.lone, attack.verdict)
+
+
+async def paused(attack: Attack) -> None:
+    """SIGSTOP, and SIGCONT."""
+    attack.lone.daemon.signal(signal.SIGSTOP)
+    await trio.sleep(attack.rng.uniform(0.1, 1.5))
+    attack.lone.daemon.signal(signal.SIGCONT)
+
+
+async def syncs_stall(attack: Attack) -> None:
+    """No sync comes back for a while; the daemon answers that it lives."""
+    attack.disk.stall(("sync",))
+    await _alive_while_it_lasts(attack)
+
+
+async def writes_stall(attack: Attack) -> None:
+    """No call at all comes back for a while; the daemon answers that it lives."""
+    attack.disk.stall()
+    await _alive_while_it_lasts(attack)
+
+
+async def _alive_while_it_lasts(attack: Attack) -> None:
+    try:
+        await trio.sleep(attack.rng.uniform(0.3, 2))
+        with trio.move_on_after(ALIVE_S) as scope:
+            async with attack.stage.voice(3) as voice:
+                await voice.ask("GET", "/livez")
+        if scope.cancelled_caught:
+            attack.verdict.surprises.append("it does not answer /livez while its disk stands still")
+    finally:
+        attack.disk.heal()
+
+
+async def slow(attack: Attack) -> None:
+    """Every call takes 20 ms longer for a while."""
+    attack.disk.slow(0.02)
+    await trio.sleep(1.5)
+    attack.disk.heal()
+
+
+async def calls_fail(attack: Attack) -> None:
+    """Some calls fail, a few of them torn, with time to recover between them."""
+    error = attack.rng.choice((errno.EIO, errno.ENOSPC))
+    plan = Plan(attack.rng.randint(1, 40), 1 << 32, 151, error=error, torn=attack.rng.random() < 0.5)
+    attack.disk.fail(plan)
+    await trio.sleep(2)
+    attack.disk.heal()
+
+
+async def short_writes(attack: Attack) -> None:
+    """Every other write stores half of what it was asked to."""
+    attack.disk.fail(Plan(1, 1 << 32, 2, error=0))
+    await trio.sleep(1)
+    attack.disk.heal()
+
+
+async def disk_full(attack: Attack) -> None:
+    """The file system is filled to its last byte, and freed again."""
+    ballast = await trio.to_thread.run_sync(fill, attack.disk.root.parent)
+    await trio.sleep(attack.rng.uniform(0.3, 1.5))
+    ballast.unlink()
+
+
+def clock_jumps(shift: Path, ahead_s: int) -> Fault:
+    """The clock jumps by so much, and jumps back."""
+
+    async def jump(attack: Attack) -> None:
+        write_shift(shift, ahead_s)
+        await trio.sleep(1.5)
+        write_shift(shift, 0)
+
+    return jump
+
+
+#: By their names in the report.
+ALWAYS: dict[str, Fault] = {
+    "killed, and started again": killed,
+    "stopped, and started again": stopped,
+    "frozen (SIGSTOP) for up to 1.5 s": paused,
+    "no sync comes back for up to 2 s": syncs_stall,
+    "no call to the disk comes back for up to 2 s": writes_stall,
+    "every call to the disk takes 20 ms longer": slow,
+    "calls fail with EIO or ENOSPC, some writes torn": calls_fail,
+    "every other write is short": short_writes,
+}
+
+
+def on_a_disk_of_its_own(directory: Path) -> bool:
+    """Whether it can be filled up without harm to anybody."""
+    return os.path.ismount(directory)
+
+
+async def storm(directory: Path, made: Path, seed: int, *, rounds: int = 1, clocks: bool = False) -> Verdict:
+    """One daemon, and every fault there is, one after the other, with acknowledgements before and after each.
+
+    Args:
+      rounds: how often each is made.
+      clocks: the clock jumps as well. A daemon whose clock can be set needs libfaketime.
+    """
+    kinds, environ = dict(ALWAYS), {}
+    if on_a_disk_of_its_own(directory):
+        kinds["the file system is full"] = disk_full
+    if clocks and why_no_wrong_clocks() is None:
+        shift = directory / "shift"
+        write_shift(shift, 0)
+        environ = shifted_clock(shift)
+        kinds["the clock jumps ahead by an hour, and back"] = clock_jumps(shift, HOUR_S)
+        kinds["the clock jumps back by an hour, and ahead"] = clock_jumps(shift, -HOUR_S)
+
+    async def work(attack: Attack) -> None:
+        await attack.stage.more(20)
+        for _ in range(rounds):
+            for name in attack.rng.sample(sorted(kinds), len(kinds)):
+                await kinds[name](attack)
+                attack.made[name] += 1
+                await attack.stage.more(20)
+
+    return await life(directory, made, "every fault by turns", seed, work, environ=environ)

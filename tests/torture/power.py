@@ -1,0 +1,210 @@
+"""What a power cut can leave of a directory: images, built from the log of every change and sync that ``disk.c`` writes.
+
+The file system is taken to be one that keeps a journal, as ext4, XFS and Btrfs do:
+
+* the content of a file is durable up to its last sync; of what was written behind it, any part may be there, the last
+  block torn, or a block of zeros in the midst of it;
+* names are made, changed and removed in order, so what survives is a beginning of all these changes. A synced file
+  or directory has all changes of names that concern it, and those before them.
+
+``docs/stores.md`` says that the store relies on the second.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from random import Random
+from typing import Literal
+
+_HEAD = struct.Struct("<IiQQII")
+_TRUNCATES = 0o1000
+BLOCK = 4096
+Style = Literal["lost", "kept", "torn", "holes"]
+"""Of what was not synced: nothing is left; all; a beginning, its last block torn; all, with blocks of zeros."""
+STYLES: tuple[Style, ...] = ("lost", "kept", "torn", "holes")
+_KIND = ("open_", "write", "sync", "rename", "unlink", "mkdir", "truncate", "rmdir")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call that succeeded."""
+
+    kind: str
+    fd: int
+    at_s: float
+    """When it was over, by the monotonic clock."""
+    number: int
+    one: bytes
+    two: bytes
+
+
+def read_log(log: Path) -> list[Record]:
+    """All of it; a record that was cut by a kill, at the end, is left out."""
+    data, at, records = log.read_bytes(), 0, []
+    while at + _HEAD.size <= len(data):
+        kind, fd, at_ns, number, one, two = _HEAD.unpack_from(data, at)
+        start = at + _HEAD.size
+        at = start + one + two
+        if at > len(data):
+            break
+        records.append(Record(_KIND[kind], fd, at_ns / 1e9, number, data[start : start + one], data[start + one : at]))
+    return records
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """A file, whatever it is called: all that was written, and how much of that was synced."""
+
+    changes: list[tuple[int, bytes | None]] = field(default_factory=list)
+    """``(offset, bytes)``, or ``(size, None)`` for a file that was cut to a size."""
+    synced: int = 0
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of names: ``was`` None for a new one, ``now`` None for one that goes."""
+
+    was: str | None
+    now: str | None
+    file: File | None
+    """None: a directory."""
+
+    def concerns(self, path: str, file: File | None) -> bool:
+        if file is not None:
+            return self.file is file
+        return any(name is not None and (name == path or _parent(name) == path) for name in (self.was, self.now))
+
+
+def _parent(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+class Disk:
+    """What the disk has been told, record by record. It does nothing for a sync of files whose name ends with ``lies``."""
+
+    def __init__(self, root: Path, lies: str = "") -> None:
+        self.root, self._lies = str(root), lies
+        self.journal: list[Change] = []
+        self.durable = 0
+        """So many changes of names survive whatever comes."""
+        self.names: dict[str, File | None] = {}
+        self._open: dict[int, tuple[str, File | None]] = {}
+
+    def apply(self, record: Record) -> None:
+        getattr(self, f"_{record.kind}")(record)
+
+    def _open_(self, record: Record) -> None:
+        path = record.one.decode()
+        if path not in self.names:
+            is_directory = path == self.root
+            file = None if is_directory else File()
+            self._change(Change(None, path, file))
+        found = self.names[path]
+        if found is not None and record.number & _TRUNCATES and found.changes:
+            found.changes.append((0, None))
+        self._open[record.fd] = path, found
+
+    def _write(self, record: Record) -> None:
+        file = self._open[record.fd][1]
+        assert file is not None
+        file.changes.append((record.number, record.one))
+
+    def _truncate(self, record: Record) -> None:
+        file = self._open[record.fd][1]
+        assert file is not None
+        file.changes.append((record.number, None))
+
+    def _sync(self, record: Record) -> None:
+        path, file = self._open[record.fd]
+        if self._lies and path.endswith(self._lies):
+            return
+        if file is not None:
+            file.synced = len(file.changes)
+        for at in range(len(self.journal), self.durable, -1):
+            if self.journal[at - 1].concerns(path, file):
+                self.durable = at
+                return
+
+    def _rename(self, record: Record) -> None:
+        was, now = record.one.decode(), record.two.decode()
+        if was in self.names:  # LevelDB's own log is made where nobody looks
+            self._change(Change(was, now, self.names[was]))
+
+    def _unlink(self, record: Record) -> None:
+        path = record.one.decode()
+        if path in self.names:
+            self._change(Change(path, None, self.names[path]))
+
+    def _mkdir(self, record: Record) -> None:
+        self._change(Change(None, record.one.decode(), None))
+
+    _rmdir = _unlink
+
+    def _change(self, change: Change) -> None:
+        self.journal.append(change)
+        _apply(self.names, change)
+
+    # --- images --------------------------------------------------------------------------------
+
+    def image(self, directory: Path, style: Style, rng: Random) -> None:
+        """Build, in a directory that does not exist, what a power cut may leave now."""
+        last = {"lost": self.durable, "kept": len(self.journal)}.get(style)
+        survive = rng.randint(self.durable, len(self.journal)) if last is None else last
+        names: dict[str, File | None] = {}
+        for change in self.journal[:survive]:
+            _apply(names, change)
+        directory.mkdir(parents=True)
+        for path, file in sorted(names.items()):
+            place = directory / PurePosixPath(path).relative_to(self.root)
+            if file is None:
+                place.mkdir(exist_ok=True)
+            else:
+                place.write_bytes(_content(file, style, rng))
+
+
+def _apply(names: dict[str, File | None], change: Change) -> None:
+    if change.was is not None:
+        names.pop(change.was, None)
+        for path in [each for each in names if change.file is None and each.startswith(change.was + "/")]:
+            moved = names.pop(path)
+            if change.now is not None:
+                names[change.now + path[len(change.was) :]] = moved
+    if change.now is not None:
+        names[change.now] = change.file
+
+
+def _content(file: File, style: Style, rng: Random) -> bytes:
+    content = bytearray()
+    for offset, data in file.changes[: file.synced]:
+        _change_content(content, offset, data)
+    rest = file.changes[file.synced :]
+    if not rest or style == "lost":
+        return bytes(content)
+    if style == "torn":
+        rest = rest[: rng.randint(0, len(rest))]
+    safe = len(content)
+    for offset, data in rest:
+        _change_content(content, offset, data)
+    if style == "torn" and rest and rest[-1][1] is not None:
+        offset, data = rest[-1]
+        assert data is not None
+        cut = offset + rng.randint(0, len(data))
+        if rng.random() < 0.5:
+            cut -= cut % 512
+        del content[max(cut, offset, 0) :]
+    if style == "holes" and len(content) > safe:
+        block = rng.randrange(safe // BLOCK, (len(content) - 1) // BLOCK + 1) * BLOCK
+        start, end = max(block, safe), min(block + BLOCK, len(content))
+        content[start:end] = bytes(end - start)
+    return bytes(content)
+
+
+def _change_content(content: bytearray, offset: int, data: bytes | None) -> None:
+    if len(content) < offset:
+        content.extend(bytes(offset - len(content)))
+    if data is None:
+        del content[offset:]
+    else:
+        content[offset : offset + len(data)] = data

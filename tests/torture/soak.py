@@ -1,0 +1,388 @@
+"""A long life: ``python -m tests.torture.soak --minutes 60``.
+
+A daemon takes half of what it could, from plain publishers, producers and transactions; its messages live for
+twenty seconds; readers follow, and begin anew; a backup is made every few minutes; it is stopped, or killed, and started again
+at a quarter and at a half of the time. What it uses and how long publishes take is measured all the time. From the
+last start on, behind a time to warm up, each of that must be flat, and every reader must have seen every acknowledged
+message once and in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import trio
+
+from plainsong.protocol.requests import PollRequest
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ
+from tests.daemon.talk import ConnectionLost, NotConnected, Talk, create, json_body, poll_call, publish_call, topic_path
+from tests.torture.__main__ import ROOT, commit
+from tests.torture.slope import Limit, growth, is_flat
+
+REPORT = ROOT / "build/torture"
+TTL_S = 20
+TOPICS = ("orders", "payments", "clicks")
+SETTINGS = (
+    *("storage.min_free_bytes=0", "storage.write_buffer_bytes=1048576", "storage.volume_bytes=3670016"),
+    *("retention.interval_s=1", "transactions.timeout_s=10", "cache.max_bytes=4194304"),
+)
+SAMPLE_S = 1.0
+#: Publishers, of which each sends a request after the other while the most that is taken is looked for.
+PUBLISHERS = 6
+BATCH = 20
+#: Part of the last life that is left out, and at least until messages have begun to expire: caches fill, volumes come to their number, the first backup is made.
+WARM = 0.3
+LIMITS = {
+    "RssAnon MB": Limit(0.05, 3),
+    "open files": Limit(0.05, 6),
+    "threads": Limit(0, 1),
+    "disk MB": Limit(0.1, 5),
+    "publish p50 ms": Limit(0.25, 1),
+    "publish p99 ms": Limit(0.35, 10),
+}
+
+
+@dataclass(slots=True)
+class Soak:
+    """What runs, what is known, what was measured."""
+
+    daemon: Daemon
+    up: trio.Event = field(default_factory=trio.Event)
+    over: bool = False
+    pause_s: float = 0.0
+    """Between two requests of a publisher."""
+    acknowledged: int = 0
+    unknown: int = 0
+    read: int = 0
+    committed: int = 0
+    backups: int = 0
+    restarts: list[float] = field(default_factory=list)
+    waits_ms: list[float] = field(default_factory=list)
+    """Of publishes since the last sample."""
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    seen: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The last number of each publisher, by reader."""
+    doubtful: set[tuple[str, int]] = field(default_factory=set)
+    """Numbers of which nobody knows whether they are there."""
+    begun_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self.begun_s
+
+    async def start(self) -> None:
+        await trio.to_thread.run_sync(self.daemon.start)
+        self.up.set()
+
+
+# --- the work --------------------------------------------------------------------------------------
+
+
+async def publisher(soak: Soak, topic: str, name: str) -> None:
+    """Batches of numbered messages, evenly over time; a number whose outcome is unknown is not sent again."""
+    number = 0
+    while not soak.over:
+        await soak.up.wait()
+        with suppress(ConnectionLost, NotConnected, OSError):
+            async with await Talk.to(soak.daemon.address) as talk:
+                while not soak.over:
+                    numbers = range(number, number + (1 if number % 3 == 0 else BATCH))
+                    number = numbers.stop
+                    messages = [b"%s %d %s" % (name.encode(), each, b"x" * 150) for each in numbers]
+                    # Nobody knows before there is an answer; also when the connection breaks here.
+                    soak.doubtful |= {(name, each) for each in numbers}
+                    soak.unknown += 1
+                    began_s = time.monotonic()
+                    answer = await talk.ask(*publish_call(topic, messages))
+                    if answer.status != 200:
+                        break
+                    soak.unknown -= 1
+                    soak.doubtful -= {(name, each) for each in numbers}
+                    soak.waits_ms.append((time.monotonic() - began_s) * 1000)
+                    soak.acknowledged += len(numbers)
+                    await trio.sleep(max(0.0, soak.pause_s - (time.monotonic() - began_s)))
+        await trio.sleep(0.05)
+
+
+async def transactions(soak: Soak) -> None:
+    """One after the other over two topics; each third is rolled back."""
+    number = 0
+    while not soak.over:
+        await soak.up.wait()
+        with suppress(ConnectionLost, NotConnected, OSError):
+            async with await Talk.to(soak.daemon.address) as talk:
+                while not soak.over:
+                    number += 1
+                    begun = (await talk.ask("POST", "/v1/transactions", json_body({"timeoutSeconds": 10}))).json()
+                    for topic in TOPICS[:2]:
+                        body = json_body({"transactionWritePointer": begun.get("writePointer"), "messages": ["tx"]})
+                        await talk.ask(
+                            "POST", topic_path(topic, "/publish"), body, {"Content-Type": "application/json"}
+                        )
+                    verb = "abort" if number % 3 == 0 else "commit"
+                    answer = await talk.ask("POST", f"/v1/transactions/{begun.get('id')}/{verb}")
+                    soak.committed += answer.status == 200 and verb == "commit"
+                    await trio.sleep(0.2)
+        await trio.sleep(0.05)
+
+
+async def follower(soak: Soak, topic: str, name: str) -> None:
+    """Follows with long polls over every restart; what it is shown must be without a gap and in order."""
+    position: bytes | None = None
+    while not soak.over:
+        await soak.up.wait()
+        with suppress(ConnectionLost, NotConnected, OSError):
+            async with await Talk.to(soak.daemon.address) as talk:
+                while not soak.over:
+                    request = PollRequest(position, position is None, 5_000)
+                    answer = await talk.ask(*poll_call(topic, request, "frames", 1_000))
+                    if answer.status != 200:
+                        break
+                    for message_id, payload in answer.messages():
+                        look(soak, name, position, message_id, payload)
+                        position = message_id
+        await trio.sleep(0.05)
+
+
+def look(soak: Soak, reader: str, before: bytes | None, message_id: bytes, payload: bytes) -> None:
+    """One message against those before it."""
+    soak.read += 1
+    if before is not None and message_id <= before:
+        soak.wrong.append(f"{reader} saw {message_id.hex()} after {before.hex()}")
+    if payload == b"tx":
+        return
+    publisher_name, number_text, _ = payload.decode().split(" ", 2)
+    number, last = int(number_text), soak.seen.get((reader, publisher_name), -1)
+    if number <= last:
+        soak.wrong.append(f"{reader} saw {publisher_name} {number} after {last}")
+    missing = [each for each in range(last + 1, number) if (publisher_name, each) not in soak.doubtful]
+    if missing:
+        soak.wrong.append(f"{reader} saw no {publisher_name} {missing[0]}, of {len(missing)} before {number}")
+    soak.seen[reader, publisher_name] = number
+
+
+async def rereader(soak: Soak, topic: str) -> None:
+    """Reads all there is, committed, page after page, and begins anew."""
+    while not soak.over:
+        await soak.up.wait()
+        with suppress(ConnectionLost, NotConnected, OSError):
+            async with await Talk.to(soak.daemon.address) as talk:
+                position: bytes | None = None
+                for _ in range(20):
+                    method, path, body, headers = poll_call(
+                        topic, PollRequest(position, position is None, 1_000), "frames"
+                    )
+                    answer = await talk.ask(method, path + "?isolation=committed", body, headers)
+                    messages = answer.messages() if answer.status == 200 else []
+                    soak.read += len(messages)
+                    if not messages:
+                        break
+                    position = messages[-1][0]
+        await trio.sleep(2)
+
+
+async def backups(soak: Soak, folder: Path, pause_s: float) -> None:
+    """A backup, and the older ones removed, by turns."""
+    while not soak.over:
+        await trio.sleep(pause_s)
+        await soak.up.wait()
+        host, port = soak.daemon.address
+        life = soak.up
+        create_it = [str(PLAINSONG), "--url", f"http://{host}:{port}", "backup", "create", str(folder)]
+        for command in (create_it, [str(PLAINSONG), "backup", "prune", str(folder), "--keep-last", "2"]):
+            done = await trio.run_process(
+                command, check=False, capture_stdout=True, capture_stderr=True, env=clean_environ()
+            )
+            if done.returncode and soak.up is life and not soak.over:  # it was not interrupted by a restart
+                soak.wrong.append(
+                    f"{' '.join(command[3:])} ended with {done.returncode}: {done.stderr.decode()[-300:]}"
+                )
+        soak.backups += 1
+
+
+# --- measuring -------------------------------------------------------------------------------------
+
+
+async def measure(soak: Soak) -> None:
+    """What the daemon uses, each second while it is up."""
+    while not soak.over:
+        await trio.sleep(SAMPLE_S)
+        waits, soak.waits_ms = soak.waits_ms, []
+        if soak.up.is_set() and len(waits) > 1:
+            cuts = quantiles(waits, n=100)
+            with suppress(OSError):
+                used = await trio.to_thread.run_sync(used_by, soak.daemon.pid, soak.daemon.data_dir)
+                soak.samples.append((soak.now_s, {**used, "publish p50 ms": cuts[49], "publish p99 ms": cuts[98]}))
+
+
+def used_by(pid: int, directory: Path) -> dict[str, float]:
+    """Memory, files, threads, and what the directory takes of the disk."""
+    status = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        if ":" in line
+    )
+    taken = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # removed meanwhile
+            taken += path.stat().st_blocks * 512
+    return {
+        "RssAnon MB": int(status["RssAnon"].split()[0]) / 1024,
+        "open files": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+        "disk MB": taken / 1e6,
+    }
+
+
+# --- the course ------------------------------------------------------------------------------------
+
+
+async def soak_for(seconds: float, directory: Path) -> Soak:
+    """All of it; the daemon is gone at the end."""
+    soak = Soak(Daemon(directory / "data", *SETTINGS))
+    try:
+        await soak.start()
+        for topic in TOPICS:
+            create(soak.daemon.address, topic, ttl=TTL_S)
+        async with trio.open_nursery() as nursery:
+            for number in range(PUBLISHERS):
+                nursery.start_soon(publisher, soak, TOPICS[number % len(TOPICS)], f"p{number}")
+            soak.pause_s = 2 * await time_of_a_request(soak)
+            nursery.start_soon(transactions, soak)
+            for topic in TOPICS:
+                nursery.start_soon(follower, soak, topic, f"a follower of {topic}")
+            nursery.start_soon(rereader, soak, TOPICS[0])
+            nursery.start_soon(measure, soak)
+            nursery.start_soon(backups, soak, directory / "backups", max(10.0, seconds / 12))
+            for part, leave in ((0.25, soak.daemon.stop), (0.5, soak.daemon.kill)):
+                await trio.sleep(max(0.0, part * seconds - soak.now_s))
+                await restart(soak, leave)
+            await trio.sleep(max(0.0, seconds - soak.now_s))
+            soak.over = True
+            nursery.cancel_scope.deadline = trio.current_time() + 10
+    finally:
+        soak.daemon.end()
+    return soak
+
+
+async def time_of_a_request(soak: Soak, look_s: float = 5.0) -> float:
+    """How long a request takes while all publishers send as fast as they are answered; the first second is left out."""
+    await trio.sleep(1)
+    before = len(soak.waits_ms)
+    await trio.sleep(look_s)
+    return PUBLISHERS * look_s / max(1, len(soak.waits_ms) - before)
+
+
+async def restart(soak: Soak, leave: Callable[[], object]) -> None:
+    """The daemon goes, and comes back."""
+    soak.up = trio.Event()
+    await trio.to_thread.run_sync(leave)
+    await soak.start()
+    soak.restarts.append(soak.now_s)
+
+
+# --- the report ------------------------------------------------------------------------------------
+
+
+def series(soak: Soak, name: str) -> tuple[list[float], list[float]]:
+    """The measurements that are judged: those of the last life, behind its beginning."""
+    end = soak.samples[-1][0]
+    first = soak.restarts[-1] + max(WARM * (end - soak.restarts[-1]), 1.5 * TTL_S)
+    chosen = [(at, values[name]) for at, values in soak.samples if at >= first]
+    return [at for at, _ in chosen], [value for _, value in chosen]
+
+
+def table(soak: Soak) -> list[str]:
+    """What was measured, and whether it is flat."""
+    lines = ["| | median | growth | may grow by | |", "|---|--:|--:|--:|---|"]
+    for name, limit in LIMITS.items():
+        times, values = series(soak, name)
+        middle = sorted(values)[len(values) // 2]
+        most = max(limit.share * middle, limit.at_least)
+        flat = "flat" if is_flat(times, values, limit) else "**grows**"
+        lines.append(f"| {name} | {middle:.1f} | {growth(times, values):+.2f} | {most:.1f} | {flat} |")
+    return lines
+
+
+def growing(soak: Soak) -> list[str]:
+    """The names of what is not flat."""
+    return [name for name, limit in LIMITS.items() if not is_flat(*series(soak, name), limit)]
+
+
+def draw(soak: Soak, path: Path) -> bool:
+    """All measurements over time; not where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "plainsong"  # the same numbers give the same file
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(2, 3, figsize=(11, 5), sharex=True)
+    for axes, name in zip(grid.flat, LIMITS, strict=True):
+        times = [at / 60 for at, _ in soak.samples]
+        axes.plot(times, [values[name] for _, values in soak.samples], ".", markersize=2)
+        for at in soak.restarts:
+            axes.axvline(at / 60, color="grey", linewidth=0.7, linestyle=":")
+        judged = series(soak, name)[0]
+        if judged:
+            axes.axvspan(judged[0] / 60, judged[-1] / 60, color="C1", alpha=0.08)
+        axes.set_title(name, fontsize=9)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("minutes")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return True
+
+
+def describe(soak: Soak) -> str:
+    """The report."""
+    minutes = soak.samples[-1][0] / 60
+    said = [
+        f"Commit {commit()}, {minutes:.0f} minutes on {os.cpu_count()} cores: {soak.acknowledged:,} messages acknowledged, "
+        f"{soak.unknown} requests of unknown outcome, {soak.read:,} messages read, {soak.committed:,} transactions "
+        f"committed, {soak.backups} backups, {len(soak.restarts)} restarts. "
+        f"Wrong: {len(soak.wrong)}.",
+        "",
+        *table(soak),
+        *([""] if soak.wrong else []),
+        *(f"* {each}" for each in soak.wrong[:20]),
+    ]
+    return "\n".join(said) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 when something grows, or a reader saw what must not be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--report", type=Path, default=REPORT, help="a directory (default: %(default)s)")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+        soak = trio.run(partial(soak_for, asked.minutes * 60, Path(directory)))
+    asked.report.mkdir(parents=True, exist_ok=True)
+    (asked.report / "soak.md").write_text(describe(soak), encoding="utf-8")
+    samples: list[dict[str, Any]] = [{"at_s": at, **values} for at, values in soak.samples]
+    (asked.report / "soak.json").write_text(json.dumps(samples), encoding="utf-8")
+    draw(soak, asked.report / "soak.svg")
+    print(describe(soak))
+    return bool(soak.wrong or growing(soak))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

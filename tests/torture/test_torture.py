@@ -1,0 +1,71 @@
+"""A real daemon on a disk that fails as it is told, and on what a power cut could have left of its directory.
+
+These are a few of each kind. ``python -m tests.torture`` goes on for as long as it is let.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.torture.course import with_failing_calls
+from tests.torture.cuts import judge, record
+from tests.torture.disk import Plan, library, why_not
+from tests.torture.faults import storm
+from tests.torture.power import STYLES
+
+SEED = 190
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Path:
+    """The library that makes disks fail."""
+    return library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(47, error=errno.ENOSPC),
+        Plan(130, error=errno.EIO, torn=True),
+        Plan(60, 1 << 32, every=149, error=errno.ENOSPC),
+    ],
+    ids=str,
+)
+async def test_a_daemon_keeps_its_promises_whichever_call_to_its_disk_fails(tmp_path, made, plan):
+    verdict = await with_failing_calls(tmp_path, made, plan, SEED)
+    assert verdict.is_good, str(verdict)
+    assert verdict.done >= 1, str(verdict)
+
+
+async def test_every_fault_by_turns_loses_nothing_and_shows_nothing_that_must_not_be(tmp_path, made):
+    verdict = await storm(tmp_path, made, SEED)
+    assert verdict.is_good, str(verdict)
+
+
+async def test_what_a_power_cut_leaves_has_all_that_was_acknowledged_and_nothing_that_was_not_sent(tmp_path, made):
+    rng, recording = Random(SEED), await record(tmp_path, made, SEED)
+    moments = recording.moments()
+    for number, style in enumerate(STYLES):
+        # One of them in the opening, before there is anything to lose.
+        moment = rng.choice(moments[: recording.ready] if number == 3 else moments[recording.ready :])
+        verdict = await judge(recording, moment, style, tmp_path / str(number), SEED)
+        assert verdict.is_good, str(verdict)
+
+
+async def test_a_disk_that_says_synced_and_is_not_is_found_out(tmp_path, made):
+    """So the images show what is lost, and the checker sees it."""
+    recording = await record(tmp_path, made, SEED, acknowledged=20)
+    verdict = await judge(recording, len(recording.records), "lost", tmp_path / "image", SEED, lies=".log")
+    assert {kind for kind, _ in verdict.anomalies} >= {"lost"}, str(verdict)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(SEED + 1, SEED + 6))
+async def test_every_fault_by_turns_many_times(tmp_path, made, seed):
+    verdict = await storm(tmp_path, made, seed, rounds=4, clocks=seed % 2 == 0)
+    assert verdict.is_good, str(verdict)

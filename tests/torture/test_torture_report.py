@@ -1,0 +1,55 @@
+"""What the report of the torture says, and what the readers of the soak notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.history.records import Anomaly
+from tests.daemon.harness import Daemon
+from tests.torture.__main__ import Report
+from tests.torture.course import Verdict
+from tests.torture.soak import Soak, look
+
+
+def test_the_report_counts_what_was_done_and_names_what_is_wrong():
+    report = Report(seed=7)
+    report.add("one call fails with EIO", Verdict("EIO at call 3", 7, done=1, messages=1_200, polls=90))
+    report.add("one call fails with EIO", Verdict("EIO at call 4", 7, done=1, messages=800, polls=10))
+    bad = Verdict("every fault by turns", 8, done=2, made=Counter({"killed": 2}), messages=5, polls=1)
+    bad.anomalies.append(Anomaly("lost", "a message"))
+    bad.surprises.append("it ended by itself")
+    report.add("faults by turns", bad)
+    said = str(report)
+    assert "| one call fails with EIO | 2 | 2 | 2,000 | 100 | 0 |\n" in said
+    assert "| faults by turns | 2 | 1 | 5 | 1 | 2 |\n" in said
+    assert "| **all** | | 3 | 2,005 | 101 | **2** |\n" in said
+    assert "| killed | 2 |\n" in said
+    assert "lost: a message" in said
+    assert "unexplained: it ended by itself" in said
+
+
+@pytest.fixture
+def soak(tmp_path: Path) -> Soak:
+    """One whose daemon does not run, with a reader that has seen the messages 0 and 1 of p."""
+    soak = Soak(Daemon(tmp_path / "data"))
+    look(soak, "r", None, b"a", b"p 0 x")
+    look(soak, "r", b"a", b"b", b"p 1 x")
+    assert soak.wrong == []
+    return soak
+
+
+def test_a_reader_of_the_soak_notices_a_gap_but_for_what_nobody_knows(soak):
+    soak.doubtful = {("p", 2)}
+    look(soak, "r", b"b", b"c", b"p 3 x")
+    assert soak.wrong == []
+    look(soak, "r", b"c", b"d", b"p 5 x")
+    assert soak.wrong == ["r saw no p 4, of 1 before 5"]
+
+
+def test_a_reader_of_the_soak_notices_what_comes_twice_or_out_of_order(soak):
+    look(soak, "r", b"b", b"c", b"p 1 x")
+    look(soak, "r", b"c", b"b", b"tx")
+    assert soak.wrong == ["r saw p 1 after 1", "r saw 62 after 63"]
