@@ -15,12 +15,13 @@ import trio
 
 from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable
-from storage.hbase.gateway import GREETED, GREETING, REFUSALS, Gateway, TrioConnection, refusal_text, thrift
+from storage.hbase.gateway import GREETED, GREETING, REFUSALS, Gateway, TrioConnection, connect, refusal_text, thrift
 from storage.hbase.pool import BROKEN_CONNECTION, GatewayRefused
 from storage.hbase.scan import ScanRange, first_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import ssl
+    from collections.abc import Callable, Sequence
 
     from storage.hbase.gateway import Address
     from storage.hbase.pool import Pool
@@ -45,7 +46,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
         absent: list[str] = []
         for address in addresses:
             try:
-                await _check_gateway(address, max_cell_bytes)
+                await _check_gateway(address, pool.tls, max_cell_bytes)
             except BROKEN_CONNECTION as error:
                 absent.append(f"{_named(address)}: {error or 'no answer'}")
         if len(absent) < len(addresses):
@@ -59,13 +60,13 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
             ) from error
 
 
-async def _check_gateway(address: Address, max_cell_bytes: int) -> None:
+async def _check_gateway(address: Address, tls: Callable[[], ssl.SSLContext] | None, max_cell_bytes: int) -> None:
     """Raises StoreUnusable, or an OSError if nothing answers."""
     try:
         with trio.fail_after(_WORD_S):
-            gateway = await Gateway.open(address)
+            gateway = await Gateway.open(address, tls)
     except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
-        if await _is_unframed(address):
+        if await _is_unframed(address, tls):
             raise StoreUnusable(
                 f"the Thrift gateway at {_named(address)} is not framed",
                 hint="start it with -f: hbase thrift start -f",
@@ -86,9 +87,9 @@ async def _check_gateway(address: Address, max_cell_bytes: int) -> None:
             await gateway.aclose()
 
 
-async def _is_unframed(address: Address) -> bool:
+async def _is_unframed(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> bool:
     """Whether an unframed gateway listens there. Raises OSError: nothing listens."""
-    stream = await trio.open_tcp_stream(*address)
+    stream = await connect(address, tls)
     async with stream:
         with trio.move_on_after(_WORD_S):
             await stream.send_all(GREETING)
@@ -123,6 +124,8 @@ FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_en
 
 #: How long it may take to create a table: a busy master takes seconds.
 _CREATE_S = 60.0
+#: How long until it is asked again whether a table is enabled.
+_ENABLED_AGAIN_S = 0.2
 
 
 class NoTables(StoreUnusable):
@@ -149,9 +152,7 @@ class Tables:
         there = set(await self._there(pool))
         here = [name for name in self._names.values() if name in there]
         missing = [name for name in self._names.values() if name not in there]
-        for name in here:
-            if not await pool.call("isTableEnabled", name):
-                raise StoreUnusable(f"HBase's table {name.decode()} is disabled", hint="enable it in hbase shell")
+        await _wait_until_enabled(pool, here)
         if missing and not create:
             kind = StoreUnusable if here else NoTables
             raise kind(f"HBase has no table {missing[0].decode()}", hint=_hint(there))
@@ -159,6 +160,7 @@ class Tables:
             await self._refuse_lost(pool, here)
         for name in missing:
             await self._create(pool, name)
+        await _wait_until_enabled(pool, missing)
 
     async def _refuse_lost(self, pool: Pool, here: Sequence[bytes]) -> None:
         """Raise StoreUnusable for a lost table: a new one would be empty, and hide the loss."""
@@ -188,6 +190,23 @@ class Tables:
         except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or "no answer in time"
             raise StoreUnusable(f"HBase does not make table {name.decode()}: {why}", hint="start again") from error
+
+
+async def _wait_until_enabled(pool: Pool, names: Sequence[bytes]) -> None:
+    """Wait until all of the tables are enabled: one that another instance or a script is creating is not, for seconds.
+
+    The gateway does not tell a table that is being enabled from one that was disabled on purpose, so the latter is only
+    refused after the store's timeout.
+
+    Raises:
+      StoreUnusable: one is disabled, and stays so.
+    """
+    deadline_s = trio.current_time() + pool.timeout_s
+    for name in names:
+        while not await pool.call("isTableEnabled", name):
+            if trio.current_time() >= deadline_s:
+                raise StoreUnusable(f"HBase's table {name.decode()} is disabled", hint="enable it in hbase shell")
+            await trio.sleep(_ENABLED_AGAIN_S)
 
 
 async def _create_through(gateway: Gateway, name: bytes) -> None:

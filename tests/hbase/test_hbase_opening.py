@@ -15,6 +15,7 @@ from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import metadata_key
 from plainsong.protocol.names import TopicName
 from storage.base import StoreUnusable
+from storage.hbase.pool import Pool
 from storage.hbase.store import HBaseStore
 from tests.hbase.conftest import OPTIONS
 from tests.hbase_server import PATIENCE_S, free_ports
@@ -126,7 +127,31 @@ async def test_making_the_tables_goes_on_where_it_was_interrupted(hbase):
 async def test_a_table_that_is_disabled_is_not_opened(hbase, store):
     await store._pool.call("disableTable", b"contract_payloads")
     try:
-        error = await refused([hbase.address])
+        error = await refused([hbase.address], QUICK)
         assert "contract_payloads is disabled" in error.detail
     finally:
         await store._pool.call("enableTable", b"contract_payloads")
+
+
+async def test_a_table_that_is_not_enabled_yet_is_waited_for_as_while_another_instance_creates_it(
+    hbase, store, monkeypatch
+):
+    await store._pool.call("disableTable", b"contract_payloads")
+    asked = trio.Event()
+    call = Pool.call
+
+    async def watched(pool, name, *args):
+        answer = await call(pool, name, *args)
+        if name == "isTableEnabled" and not answer:
+            asked.set()
+        return answer
+
+    async def enable_it():
+        await asked.wait()
+        await store._pool.call("enableTable", b"contract_payloads")
+
+    monkeypatch.setattr(Pool, "call", watched)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(enable_it)
+        async with await HBaseStore.open([hbase.address], OPTIONS) as opened:
+            assert await opened.get(Table.PAYLOAD, b"ns:t:x") is None
