@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.freezing import freeze
 from tests.hbase_server import QUICK_JVM, ROOT, SMALL, free_ports
 from tests.patience import PATIENCE_S
 
@@ -102,7 +103,7 @@ class ZooKeeperServer:
     def freeze(self) -> None:
         """SIGSTOP."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
-import signal
 import stat
 import tarfile
 import threading
@@ -19,6 +17,7 @@ from plainsong import Client
 from plainsong.cli import bundle
 from tests.cli.conftest import Said, url_of
 from tests.daemon.harness import Daemon
+from tests.freezing import freeze, thaw
 
 Cli = Callable[..., Said]
 
@@ -90,11 +89,11 @@ def test_of_several_daemons_one_that_is_gone_is_critical_and_the_others_are_look
 
 def test_a_daemon_that_does_not_answer_in_time_is_unknown(alone: Cli, tmp_path: Path):
     with Daemon(tmp_path / "data") as daemon:
-        os.kill(daemon.pid, signal.SIGSTOP)
+        freeze(daemon.pid)
         try:
             said = alone("check", "--url", url_of(daemon), "--timeout", "300ms", code=3)
         finally:
-            os.kill(daemon.pid, signal.SIGCONT)
+            thaw(daemon.pid)
     assert said.out.startswith("PLAINSONG UNKNOWN - ")
     assert "no answer within 0.3 s" in said.out
 

@@ -16,6 +16,7 @@ import trio
 
 from tests.cluster.proxy import Proxy, open_proxy
 from tests.daemon.harness import Daemon, DaemonEnded, free_port
+from tests.freezing import freeze
 from tests.hbase_server import HBase
 
 #: Nothing waits for long, so that what has to be over soon is.
@@ -118,7 +119,7 @@ class Instance:
     def freeze(self) -> None:
         """SIGSTOP: its connections stand, and nothing comes."""
         self.state = "frozen"
-        self.daemon.signal(signal.SIGSTOP)
+        freeze(self.daemon.pid)
 
     def thaw(self) -> None:
         """SIGCONT: it goes on as if nothing had been."""

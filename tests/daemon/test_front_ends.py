@@ -20,6 +20,7 @@ from plainsong import Client
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, DaemonEnded, eventually, free_port
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
+from tests.freezing import freeze
 from tests.patience import PATIENCE_S
 
 FRONT_ENDS = "http.processes=2"
@@ -165,8 +166,7 @@ def test_a_front_end_that_is_stopped_ends_with_the_owning_process_and_frees_its_
     bind = f"127.0.0.1:{free_port()}"
     running = daemon(FRONT_ENDS, bind=bind)
     pids = running.children()
-    os.kill(pids[0], signal.SIGSTOP)
-    eventually("it is stopped", lambda: state(pids[0]) == "T")
+    freeze(pids[0])
     running.signal(signal.SIGKILL)
     eventually("both have ended", lambda: not any(runs(pid) for pid in pids))
     running.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import shutil
-import signal
 import socket
 import time
 from contextlib import AsyncExitStack, ExitStack
@@ -16,6 +15,7 @@ import trio
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import Answer, Talk, ask, create, metric, poll_call, publish, publish_call, read_all
+from tests.freezing import freeze, thaw
 from tests.patience import PATIENCE_S
 
 PARKED = 1000
@@ -154,10 +154,10 @@ async def test_a_full_mailbox_says_try_later_and_what_was_refused_never_happened
 
     async with AsyncExitStack() as stack:
         talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(100)]
-        running.signal(signal.SIGSTOP)  # it finds all of them at once
+        freeze(running.pid)  # it finds all of them at once
         for number, talk in enumerate(talks):
             await talk.send(*publish_call("t", [b"%d" % number]))
-        running.signal(signal.SIGCONT)
+        thaw(running.pid)
         with trio.fail_after(PATIENCE_S):
             for number, talk in enumerate(talks):
                 answers[b"%d" % number] = await talk.answer()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import socket
 import time
 from contextlib import AsyncExitStack, contextmanager
@@ -20,6 +18,7 @@ from storage.hbase.gateway import thrift
 from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
+from tests.freezing import freeze, thaw
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
 from tests.hbase_server import PATIENCE_S, free_ports
@@ -48,11 +47,11 @@ def two(hbase, store):
 
 @contextmanager
 def frozen(hbase, name):
-    os.kill(hbase.processes[name].pid, signal.SIGSTOP)
+    freeze(hbase.processes[name].pid)
     try:
         yield
     finally:
-        os.kill(hbase.processes[name].pid, signal.SIGCONT)
+        thaw(hbase.processes[name].pid)
 
 
 async def write_each(store, numbers) -> list[bytes]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from dataclasses import replace
 
@@ -21,6 +19,7 @@ from storage.hbase.pool import GatewayRefused, Pool
 from storage.hbase.scan import ScanRange, first_rows, scan
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
+from tests.freezing import freeze, thaw
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.test_hbase_owners import NAME, rows, values
 from tests.patience import PATIENCE_S
@@ -160,14 +159,14 @@ async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_
     async with await HBaseStore.open([hbase.address], OPTIONS) as other:
         claim = await other.claim(NAME)
         other._pool.timeout_s = 1.0
-        os.kill(hbase.processes["thrift"].pid, signal.SIGSTOP)
+        freeze(hbase.processes["thrift"].pid)
         try:
             begun_s = time.monotonic()
             with pytest.raises(StoreError, match="had no answer in 1 s"):
                 await other.write([rows(Table.MESSAGE, b"unknown", 1)], claim=claim)
             assert time.monotonic() - begun_s < PATIENCE_S
         finally:
-            os.kill(hbase.processes["thrift"].pid, signal.SIGCONT)
+            thaw(hbase.processes["thrift"].pid)
         other._pool.timeout_s = 60.0
         claim = await other.claim(NAME)
         await other.write([rows(Table.MESSAGE, b"known", 2)], claim=claim)

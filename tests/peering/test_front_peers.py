@@ -26,6 +26,7 @@ from broker.link.server import peer_handler
 from broker.link.wire import LinkBounds
 from broker.tls import Certificates
 from tests.certificates import Authority
+from tests.freezing import freeze
 from tests.patience import PATIENCE_S
 
 
@@ -78,7 +79,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
         await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop))
         before = children()
         frozen = before[0]
-        os.kill(frozen, signal.SIGSTOP)
+        freeze(frozen)
         await until(lambda: frozen not in children() and len(children()) >= len(before))
         stop.set()
     assert "a front end ended" in caplog.messages

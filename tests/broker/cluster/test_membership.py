@@ -29,6 +29,7 @@ from broker.tls import FileUnusable
 from plainsong.protocol.cluster import SLICES, NameTaken
 from plainsong.protocol.errors import ClusterUnavailable
 from plainsong.protocol.names import TopicName
+from tests.freezing import freeze
 from tests.patience import PATIENCE_S
 from tests.zookeeper_server import ZooKeeperServer
 
@@ -425,7 +426,7 @@ async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(en
         try:
             assert await trio.to_thread.run_sync(frozen.stdout.readline) == "entered\n"
             await until(lambda: len(b.instances) == 2 and owned(b) != set(TOPICS), b)
-            frozen.send_signal(signal.SIGSTOP)
+            freeze(frozen.pid)
             begun_s = trio.current_time()
             await until(lambda: owned(b) == set(TOPICS), b)
             assert trio.current_time() - begun_s < PATIENCE_S
