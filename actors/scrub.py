@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
-from actors.damage import approach, behind, key_before
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.keys import (
@@ -27,8 +27,9 @@ from plainsong.protocol.keys import (
     topic_range,
 )
 from plainsong.protocol.names import TopicName
-from storage.base import NamesFiles, StoreError, read_rows
+from storage.base import NamesFiles, Unreadable
 from storage.cleaning import is_message, is_payload
+from storage.damage import approach, behind, key_before, read_around
 from storage.directory import write_whole
 from storage.inspect.describe import describe
 from storage.pace import Pace, paced_rows
@@ -188,13 +189,14 @@ class Scrub:
             begun_s = trio.current_time()
             try:
                 await self.round()
+                pause_s = max(60.0, self._interval_s - (trio.current_time() - begun_s))
             except PlainsongError as error:
                 self.report.state = "stopped"
-                log.warning("scrub stopped, trying again later", extra={"why": str(error)})
-            pause_s = max(60.0, self._interval_s - (trio.current_time() - begun_s))
+                log.warning("scrub stopped, trying again in an hour", extra={"why": str(error)})
+                pause_s = FIRST_AFTER_S
 
     async def round(self) -> None:
-        """Read every row once. Raises StoreError: which rows there are could not be read."""
+        """Read every row once. Raises StoreError: the store failed, or is away."""
         report = self.report
         report.state, report.started_ms, report.rows, report.bytes = "running", self._clock.now_ms(), 0, 0
         self._found, more = [], report.more
@@ -202,12 +204,14 @@ class Scrub:
         before = self._before = report.findings
         if self._is_mine(_NO_TOPIC):
             await self._range(Table.METADATA, _FIRST, _LAST, None)
-        names = await self._names()
+        names, unnamed = await self._topics()
         for name in names:
             if self._is_mine(name):
                 prefix = metadata_key(name)
-                for table in (Table.MESSAGE, Table.PAYLOAD):
-                    await self._range(table, prefix, stop_after(prefix), name)
+                await self._rows_of(prefix, stop_after(prefix), name)
+        if self._is_mine(_NO_TOPIC):
+            for start, stop in unnamed:
+                await self._rows_of(start, stop, None)
         for each in self._found:
             if isinstance(self._store, NamesFiles):
                 # Where a whole place cannot be read, its first key may be before that of any row.
@@ -264,17 +268,32 @@ class Scrub:
     def _is_mine(self, name: TopicName) -> bool:
         return self._directory.environment.ownership.is_mine(name)
 
-    async def _names(self) -> list[TopicName]:
+    async def _topics(self) -> tuple[list[TopicName], list[tuple[bytes, bytes]]]:
+        """The topics, and ranges of keys with the rows of those whose names cannot be read, which is noted already."""
         found: list[TopicName] = []
-        start, stop = topic_range()
-        while rows := await read_rows(self._store, Table.METADATA, start, stop, limit=1000, values=False):
+        keys = [b""]
+
+        def take(rows: list[Row]) -> None:
             for key, _ in rows:
                 try:
                     found.append(topic_of(key)[0])
                 except DamagedRow:
                     continue
-            start = rows[-1][0] + b"\x00"
-        return found
+                keys.append(key)
+
+        start, stop = topic_range()
+        gaps = await read_around(self._store, Table.METADATA, start, stop, stop, take)
+        unnamed = []
+        for gap in gaps:
+            # Rows of a topic begin with its key. Those of the topics beside a gap are no part of it.
+            at = bisect_left(keys, gap.start)
+            before, after = keys[at - 1], keys[at] if at < len(keys) else stop
+            unnamed.append((stop_after(before) if before else start, after))
+        return found, unnamed
+
+    async def _rows_of(self, start: bytes, stop: bytes, name: TopicName | None) -> None:
+        for table in (Table.MESSAGE, Table.PAYLOAD):
+            await self._range(table, start, stop, name)
 
     async def _range(self, table: Table, start: bytes, stop: bytes, name: TopicName | None) -> None:
         """Read a range to its end, past whatever cannot be read."""
@@ -286,9 +305,7 @@ class Scrub:
                     if self._has_news:
                         await self._keep()  # a round may take days, and be cut off by the end of the daemon
                 return
-            except StoreError as error:
-                if not isinstance(self._store, NamesFiles):
-                    raise  # the store is away, which says nothing of its rows: they are read later
+            except Unreadable as error:
                 await approach(self._store, table, steps.next, stop, steps.look)
                 good = await behind(self._store, table, steps.next, stop)
                 last = _end_of(table, start, stop) if good is None else key_before(good)
@@ -342,11 +359,12 @@ class _Steps:
             why = _fault(self._table, row)
             if not why:
                 self._open = None
-            elif self._open is not None:
+                continue
+            described = describe(self._table, *row)
+            name, generation = self._name or described.name, described.generation
+            if self._open is not None and (self._open.name, self._open.generation) == (name, generation):
                 self._open.last, self._open.rows = row[0], (self._open.rows or 0) + 1
             else:
-                described = describe(self._table, *row)
-                name, generation = self._name or described.name, described.generation
                 self._open = ScrubFinding(self._table, row[0], row[0], why, name, generation, 1)
                 self._scrub._note(self._open)
         self._scrub.report.rows += len(rows)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.damage import read_around
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import LowSpace, NotFound, OutcomeUnknown
 from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, POSITION_BYTES, unpack_position
@@ -27,6 +26,7 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import Cleaned, Look, NoteSetAside, PlanCleaning, SliceCleaned, Stats
 from storage.base import BeginsFiles, StoreError, read_rows
 from storage.cleaning import counted, is_message, is_payload, is_reference, payloads_of
+from storage.damage import read_around
 from storage.directory import sync_directory
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from actors.damage import Gap
     from actors.directory import Directory
     from actors.observe import Clock
     from actors.scrub import Scrub
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import CleaningPlan, Slice, Span
     from storage.base import Row, Store
+    from storage.damage import Gap
 
 log = logging.getLogger(__name__)
 #: The end of an id that the scrub gives to a place behind the row at that position.

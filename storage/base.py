@@ -320,7 +320,7 @@ class Store(Reads, Protocol):
 
 
 async def read_rows(
-    store: Store, table: Table, start: bytes, stop: bytes, *, limit: int, reverse: bool = False, values: bool = True
+    store: Reads, table: Table, start: bytes, stop: bytes, *, limit: int, reverse: bool = False, values: bool = True
 ) -> list[Row]:
     """At most ``limit`` rows of a range, as a list."""
     rows: list[Row] = []

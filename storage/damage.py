@@ -1,4 +1,8 @@
-"""Reading past damage: where the rows end that can be read, and where they begin again."""
+"""Reading past damage: where the rows end that can be read, and where they begin again.
+
+Only what is ``Unreadable`` is damage. A store that fails in another way, or is away, says nothing of its rows: that error
+passes through.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES
-from storage.base import StoreError, read_rows
+from storage.base import Unreadable, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from storage.base import Row, Store
+    from storage.base import Reads, Row
 
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
 #: Of a table whose keys have no fixed length.
@@ -27,12 +31,14 @@ class Gap(NamedTuple):
 
 
 async def read_around(
-    store: Store, table: Table, start: bytes, stop: bytes, end: bytes, take: Callable[[list[Row]], object]
+    store: Reads, table: Table, start: bytes, stop: bytes, end: bytes, take: Callable[[list[Row]], object]
 ) -> list[Gap]:
     """Give all rows of ``[start, stop)`` that can be read to ``take``; the answer are the places that cannot be.
 
     Args:
       end: how far the end of the last such place is looked for, ``stop`` or beyond.
+    Raises:
+      StoreError: the store could not be read, for another reason than damage.
     """
     gaps: list[Gap] = []
 
@@ -46,7 +52,7 @@ async def read_around(
         try:
             await store.scan(table, start, stop, taken, first_chunk=100)
             break
-        except StoreError as error:
+        except Unreadable as error:
             start = await approach(store, table, start, stop, taken)
             good = await behind(store, table, start, end)
             gaps.append(Gap(start, end if good is None else good, error.detail))
@@ -54,12 +60,15 @@ async def read_around(
     return gaps
 
 
-async def approach(store: Store, table: Table, start: bytes, stop: bytes, look: Callable[[list[Row]], object]) -> bytes:
-    """Read row by row up to the first that cannot be, since of a list that failed none came; where that is."""
+async def approach(store: Reads, table: Table, start: bytes, stop: bytes, look: Callable[[list[Row]], object]) -> bytes:
+    """Read row by row up to the first that cannot be, since of a list that failed none came; where that is.
+
+    Raises StoreError.
+    """
     while True:
         try:
             rows = await read_rows(store, table, start, stop, limit=1)
-        except StoreError:
+        except Unreadable:
             return start
         if not rows:
             return start
@@ -67,12 +76,14 @@ async def approach(store: Store, table: Table, start: bytes, stop: bytes, look: 
         start = rows[-1][0] + b"\x00"
 
 
-async def behind(store: Store, table: Table, bad: bytes, stop: bytes) -> bytes | None:
+async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes | None:
     """The first key behind a damaged block from which on rows can be read; None: there is none before ``stop``.
 
     It is looked for in steps that double, then by halves: one block, or many, cost a few dozen reads.
+    Raises StoreError.
     """
-    width = len(stop) + _TAIL_BYTES.get(table, _OTHER_TAIL_BYTES)
+    tail_bytes = _TAIL_BYTES.get(table)
+    width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(stop) + tail_bytes
     low, end = _number(bad, width), _number(stop, width)
     step = 1
     while low + step < end and not await _can_read(store, table, _key(low + step, width), stop):
@@ -93,10 +104,10 @@ def key_before(key: bytes) -> bytes:
     return _key(_number(key, len(key)) - 1, len(key))
 
 
-async def _can_read(store: Store, table: Table, start: bytes, stop: bytes) -> bool:
+async def _can_read(store: Reads, table: Table, start: bytes, stop: bytes) -> bool:
     try:
         await read_rows(store, table, start, stop, limit=1)
-    except StoreError:
+    except Unreadable:
         return False
     return True
 
