@@ -16,7 +16,7 @@ from plainsong.protocol.topic.asks import GetProducer
 from plainsong.protocol.topic.producer_sessions import old_producer_view
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.reading import Paging
-from plainsong.protocol.transactions.view import Verdict
+from plainsong.protocol.transactions.view import AsOfView, Verdict
 from storage.base import Unreadable
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ async def read_page(
     paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
     if feed_cached(cache, span, paging):
         return paging.page()
+    if isinstance(view, AsOfView):
+        cache = None  # the pages that are kept are those of readers as of now
     kept = None if cache is None else cache.kept_page(span, limit, max_bytes)
     if kept is not None:
         return kept
@@ -126,7 +128,7 @@ def _feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
     if start >= stop:
         return True
     expired = sorted(i for i, expires_ms in chunk.expiries.items() if expires_ms < span.now_ms and start <= i < stop)
-    for first, last, verdict, pointer in chunk.runs.pieces(start, stop, paging.view):
+    for first, last, verdict, pointer in _pieces(chunk, start, stop, paging.view):
         gone = set(expired[bisect_left(expired, first) : bisect_left(expired, last)]) if expired else ()
         living = next((index for index in range(first, last) if index not in gone), None)
         if living is None:
@@ -142,6 +144,20 @@ def _feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
         elif not _feed_piece(chunk, first, last, gone, paging):
             return False
     return True
+
+
+def _pieces(chunk: Chunk, start: int, stop: int, view: View | None) -> list[tuple[int, int, Verdict, int]]:
+    """As ``PointerRuns.pieces``; of a reader as of a moment nothing without a pointer is visible behind the moment."""
+    if not isinstance(view, AsOfView):
+        return chunk.runs.pieces(start, stop, view)
+    at = min(max(start, chunk.find(view.bound)), stop)
+    pieces = chunk.runs.pieces(start, at, view) if start < at else []
+    for first, last, pointer in chunk.runs.between(at, stop):
+        if at < first:
+            pieces.append((at, first, Verdict.SKIP, 0))
+        pieces.append((first, last, view.verdict(pointer), pointer))
+        at = last
+    return [*pieces, (at, stop, Verdict.SKIP, 0)] if at < stop else pieces
 
 
 def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()], paging: Paging) -> bool:

@@ -9,7 +9,7 @@ service cannot be reached the replica's state stays true; it only misses what ca
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
@@ -21,7 +21,7 @@ from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, T
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from actors.ownership import Ownership
     from actors.pointers import PointerIndex
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
     from plainsong.protocol.transactions.transaction import Standing
-    from plainsong.protocol.transactions.view import View
+    from plainsong.protocol.transactions.view import Moment, View
 
+A = TypeVar("A")
 log = logging.getLogger(__name__)
 #: How long a request waits at the service for a change.
 WAIT_MS = 20_000
@@ -52,6 +53,10 @@ class Peer(Protocol):
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         """See ``TransactionService.enlist``; a second call changes nothing."""
+        ...
+
+    async def as_of(self, at_ms: int) -> Moment:
+        """See ``TransactionService.as_of``; a second call changes nothing."""
         ...
 
 
@@ -209,6 +214,12 @@ class NoPeer:
         await trio.lowlevel.checkpoint()
         raise service_moved()
 
+    async def as_of(self, at_ms: int) -> Moment:
+        """Raises NoOwner."""
+        del at_ms
+        await trio.lowlevel.checkpoint()
+        raise service_moved()
+
 
 class RoutedTransactions:
     """Implements ``Authority`` and ``Transactions``; ``home`` is the service while this instance owns it."""
@@ -358,11 +369,26 @@ class RoutedTransactions:
         Raises:
           TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
         """
+        return await self._at_owner(lambda owner: owner.enlist(pointer, name))
+
+    async def as_of(self, at_ms: int) -> Moment:
+        """See ``TransactionService.as_of``: at the owner; waits for a while if the service is moving.
+
+        Raises:
+          TransactionsUnavailable: it cannot be reached. AsOfTooOld, InvalidParameter.
+        """
+        try:
+            return await self._at_owner(lambda owner: owner.as_of(at_ms))
+        except NoOwner as error:
+            raise TransactionsUnavailable(error.detail, hint="ask again") from error
+
+    async def _at_owner(self, ask: Callable[[Peer], Awaitable[A]]) -> A:
+        """Ask the owner, here or over a link, what may be asked twice; while the service moves, again for a while."""
         until_s = trio.current_time() + PATIENCE_S
         backoff = Backoff(PAUSES_S)
         while True:
             try:
-                return await (self._peer if self.home is None else self.home).enlist(pointer, name)
+                return await ask(self._peer if self.home is None else self.home)
             except (NoOwner, TransactionsUnavailable, OutcomeUnknown) as error:
                 pause_s = backoff.failed()
                 if trio.current_time() + pause_s >= until_s:

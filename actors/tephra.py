@@ -24,7 +24,7 @@ from plainsong.protocol.tephra.rpc import ApplicationError, TephraError, decode_
 from plainsong.protocol.tephra.state import decode_visibility_state, inactive_bound, prune_upper_bound, reader_of
 from plainsong.protocol.tephra.thrift import MalformedThrift, ThriftFrames, ThriftFrameTooLarge, framed
 from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
-from plainsong.protocol.transactions.view import View
+from plainsong.protocol.transactions.view import Moment, View
 from storage.base import StoreError
 
 if TYPE_CHECKING:
@@ -150,6 +150,15 @@ class ForeignTephra:
     async def fresh(self) -> None:
         """Return at once: readers go by the last refresh, as documented."""
         await trio.lowlevel.checkpoint()
+
+    async def as_of(self, at_ms: int) -> Moment:
+        """Raises TransactionsUnavailable: a Tephra does not keep when it decided."""
+        del at_ms
+        await trio.lowlevel.checkpoint()
+        raise TransactionsUnavailable(
+            "a Tephra decides transactions here, and does not keep when it did",
+            hint="reading as of a moment needs the daemon's own transaction service",
+        )
 
     def invalids(self) -> tuple[int, ...]:
         """Pointers on its invalid list, ascending. Raises TransactionsUnavailable when the state is too old."""

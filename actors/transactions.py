@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
     from plainsong.protocol.transactions.transaction import Standing, Transaction
-    from plainsong.protocol.transactions.view import View
+    from plainsong.protocol.transactions.view import Moment, View
     from storage.base import Claim, Row, Store
 
 log = logging.getLogger(__name__)
@@ -303,6 +303,14 @@ class TransactionService:
         """Transactions, oldest first: of one state, or (None) all that are in progress or invalid."""
         statuses = await self._ask(asks.ListAll(state, limit))
         return await with_topics(statuses, self._locations, self._ask_topic)
+
+    async def as_of(self, at_ms: int) -> Moment:
+        """What had been decided by a moment; from now on no decision has a time up to it.
+
+        Raises:
+          AsOfTooOld: that is not known any more. InvalidParameter: the moment is still to come.
+        """
+        return await self._ask(asks.AsOf(at_ms))
 
     def owner_of(self, pointer: int) -> str | None:
         """The name that began the transaction of a pointer; ``""``: nobody here remembers it. None: it had no name.

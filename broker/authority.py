@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from actors.replica import Peer
     from broker.config.sections import TransactionsConfig
     from plainsong.protocol.transactions.transaction import Standing
-    from plainsong.protocol.transactions.view import View
+    from plainsong.protocol.transactions.view import Moment, View
     from storage.base import Store
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ FOREIGN_PATIENCE_S = 1.0
 
 
 class Transactions(Protocol):
-    """The daemon's authority on transactions. It is called on the event loop and, except for ``fresh``, never waits."""
+    """The daemon's authority on transactions. It is called on the event loop and, except for ``fresh`` and ``as_of``, never waits."""
 
     def standing(self, pointer: int) -> Standing:
         """What became of a pointer, a checkpoint's or a transaction's first one. Raises TransactionsUnavailable."""
@@ -50,6 +50,15 @@ class Transactions(Protocol):
 
     async def fresh(self) -> None:
         """Afterwards the view has every commit that was acknowledged before the call. Raises as ``view``."""
+        ...
+
+    async def as_of(self, at_ms: int) -> Moment:
+        """What had been decided by a moment, for ever.
+
+        Raises:
+          TransactionsUnavailable: unknown just now, or nobody here keeps when transactions were decided.
+          AsOfTooOld: it is not known any more. InvalidParameter: the moment is still to come.
+        """
         ...
 
 
@@ -71,6 +80,15 @@ class SwitchedOff:
     async def fresh(self) -> None:
         """Raises as ``view``."""
         self.view()
+
+    async def as_of(self, at_ms: int) -> Moment:
+        """Raises TransactionsUnavailable: nobody here knows when a transaction was decided."""
+        del at_ms
+        await trio.lowlevel.checkpoint()
+        raise TransactionsUnavailable(
+            "this daemon has no transaction service, and does not know what was committed when",
+            hint='set transactions.service to "embedded"',
+        )
 
 
 @dataclass(slots=True)

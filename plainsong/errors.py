@@ -35,6 +35,7 @@ from plainsong.protocol import errors as protocol_errors
 from plainsong.protocol.errors import (
     BY_CODE,
     AlreadyPublished,
+    AsOfTooOld,
     AuditUnavailable,
     AuthenticationUnavailable,
     BackupRunning,
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyPublished",
+    "AsOfTooOld",
     "AuditUnavailable",
     "AuthenticationUnavailable",
     "BackupRunning",

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
-_PARAMETERS = ("wait_ms", "max_bytes", "isolation", "payload", "longs")
+_PARAMETERS = ("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs")
 
 
 @dataclass(slots=True)
@@ -255,6 +255,8 @@ class Polling:
             # What is refused is refused before anything is waited for; a large snapshot is many numbers.
             ask_view = partial(view_for, self.transactions, body.isolation, body.transaction)
             brought = await off_loop(len(body.transaction), JSON, ask_view)
+        if body.as_of_ms is not None:
+            return await self._look_as_of(name, body, body.as_of_ms, reading)
         reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
         since = body.since
         was_held = False
@@ -291,6 +293,18 @@ class Polling:
             since = behind(found)  # all there was is expired or rolled back: wait for what comes after it
             if look.deadline_s is None and not await self._comes(name, Look(since, body.end_before, deadline_s)):
                 return found
+
+    async def _look_as_of(self, name: TopicName, body: PollRequest, at_ms: int, reading: Reading) -> Found:
+        """A page as of a moment; it never waits, since nothing more can come.
+
+        First the transaction service, then the topic, promises that nothing more gets a time up to the moment. Of what
+        had been committed by then everything stands before the span's end, since both are asked before it is read.
+        """
+        view = (await self.transactions.as_of(at_ms)).view()
+        span = await self.directory.ask(name, Look(body.since, body.end_before, as_of_ms=at_ms))
+        found = Found(span, view, await self._page_of(name, span, view, reading))
+        found.asked_from = body.since
+        return found
 
     async def _comes(self, name: TopicName, look: Look) -> bool:
         """Park until there is something; False when the time is over, or there can be nothing."""
@@ -386,6 +400,7 @@ def apply_query(body: PollRequest, query: str) -> PageOptions | None:
     if "isolation" in parameters:
         isolation = one_of(parameters, "isolation", ("uncommitted", "committed"), "")
         body.isolation = "committed" if isolation == "committed" else "uncommitted"
+    body.as_of_ms = _once("as_of_ms", whole_number(parameters, "as_of_ms"), body.as_of_ms)
     return PageOptions(
         payload_base64=one_of(parameters, "payload", ("text", "base64"), "text") == "base64",
         longs_as_strings=one_of(parameters, "longs", ("number", "string"), "number") == "string",

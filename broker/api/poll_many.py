@@ -145,6 +145,8 @@ class PollingMany:
         if body.isolation not in (None, "uncommitted", "committed"):
             raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
         options = apply_query(body, request.query) or DEFAULT_OPTIONS
+        if body.as_of_ms is not None:
+            raise InvalidParameter("asOfMs is for a poll of one topic", hint="poll each of them as of the same moment")
         check_poll(body)
         _refuse_forbidden(wanted, request)
         await self._read_or_wait(access or self.topics, wanted, body, request)

@@ -48,6 +48,7 @@ WHAT_TO_DO = {
     "sequence_consumed": "use new sequence ids; where the answer's outcome is `unknown`, look first whether the messages are there",
     "deduplication_disabled": "publish without a producer, or have it switched on",
     "partly_cleaned": "it cannot come back; create it anew",
+    "as_of_too_old": "read as of a later moment: the detail has the earliest one",
     "producer_expired": "what it stored is not known any more: open a session, and decide",
     "precondition_failed": "the topic has changed since it was read: read it again, and decide by what it is now",
     "body_too_large": "send several requests",

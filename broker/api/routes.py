@@ -67,6 +67,7 @@ _VERDICT_HEADERS = ("Plainsong-Duplicate", "Plainsong-Last-Sequence-Id")
 #: Reading with a snapshot, the client's or the daemon's.
 _VIEWS = ("transactions_unavailable", "malformed_transaction", "request_too_large")
 _BAD_POSITION = ("invalid_message_id", "unknown_field")
+_AS_OF = ("as_of_too_old",)
 #: Writing under a write pointer.
 _UNDER = (
     "transaction_refused",
@@ -312,7 +313,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="messages",
         doc="The messages from a position on, oldest first; with waitMs, wait until there is one.",
-        parameters=("wait_ms", "max_bytes", "isolation", "payload", "longs"),
+        parameters=("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs"),
         headers=("Plainsong-Reader",),
         body=Body(
             ref("PollRequest"),
@@ -322,7 +323,7 @@ ROUTES: tuple[Route[Any], ...] = (
         answer=array(ref("Message")),
         answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE, BATCH_TYPE),
         answer_headers=(*_POSITION_HEADERS, *_HELD_HEADERS),
-        errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
+        errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION, *_AS_OF),
     ),
     Route(
         "follow",
@@ -435,7 +436,7 @@ ROUTES: tuple[Route[Any], ...] = (
             ref("OffsetsRequest"), example={"start": 1700000000000, "maxMessages": 100000, "splits": 4}, required=False
         ),
         answer=ref("Offsets"),
-        errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION),
+        errors=(*READS, *BODY, *_VIEWS, *_BAD_POSITION, *_AS_OF),
     ),
     Route(
         "stream",

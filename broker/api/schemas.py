@@ -201,6 +201,7 @@ SCHEMAS: dict[str, Schema] = {
         waitMs=nullable(WAIT_MS),
         maxBytes=nullable(POSITIVE),
         isolation=nullable(ISOLATION),
+        asOfMs=nullable(MILLISECONDS),
         transaction=_TRANSACTION,
     ),
     "Message": record("id payload", id=_ID, payload=_PAYLOAD, attributes=_ATTRIBUTES),
@@ -363,6 +364,7 @@ SCHEMAS: dict[str, Schema] = {
         splits=nullable({"type": "integer", "minimum": 1, "maximum": 1000}),
         waitMs=nullable(WAIT_MS),
         isolation=nullable(ISOLATION),
+        asOfMs=nullable(MILLISECONDS),
         transaction=_TRANSACTION,
     ),
     "Offsets": record(

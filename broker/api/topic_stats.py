@@ -72,6 +72,7 @@ _OFFSETS = {
     "isolation": ("isolation", values.nullable(values.text, "Isolation")),
     "transaction": ("transaction", values.nullable(values.binary)),
     "waitMs": ("wait_ms", _INT),
+    "asOfMs": ("as_of_ms", _INT),
 }
 
 
@@ -278,6 +279,12 @@ class Counting:
         """
         since = read.since
         deadline_s = None
+        if read.as_of_ms is not None:
+            moment = await self.transactions.as_of(read.as_of_ms)
+            span = await self.directory.ask(name, Look(since, read.end_before, as_of_ms=read.as_of_ms))
+            extent = Extent(span, read.limit, read.max_bytes, moment.view())
+            await walk_rows(self.store, extent)
+            return span, extent, span.expired
         if read.wait_ms:
             wait_ms = min(read.wait_ms, self.max_wait_ms) - waited_ms
             deadline_s = trio.current_time() + wait_ms / 1000

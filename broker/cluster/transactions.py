@@ -3,6 +3,7 @@
 tx.sync      [term, changes, wait_ms]         the state, as ``ReplicaUpdate.packed``, in the body
 tx.enlist    [pointer, namespace, topic]      whether the service has issued the pointer
 tx.owner     pointer                          whose transaction it is; "" if that is not known
+tx.as_of     a moment in milliseconds         what had been decided by then, as ``Moment.packed``, in the body
 tx.thrift    a message of Tephra's clients    the message that answers it, both in the body
 ns.changed   namespace                        once the row of its properties has been read again
 """
@@ -22,6 +23,7 @@ from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, Transactio
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
 from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
+from plainsong.protocol.transactions.view import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,6 +61,10 @@ class LinkedPeer:
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         return bool((await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
+
+    async def as_of(self, at_ms: int) -> Moment:
+        reply = await self._call("tx.as_of", at_ms, ANSWER_S)
+        return Moment.unpack(await collect(reply.body))
 
     async def owner_of(self, pointer: int) -> str | None:
         """See ``TransactionService.owner_of``."""
@@ -119,6 +125,7 @@ class TransactionCalls:
             "tx.sync": self._sync,
             "tx.enlist": self._enlist,
             "tx.owner": self._owner,
+            "tx.as_of": self._as_of,
             "tx.thrift": self._thrift,
             "ns.changed": self._namespace_changed,
         }
@@ -140,6 +147,9 @@ class TransactionCalls:
 
     async def _owner(self, call: Call) -> Reply:
         return Reply(self._home().owner_of(int(call.value)))
+
+    async def _as_of(self, call: Call) -> Reply:
+        return Reply(None, (await self._home().as_of(int(call.value))).packed())
 
     async def _thrift(self, call: Call) -> Reply:
         return Reply(None, await TephraMethods(self._home()).answer(call.body))

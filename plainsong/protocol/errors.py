@@ -330,6 +330,13 @@ class ProducerExpired(Gone):
     title = "The producer has been forgotten"
 
 
+class AsOfTooOld(Gone):
+    """A read as of a moment before which it is not known any more what had been committed."""
+
+    code = "as_of_too_old"
+    title = "What was committed by then is not known any more"
+
+
 # --- too large, of the wrong type, too often ---------------------------------------------------
 
 

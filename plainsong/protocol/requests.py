@@ -57,6 +57,8 @@ class PollRequest:
     wait_ms: int | None = None
     max_bytes: int | None = None
     isolation: Isolation | None = None
+    as_of_ms: int | None = None
+    """A moment in milliseconds since 1970: what had been committed by then. JSON and the query have it; Avro has not."""
 
     @property
     def since(self) -> bytes:
@@ -231,6 +233,21 @@ def check_poll(request: PollRequest) -> None:
             "transaction and isolation exclude each other",
             hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
         )
+    if request.as_of_ms is not None:
+        _check_as_of(request)
+
+
+def _check_as_of(request: PollRequest) -> None:
+    if request.as_of_ms is not None and not 0 <= request.as_of_ms <= ids.MAX_TIMESTAMP_MS:
+        raise InvalidParameter(f"asOfMs is {request.as_of_ms}", hint="use milliseconds since 1970")
+    if request.transaction is not None or request.isolation == "uncommitted":
+        what = "transaction" if request.transaction is not None else "isolation uncommitted"
+        raise InvalidParameter(f"asOfMs and {what} exclude each other", hint="asOfMs reads what was committed by then")
+
+
+def in_the_future(at_ms: int, now_ms: int) -> InvalidParameter:
+    """The error for a read as of a moment that is still to come."""
+    return InvalidParameter(f"asOfMs is {at_ms}, and it is {now_ms}", hint="use a moment in the past")
 
 
 def _check_fields(request: PublishRequest) -> None:

@@ -22,7 +22,7 @@ from transactional_topic import (
 
 from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, bound_at
 from plainsong.protocol.topic.reading import Extent, Newest, Tally
-from plainsong.protocol.transactions.view import View
+from plainsong.protocol.transactions.view import Moment, View
 
 NOW_MS = START_MS + 5_000
 
@@ -68,12 +68,24 @@ def topics(draw):
     return Topic(entries)
 
 
-views = st.none() | st.builds(
-    View,
-    st.sampled_from([0, 5, 9, 21, 22, 30]),
-    st.frozensets(st.integers(1, 26), max_size=3),
-    st.frozensets(st.integers(1, 26), max_size=3),
-    st.frozensets(st.integers(1, 26), max_size=2),
+some_pointers = st.frozensets(st.integers(1, 26), max_size=3)
+views = (
+    st.none()
+    | st.builds(
+        View,
+        st.sampled_from([0, 5, 9, 21, 22, 30]),
+        some_pointers,
+        some_pointers,
+        st.frozensets(st.integers(1, 26), max_size=2),
+    )
+    | st.builds(
+        Moment,
+        st.sampled_from([START_MS - 1, START_MS, START_MS + 1, START_MS + 1_000, START_MS + 2_000, START_MS + 9_000]),
+        some_pointers,
+        some_pointers.map(tuple),
+        st.just(1),
+        st.just(26),
+    ).map(Moment.view)
 )
 
 

@@ -14,7 +14,7 @@ from plainsong.protocol.page import HIDDEN_COUNTED, item
 from plainsong.protocol.rows import MessageRow, Stored, encode_row
 from plainsong.protocol.topic.asks import Span
 from plainsong.protocol.topic.reading import Paging
-from plainsong.protocol.transactions.view import Verdict, View
+from plainsong.protocol.transactions.view import AsOfView, Verdict, View
 from storage.memory import MemoryTable
 
 NAME = TopicName("ns", "t")
@@ -172,6 +172,8 @@ class Topic:
 
 
 def verdict_of(view, message):
+    if isinstance(view, AsOfView) and not message.pointer:
+        return Verdict.DELIVER if message.entry.ms <= view.at_ms else Verdict.SKIP
     return Verdict.DELIVER if view is None or not message.pointer else view.verdict(message.pointer)
 
 

@@ -20,6 +20,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Look, PublishUnder, RollBackPointer, StoreUnder
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from plainsong.protocol.transactions.replica import ReplicaUpdate
+from plainsong.protocol.transactions.view import Moment
 from storage.memory import SharedMemory
 
 OTHER = TopicName("ns", "u")
@@ -61,6 +62,11 @@ class Peer:
         synced = await (await self._service()).sync(known, wait_ms)
         await self.cluster.lines.arrive(self.me)
         return ReplicaUpdate.unpack(synced.packed())
+
+    async def as_of(self, at_ms):
+        answer = await (await self._service()).as_of(at_ms)
+        await self.cluster.lines.arrive(self.me)
+        return Moment.unpack(answer.packed())
 
     async def enlist(self, pointer, name):
         answer = await (await self._service()).enlist(pointer, name)

@@ -48,6 +48,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.last = 0
         #: Pointers with rows that have not been rolled back.
         self.rows = set()
+        #: Moment → the transactions that a reader as of it was shown.
+        self.shown = {}
 
     # --- what clients do --------------------------------------------------------------------------
 
@@ -165,6 +167,30 @@ class ManagerMachine(RuleBasedStateMachine):
         lives = issued_ms(pointer) + LIFETIME_MS > self.at.wall_ms
         if lives and self.at.standing(pointer) in ("in_progress", "unknown"):
             self.rows.add(pointer)
+
+    @rule(back_s=st.sampled_from([-1, 0, 0.5, 1, 4, 30, 100]))
+    def read_as_of(self, back_s):
+        """What one was shown as of a moment never changes, and what was decided earlier is in what one sees later."""
+        self._passed()
+        at_ms = self.at.wall_ms - int(back_s * 1000)
+        answer = self._try(asks.AsOf(at_ms))
+        if isinstance(answer, PlainsongError):
+            assert answer.code in ("as_of_too_old", "invalid_parameter")
+            assert (answer.code == "as_of_too_old") == (at_ms < self.at.ledger.head.oldest_ms)
+            assert answer.code == "as_of_too_old" or at_ms > self.at.wall_ms
+            return
+        view = answer.view()
+        verdicts = {id_: {view.verdict(each).name for each in one.pointers} for id_, one in self.known.items()}
+        for pointer in self.rows:
+            assert view.verdict(pointer).name in ("DELIVER", "SKIP"), "nothing holds such a reader"
+        committed = {id_ for id_, one in self.known.items() if one.state == "committed"}
+        assert all(len(verdicts[id_]) == 1 for id_ in committed), "all of a transaction, or nothing"
+        seen = {id_ for id_ in committed if verdicts[id_] == {"DELIVER"}}
+        hidden = {p for id_, one in self.known.items() if id_ not in committed for p in one.pointers}
+        assert all(view.verdict(each).name == "SKIP" for each in self.rows & hidden)
+        assert self.shown.setdefault(at_ms, seen) == seen
+        for other_ms, others in self.shown.items():
+            assert seen <= others if at_ms <= other_ms else others <= seen
 
     # --- what the janitor does --------------------------------------------------------------------
 

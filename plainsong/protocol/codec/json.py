@@ -156,6 +156,7 @@ _POLL: Kinds = {
     "waitMs": ("wait_ms", _NULL_INT),
     "maxBytes": ("max_bytes", _NULL_INT),
     "isolation": ("isolation", values.nullable(_isolation, "Isolation")),
+    "asOfMs": ("as_of_ms", _NULL_LONG),
 }
 _RANGE: Kinds = {
     "startTimestamp": ("start_timestamp_ms", values.int64),

@@ -95,6 +95,11 @@ class Look(Ask[Span]):
     """When to answer with an empty span at the latest, on the actor's monotonic clock; None: at once."""
     undecided: int = 0
     """How many of the topic's undecided write pointers the span lists at most."""
+    as_of_ms: int | None = None
+    """The reader wants what had been published by this moment; None: by now.
+
+    No message that is published later gets a publish time up to it. InvalidParameter: it is still to come.
+    """
 
 
 # --- under a write pointer -------------------------------------------------------------------------

@@ -105,11 +105,14 @@ class TopicCore:
             remove_torn_payloads(state, step)
         if not state.follows(now.deduplication):
             follow_policy(state, step, now)
+        to_mark = False
         for ticket, ask in arrivals:
-            if isinstance(ask, Look):
-                step.looks.append((ticket, ask))
-                continue
             try:
+                if isinstance(ask, Look):
+                    if ask.as_of_ms is not None:
+                        to_mark |= state.close_moment(ask.as_of_ms, now.wall_ms)
+                    step.looks.append((ticket, ask))
+                    continue
                 answer: object = RULES[type(ask)](state, step, ask, now)
             except PlainsongError as error:
                 answer = error
@@ -119,7 +122,7 @@ class TopicCore:
             schedule_snapshot(state, now)
         due_s = state.producers.due_s
         is_due = due_s is not None and now.mono_s >= due_s
-        ahead = bool(step.looks) and not now.low_space and state.expires_ahead()
+        ahead = to_mark or (bool(step.looks) and not now.low_space and state.expires_ahead())
         if step.operations or step.pointers or is_due or ahead or len(state.forgotten) > MAX_FORGOTTEN:
             self._write_about(step, is_due=is_due or ahead)
         return step

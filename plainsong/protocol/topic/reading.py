@@ -4,6 +4,7 @@
       expired by a ttl of its own      skipped
       rolled back, invalid             skipped by a reader with a view
       undecided                        holds a reader with a view: it gets nothing behind it yet
+      of a later moment                skipped by a reader as of a moment
       refers to stored messages        their payload rows follow in its place, those of winning segments only
       damaged                          ends the read before it
 
@@ -14,16 +15,18 @@ that it wants next; it passes visible messages to ``_take``, of which pages, ext
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, POSITION_BYTES, after, before
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, Page
-from plainsong.protocol.rows import NO_PAYLOAD, PLAIN, PLAIN_BESIDE_BYTES, Stored, decode_row, plain_wire
+from plainsong.protocol.rows import HAS_POINTER, NO_PAYLOAD, PLAIN, PLAIN_BESIDE_BYTES, Stored, decode_row, plain_wire
 from plainsong.protocol.topic.visibility import InlineDelivery, Reference, expires_ms_of
-from plainsong.protocol.transactions.view import Verdict
+from plainsong.protocol.transactions.view import AsOfView, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
 _FIRST_CHUNK_ROWS = 256
 _POINTER = struct.Struct(">q")
 _PLAIN_ONLY = {PLAIN}
+_KEY = itemgetter(0)
+#: Message rows that one page reads behind the moment as of which it is read, for those of transactions that had been
+#: committed by then: there are some only where the topic's clock was ahead of the transaction service's.
+MAX_ROWS_BEHIND_MOMENT = 100_000
 
 
 class Scan(NamedTuple):
@@ -77,6 +84,12 @@ class Walk(InlineDelivery):
         #: Rows of the last list behind the reference, and the last key of that list.
         self._rows_behind: Rows = ()
         self._last_key = b""
+        #: For a reader as of a moment: the first key behind the moment, and how many rows there have been read.
+        self._as_of = view if isinstance(view, AsOfView) else None
+        self._later_key = b"" if self._as_of is None else span.prefix + self._as_of.bound[:POSITION_BYTES]
+        self._later_rows = 0
+        #: Nothing that follows is visible: it was all written after the moment.
+        self._is_over = False
 
     @property
     def wanted(self) -> int:
@@ -88,7 +101,7 @@ class Walk(InlineDelivery):
         start, stop = key_range(self.span)
         if self._start >= self.span.until:
             return
-        while start < stop and not self.done:
+        while start < stop and not (self.done or self._is_over):
             yield Scan(Table.MESSAGE, start, stop, self.feed_rows, self.reverse)
             if self.reference is None:
                 return
@@ -115,7 +128,34 @@ class Walk(InlineDelivery):
         if self._starts_inside and rows[0][0].endswith(self._start[:POSITION_BYTES]):
             own_payload = not _flags(rows[0][1]) & NO_PAYLOAD
             rows = rows[own_payload:]  # its own message is before the start
+        if self._as_of is not None and rows and rows[-1][0] >= self._later_key:
+            return self._feed_later(rows, self._as_of)
         return self._feed(rows)
+
+    def _feed_later(self, rows: Rows, as_of: AsOfView) -> bool:
+        """Take rows of which some were written behind the moment: of those, the ones under a pointer may be visible.
+
+        What follows a row whose pointer was issued after the moment was written after it too, and cannot be.
+        """
+        at = bisect_left(rows, self._later_key, key=_KEY)
+        self._later_rows += len(rows) - at
+        kept = [*rows[:at], *(row for row in rows[at:] if _flags(row[1]) & HAS_POINTER)]
+        first = next((index for index, row in enumerate(kept[at:], at) if as_of.is_later(_pointer_of(row[1]))), None)
+        if first is not None:
+            self._is_over = True
+            del kept[first:]
+        go_on = self._feed(kept) if kept else not self.done
+        if self.reference is None and not self.done and self._later_rows >= self._most_later_rows:
+            self._cut_later(rows[-1][0][-POSITION_BYTES:] + NO_PAYLOAD_PART)
+            return False
+        return go_on and not self._is_over
+
+    #: How many rows it reads behind the moment as of which it reads.
+    _most_later_rows: float = float("inf")
+
+    def _cut_later(self, message_id: bytes) -> None:
+        """End behind a message, since enough has been read behind the moment."""
+        raise NotImplementedError
 
     def _feed(self, rows: Rows) -> bool:
         flags = {value[0] if value else -1 for _, value in rows}
@@ -178,6 +218,12 @@ def _flags(value: bytes) -> int:
     return value[0] if value else -1
 
 
+def _pointer_of(value: bytes) -> int:
+    """The pointer in a row that has one; 0 of one that is too short, which is reported where it is read."""
+    pointer: int = _POINTER.unpack_from(value, 1)[0] if len(value) > _POINTER.size else 0
+    return pointer
+
+
 # --- pages -----------------------------------------------------------------------------------------
 #
 # A page is cut out of rows, or of items from the scan cache, and ends in the same place for both: at the span's end, at
@@ -189,6 +235,7 @@ class Paging(Walk):
     """A walk that collects a page."""
 
     with_attributes = True
+    _most_later_rows = MAX_ROWS_BEHIND_MOMENT
 
     def __init__(
         self, span: Span, limit: int, max_bytes: int, view: View | None = None, *, with_pointers: bool = False
@@ -203,6 +250,8 @@ class Paging(Walk):
         self._bytes = 0
         self._last_id: bytes | None = None
         self._cut = False
+        #: Behind which message it ends although there may be more: all up to there has been read.
+        self._read_to: bytes | None = None
 
     @property
     def wanted(self) -> int:
@@ -254,6 +303,8 @@ class Paging(Walk):
         page.attributes, page.pointers = self._attributes, self._pointers
         if self._cut:
             page.end = "more"
+        elif self._read_to is not None:
+            page.end, page.last_id = "more", self._read_to
         elif self.held_by is not None:
             page.end, page.held = "held", self.held
             page.last_id = before(self.held_at)
@@ -306,6 +357,9 @@ class Paging(Walk):
         self._room -= count
         self._bytes_room -= len(part)
         self._last_id = last_id
+
+    def _cut_later(self, message_id: bytes) -> None:
+        self._read_to, self._is_over = message_id, True
 
     def _fitting(self, items: Sequence[bytes]) -> int:
         taken = min(len(items), self._room)

@@ -14,6 +14,7 @@ from plainsong.protocol.errors import TopicNotFound
 from plainsong.protocol.ids import ID_BYTES, SEQUENCES_PER_MS, after, pack_position
 from plainsong.protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.requests import in_the_future
 from plainsong.protocol.rows import (
     BATCH,
     HAS_EXTRAS,
@@ -385,6 +386,20 @@ class TopicState:
         if self.time_ms - durable_ms < MAX_LAG_MS or self.metadata is None or self.metadata.deleted_ms is not None:
             return False
         return self.usage.expires_between(durable_ms, self.time_ms, self.metadata.properties.ttl_ms)
+
+    def close_moment(self, at_ms: int, wall_ms: int) -> bool:
+        """Give no publish time up to a moment any more. Returns whether a mark has to make that durable.
+
+        Another owner, or this one after a restart, may have a clock that is behind. Raises InvalidParameter: the
+        moment is still to come, for the topic and for the clock.
+        """
+        if self.metadata is None or self.metadata.deleted_ms is not None:
+            return False
+        if at_ms >= self.time_ms:
+            if at_ms > wall_ms:
+                raise in_the_future(at_ms, self.time_ms)
+            self.time_ms = at_ms + 1
+        return at_ms >= max(self.marked_ms, self.sequence.last_ts_ms)
 
 
 class Enlistment(Protocol):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from plainsong.protocol.effects import Ask
 from plainsong.protocol.errors import TransactionConflict
 from plainsong.protocol.transactions.transaction import TransactionType
+from plainsong.protocol.transactions.view import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -187,6 +188,13 @@ class LookAt(Ask[TransactionStatus]):
     """Look up a transaction by any of its pointers."""
 
     pointer: int
+
+
+@dataclass(slots=True)
+class AsOf(Ask[Moment]):
+    """Find what had been decided by a moment, in milliseconds since 1970."""
+
+    at_ms: int
 
 
 @dataclass(slots=True)

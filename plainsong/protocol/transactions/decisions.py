@@ -383,7 +383,7 @@ def _aborted(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow)
         return Decision(record.transaction_id, "invalid", changed=False)  # truncated before: its final state
     else:
         ledger.unlist(record, record.listed)
-        record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
+        record.decided_ms, record.decided_at = ledger.decide_ms(now.wall_ms), ledger.head.last
     record.state = "aborted"
     _raise_read_pointer(ledger, record.transaction_id)
     ledger.remember(record)
@@ -396,7 +396,7 @@ def _close(ledger: Ledger, record: Record, now: ManagerNow) -> None:
     ledger.close(record)
     record.aborting = record.must_prepare = False
     record.frozen = 0
-    record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
+    record.decided_ms, record.decided_at = ledger.decide_ms(now.wall_ms), ledger.head.last
 
 
 def _raise_read_pointer(ledger: Ledger, pointer: int) -> None:

@@ -84,6 +84,8 @@ class TransactionSettings:
 
 #: Most outcomes forgotten in one commit, to keep commits short.
 _FORGET_ROWS = 1_000
+#: Moments of which the undecided pointers are kept: those that readers are under way with.
+_MOMENTS_KEPT = 32
 
 
 class Ledger:
@@ -105,6 +107,7 @@ class Ledger:
         self.prepared = PreparedSets()
         self.committed = CommittedSets()
         self.last_pass: LastPass | None = None
+        self._undecided_at: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
 
     def __repr__(self) -> str:
@@ -113,8 +116,11 @@ class Ledger:
     # --- pointers ---------------------------------------------------------------------------------
 
     def next_pointer(self, now_ms: int) -> int:
-        """Issue a pointer above all earlier ones; of this millisecond unless the clock went back."""
-        pointer = max(self.head.last + 1, now_ms * POINTERS_PER_MS)
+        """Issue a pointer above all earlier ones; of this millisecond unless the clock went back.
+
+        It is also behind every moment that a reader has been shown, so that all its rows are.
+        """
+        pointer = max(self.head.last + 1, max(now_ms, self.head.decided_ms) * POINTERS_PER_MS)
         self.head.last = pointer
         self.head.first = self.head.first or pointer
         return pointer
@@ -198,8 +204,38 @@ class Ledger:
             for pointer in oldest.pointers:
                 del self.by_pointer[pointer]
             self.head.forgotten = max(self.head.forgotten, oldest.decided_at)
+            if oldest.state == "committed":  # the rows of others are rolled back, whatever is known of them
+                self.head.oldest_ms = max(self.head.oldest_ms, oldest.decided_ms)
             gone.append(oldest)
         return gone
+
+    def decide_ms(self, now_ms: int) -> int:
+        """The time of a decision made now: never before that of another one, or of a moment that a reader was shown.
+
+        Nor before the begin of any transaction, since clocks go back, and another owner's may be behind.
+        """
+        head = self.head
+        head.decided_ms = max(head.decided_ms, now_ms, head.last // POINTERS_PER_MS)
+        return head.decided_ms
+
+    def undecided_at(self, at_ms: int) -> frozenset[int]:
+        """The pointers that were issued up to a moment, and decided after it, or not yet.
+
+        No decision may have a time up to ``at_ms`` any more; so these stay the same.
+        """
+        known = self._undecided_at.get(at_ms)
+        if known is None:
+            stop = (at_ms + 1) * POINTERS_PER_MS
+            found = set(self.in_progress[: bisect_left(self.in_progress, stop)])
+            for record in reversed(self.outcomes.values()):
+                if record.decided_ms <= at_ms:
+                    break
+                found.update(pointer for pointer in record.pointers if pointer < stop)
+            known = self._undecided_at[at_ms] = frozenset(found)
+            if len(self._undecided_at) > _MOMENTS_KEPT:
+                self._undecided_at.popitem(last=False)
+        self._undecided_at.move_to_end(at_ms)
+        return known
 
     def overdue(self, mono_s: float) -> Iterator[Record]:
         """Open transactions that timed out, without those whose commit is under way."""
@@ -337,6 +373,7 @@ class ManagerStep:
     __slots__ = (
         "_removed",
         "_rows",
+        "_writes_head",
         "answers",
         "changes",
         "conflicts",
@@ -352,6 +389,7 @@ class ManagerStep:
     def __init__(self) -> None:
         self._rows: list[Operation] = []
         self._removed: list[bytes] = []
+        self._writes_head = False
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
         self.changes: list[Change] = []
         #: Pointers of transactions that this step commits or aborts; topics may forget them.
@@ -369,7 +407,7 @@ class ManagerStep:
 
     @property
     def writes(self) -> bool:
-        return bool(self._rows or self._removed)
+        return bool(self._rows or self._removed or self._writes_head)
 
     def operations(self, head: Head) -> list[Operation]:
         """The operations of the commit: the head first, removals last."""
@@ -378,6 +416,10 @@ class ManagerStep:
         first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
         last: list[Operation] = [Delete(Table.METADATA, self._removed)] if self._removed else []
         return first + self._rows + last
+
+    def write_head(self) -> None:
+        """Write the head, even if nothing else is to be written."""
+        self._writes_head = True
 
     def write_record(self, record: Record) -> None:
         self._put(TRANSACTION, record.transaction_id, record.encode())

@@ -50,6 +50,7 @@ class Record:
     """Its rows are being rolled back: it can't be committed any more."""
     state: State = "in_progress"
     decided_ms: int = 0
+    """When it was decided, by ``Ledger.decide_ms``: decisions are in the order of these times."""
     decided_at: int = 0
     """The last pointer issued before the decision."""
     listed: tuple[int, ...] = ()
@@ -148,6 +149,8 @@ def number(value: object) -> int:
 #     00 'x' 'h'        head       l last pointer issued  r read pointer  f first one issued
 #                                  g decisions up to this pointer may be forgotten  u change sets too
 #                                  i the service's name, where a restore gave it another one than f
+#                                  t no later decision has a time before this one (ms)
+#                                  o reading as of a moment before this one is not possible any more (ms)
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
 #     00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
@@ -213,6 +216,10 @@ class Head:
     """Change sets of commits up to this pointer were forgotten for lack of room."""
     restored: int = 0
     """The last pointer that may have been issued before the store was restored from a backup; 0: it never was."""
+    decided_ms: int = 0
+    """No decision from now on has a time before this one. 0: written by a version that kept no such order."""
+    oldest_ms: int = 0
+    """The earliest moment as of which one can read: what was committed up to it may be forgotten."""
 
     @property
     def service(self) -> int:
@@ -221,13 +228,14 @@ class Head:
 
     def encode(self) -> bytes:
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
-        return pack_record({key: each for key, each in {**numbers, "i": self.restored}.items() if each})
+        numbers |= {"i": self.restored, "t": self.decided_ms, "o": self.oldest_ms}
+        return pack_record({key: each for key, each in numbers.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
         record = unpack_record(value, "head")
         try:
-            return cls(*(number(record.get(key, 0)) for key in "lrfgui"))
+            return cls(*(number(record.get(key, 0)) for key in "lrfguito"))
         except (TypeError, ValueError) as error:
             raise DamagedRow(f"the transaction service's head lacks a field or has a wrong one: {error!r}") from error
 

@@ -48,6 +48,7 @@ from plainsong.protocol.transactions.ledger_rows import (
     service_key,
 )
 from plainsong.protocol.transactions.outcomes import (
+    as_of,
     invalid_before,
     keep_pass,
     kept_because,
@@ -83,6 +84,7 @@ RULES: dict[type[Ask[Any]], Callable[[Ledger, ManagerStep, Any, ManagerNow], obj
     asks.Enlist: enlist,
     asks.Nothing: nothing,
     asks.LookAt: look_at,
+    asks.AsOf: as_of,
     asks.ListAll: list_transactions,
 }
 
@@ -247,6 +249,8 @@ class LedgerLoader:
     """Collects the service's rows; one that cannot be read ends the load."""
 
     head: Head = field(default_factory=Head)
+    is_new: bool = True
+    """Whether there is no head yet: nothing was ever decided."""
     last_pass: LastPass | None = None
     records: dict[int, Record] = field(default_factory=dict)
     changes: list[ChangeSet] = field(default_factory=list)
@@ -257,7 +261,7 @@ class LedgerLoader:
         for key, value in rows:
             kind, pointer = parse_service_key(key)
             if kind == HEAD:
-                self.head = Head.decode(value)
+                self.head, self.is_new = Head.decode(value), False
             elif kind == TRANSACTION:
                 self.records[pointer] = Record.decode(pointer, value)
             elif kind == CHANGES:
@@ -277,6 +281,7 @@ class LedgerLoader:
         ledger.head.last = max(ledger.head.last, *known) if known else ledger.head.last
         if not ledger.head.last:
             ledger.head.last = ledger.head.read_pointer = now.wall_ms * POINTERS_PER_MS
+        self._order_decisions(ledger)
         decided: list[Record] = []
         for _, record in sorted(self.records.items()):
             if record.state == "in_progress":
@@ -287,9 +292,19 @@ class LedgerLoader:
                 ledger.list_invalid(record)
             else:
                 decided.append(record)
-        for record in sorted(decided, key=lambda each: each.decided_at):
+        for record in sorted(decided, key=lambda each: (each.decided_at, each.decided_ms)):
             ledger.remember(record)
         return ManagerCore(ledger, self._take_changes(ledger) + self._take_enlisted(ledger))
+
+    def _order_decisions(self, ledger: Ledger) -> None:
+        """Of what an older version decided the times are in no order: one can read as of their end at the earliest."""
+        head = ledger.head
+        if head.decided_ms:
+            return
+        head.decided_ms = max((each.decided_ms for each in self.records.values()), default=0)
+        head.decided_ms = max(head.decided_ms, head.last // POINTERS_PER_MS)
+        if not self.is_new:
+            head.oldest_ms = head.decided_ms
 
     def _take_enlisted(self, ledger: Ledger) -> list[bytes]:
         """Add the topics of open and invalid transactions. Returns the keys of obsolete rows that a crash left."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.errors import InvalidParameter, nearest
+from plainsong.protocol.errors import AsOfTooOld, InvalidParameter, nearest
+from plainsong.protocol.requests import in_the_future
 from plainsong.protocol.transactions.asks import TransactionStatus
 from plainsong.protocol.transactions.ledger_rows import LastPass
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, issued_ms
-from plainsong.protocol.transactions.view import Change
+from plainsong.protocol.transactions.view import Change, Moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from plainsong.protocol.transactions.asks import InvalidBefore, KeepPass, ListAll, LookAt, Unlist
+    from plainsong.protocol.transactions.asks import AsOf, InvalidBefore, KeepPass, ListAll, LookAt, Unlist
     from plainsong.protocol.transactions.ledger import Ledger, ManagerNow, ManagerStep, TransactionSettings
     from plainsong.protocol.transactions.ledger_rows import Record
 
@@ -69,6 +70,29 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
         service=ledger.head.service,
         owner=record.owner,
     )
+
+
+# --- as of a moment --------------------------------------------------------------------------------
+
+
+def as_of(ledger: Ledger, step: ManagerStep, ask: AsOf, now: ManagerNow) -> Moment:
+    """What had been decided by a moment; from now on no decision has a time up to it.
+
+    That is made durable with the answer, since the next owner's clock may be behind, and a commit by it must not
+    appear in what readers have been shown.
+    """
+    head, at_ms = ledger.head, ask.at_ms
+    if at_ms < head.oldest_ms:
+        raise AsOfTooOld(
+            f"what was committed by {at_ms} is not known any more; the earliest moment to read as of is {head.oldest_ms}",
+            hint="outcomes are remembered for transactions.outcome_retention_s, and at most transactions.max_outcomes",
+        )
+    if at_ms >= head.decided_ms:
+        if at_ms > now.wall_ms:
+            raise in_the_future(at_ms, now.wall_ms)
+        head.decided_ms = at_ms + 1
+        step.write_head()
+    return Moment(at_ms, ledger.undecided_at(at_ms), tuple(ledger.invalid), head.first, head.last)
 
 
 # --- invalid list ----------------------------------------------------------------------------------
@@ -129,7 +153,7 @@ def _unlist(ledger: Ledger, step: ManagerStep, pointers: Iterable[int], now: Man
         step.changes.append(Change(unlisted=gone))
         step.decided.extend(gone)
         if not record.listed:
-            record.decided_ms, record.decided_at = now.wall_ms, ledger.head.last
+            record.decided_ms, record.decided_at = ledger.decide_ms(now.wall_ms), ledger.head.last
             ledger.remember(record)
             step.release(record)
         step.write_record(record)

@@ -13,7 +13,11 @@ from enum import IntEnum
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from plainsong.protocol.transactions.transaction import NO_TRANSACTION, VisibilityLevel
+import msgpack
+
+from plainsong.protocol.errors import MalformedTransaction
+from plainsong.protocol.ids import bound_at
+from plainsong.protocol.transactions.transaction import NO_TRANSACTION, POINTERS_PER_MS, VisibilityLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -119,6 +123,66 @@ class View:
         if pointer <= self._read_pointer and pointer not in self._excluded:
             return Verdict.DELIVER
         return Verdict.HOLD
+
+
+# --- as of a moment --------------------------------------------------------------------------------
+#
+# A reader as of a moment sees what had been committed by then, and is never held: what was undecided then is skipped,
+# whatever became of it. Rows without a pointer are visible if they were published by then. Those under a pointer are
+# judged by the time of their transaction's decision alone, so that all of it is visible or nothing, in every topic,
+# whatever the clocks of the topics' owners say.
+
+
+class Moment(NamedTuple):
+    """What the transaction service says of a moment."""
+
+    at_ms: int
+    undecided: frozenset[int]
+    """Pointers issued up to the moment, and not decided by then."""
+    invalids: tuple[int, ...]
+    first: int
+    last: int
+    """The first and the last pointer that the service has issued; 0: none."""
+
+    def view(self) -> AsOfView:
+        """What readers as of the moment see."""
+        return AsOfView(self)
+
+    def packed(self) -> bytes:
+        """The bytes sent to another instance."""
+        packed: bytes = msgpack.packb([self.at_ms, sorted(self.undecided), self.invalids, self.first, self.last])
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Moment:
+        """The moment that ``packed`` encoded. Raises MalformedTransaction."""
+        try:
+            at_ms, undecided, invalids, first, last = msgpack.unpackb(packed)
+            return cls(int(at_ms), frozenset(map(int, undecided)), tuple(map(int, invalids)), int(first), int(last))
+        except (TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
+            raise MalformedTransaction("what had been decided by a moment cannot be read") from error
+
+
+class AsOfView(View):
+    """The view of a reader as of a moment."""
+
+    __slots__ = ("_issued", "at_ms", "bound")
+
+    def __init__(self, moment: Moment) -> None:
+        first_later = (moment.at_ms + 1) * POINTERS_PER_MS
+        super().__init__(first_later - 1, moment.undecided, frozenset(moment.invalids))
+        self.at_ms = moment.at_ms
+        #: Messages without a pointer are visible before this bound.
+        self.bound = bound_at(moment.at_ms + 1)
+        self._issued = max(first_later, moment.first or first_later), moment.last
+
+    def verdict(self, pointer: int) -> Verdict:
+        verdict = super().verdict(pointer)
+        return Verdict.SKIP if verdict is Verdict.HOLD else verdict
+
+    def is_later(self, pointer: int) -> bool:
+        """Whether the service issued a pointer after the moment, so that a row with it was written after it too."""
+        return self._issued[0] <= abs(pointer) <= self._issued[1]
 
 
 # --- the service's durable state: one view for all readers of committed messages, until it changes --

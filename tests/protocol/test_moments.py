@@ -1,0 +1,187 @@
+"""Reading as of a moment, by the rules of the transaction service: times of decisions, and what was decided by then."""
+
+from __future__ import annotations
+
+import pytest
+from transactions_in_memory import START_MS, TransactionsInMemory
+
+from plainsong.protocol.effects import Put
+from plainsong.protocol.errors import AsOfTooOld, InvalidParameter
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.ledger_rows import HEAD, Head, parse_service_key, service_key
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+
+
+def as_of(at, moment_ms):
+    return at.ask(asks.AsOf(moment_ms))
+
+
+def shown(at, moment_ms, pointer):
+    return as_of(at, moment_ms).view().verdict(pointer).name
+
+
+def decided_ms(at, transaction_id):
+    return at.ask(asks.LookAt(transaction_id)).decided_ms
+
+
+def test_a_transaction_is_seen_as_of_its_decision_and_not_as_of_the_moment_before():
+    at = TransactionsInMemory()
+    one = at.new()
+    at.pass_s(5)
+    at.commit(one)
+    at.pass_s(5)
+    assert decided_ms(at, one) == START_MS + 5_000
+    assert shown(at, START_MS + 5_000, one) == "DELIVER"
+    assert shown(at, START_MS + 4_999, one) == "SKIP"
+    assert shown(at, START_MS - 1, one) == "SKIP"
+
+
+def test_what_is_open_aborted_or_invalid_is_skipped_and_holds_nobody():
+    at = TransactionsInMemory()
+    open_, aborted, invalid = at.new(), at.new(), at.new()
+    at.abort(aborted)
+    at.invalidate(invalid)
+    at.pass_s(1)
+    view = as_of(at, at.wall_ms).view()
+    assert [view.verdict(each).name for each in (open_, invalid, -aborted)] == ["SKIP"] * 3
+
+
+def test_every_pointer_of_a_transaction_has_the_time_of_its_commit():
+    at = TransactionsInMemory()
+    one = at.new()
+    at.pass_s(1)
+    later = at.checkpoint(one).write_pointer
+    at.pass_s(1)
+    at.commit(one)
+    at.pass_s(1)
+    assert {shown(at, START_MS + 1_500, each) for each in (one, later)} == {"SKIP"}
+    assert {shown(at, START_MS + 2_000, each) for each in (one, later)} == {"DELIVER"}
+
+
+def test_decisions_have_rising_times_whatever_the_clock_does_and_after_a_restart():
+    at = TransactionsInMemory()
+    first, second, third = at.new(), at.new(), at.new()
+    at.pass_s(10)
+    at.commit(first)
+    at.wall_ms -= 8_000
+    at.commit(second)
+    at.load()
+    at.wall_ms -= 1_000
+    at.commit(third)
+    times = [decided_ms(at, each) for each in (first, second, third)]
+    assert times == sorted(times)
+    assert times[0] == START_MS + 10_000
+
+
+def test_a_decision_is_never_before_the_begin_of_its_transaction():
+    at = TransactionsInMemory()
+    at.new()
+    one = at.new()
+    at.wall_ms -= 60_000
+    at.commit(one)
+    assert decided_ms(at, one) >= one // POINTERS_PER_MS
+
+
+def test_what_was_shown_as_of_a_moment_stays_so_when_the_next_owner_has_a_clock_that_is_behind():
+    at = TransactionsInMemory()
+    one = at.new()
+    at.pass_s(5)
+    moment_ms = at.wall_ms
+    assert shown(at, moment_ms, one) == "SKIP"
+    at.load()
+    at.wall_ms -= 3_000
+    at.commit(one)
+    late = at.new()
+    at.commit(late)
+    at.pass_s(10)
+    assert shown(at, moment_ms, one) == shown(at, moment_ms, late) == "SKIP"
+    assert shown(at, at.wall_ms, one) == shown(at, at.wall_ms, late) == "DELIVER"
+
+
+def test_a_moment_is_made_durable_before_it_is_shown_and_only_once():
+    at = TransactionsInMemory()
+    at.commit(at.new())
+    at.pass_s(5)
+    as_of(at, at.wall_ms)
+    (put,) = at.core.operations(at.step)
+    assert isinstance(put, Put)
+    assert parse_service_key(put.prefix)[0] == HEAD
+    as_of(at, at.wall_ms)
+    as_of(at, at.wall_ms - 1)
+    assert not at.core.operations(at.step)
+
+
+def test_a_moment_that_is_still_to_come_is_refused():
+    at = TransactionsInMemory()
+    at.commit(at.new())
+    with pytest.raises(InvalidParameter, match=f"asOfMs is {at.wall_ms + 1}"):
+        as_of(at, at.wall_ms + 1)
+
+
+def test_a_moment_before_what_was_forgotten_is_refused_with_the_earliest_possible_one():
+    at = TransactionsInMemory(outcome_retention_ms=60_000)
+    old = at.new()
+    at.commit(old)
+    forgotten_ms = at.wall_ms
+    at.pass_s(61)
+    at.new()
+    assert at.state(old) == "unknown"
+    for _ in range(2):
+        with pytest.raises(AsOfTooOld, match=f"earliest moment to read as of is {forgotten_ms} "):
+            as_of(at, forgotten_ms - 1)
+        assert shown(at, forgotten_ms, old) == "DELIVER"
+        at.load()
+
+
+def test_outcomes_without_visible_rows_may_be_forgotten_without_harm():
+    at = TransactionsInMemory(max_outcomes=1)
+    kept = at.new()
+    at.commit(kept)
+    at.pass_s(1)
+    at.abort(at.new())
+    at.abort(at.new())
+    assert len(at.ledger.outcomes) == 1
+    at.pass_s(1)
+    with pytest.raises(AsOfTooOld):
+        as_of(at, START_MS - 1)
+    for _ in range(5):
+        at.abort(at.new())
+    assert shown(at, START_MS, kept) == "DELIVER"
+
+
+def test_an_older_version_kept_no_order_of_decisions_so_one_reads_as_of_their_end_at_the_earliest():
+    at = TransactionsInMemory()
+    one = at.new()
+    at.commit(one)
+    last = at.ledger.head.last
+    at.rows[service_key(HEAD)] = Head(last, at.ledger.head.read_pointer, one).encode()
+    at.load()
+    at.pass_s(5)
+    with pytest.raises(AsOfTooOld):
+        as_of(at, START_MS - 1)
+    assert shown(at, START_MS, one) == "DELIVER"
+    after = at.new()
+    at.commit(after)
+    at.pass_s(5)
+    assert shown(at, START_MS + 4_999, after) == "SKIP"
+    assert shown(at, START_MS + 5_000, after) == "DELIVER"
+
+
+def test_a_new_store_can_be_read_as_of_any_moment():
+    at = TransactionsInMemory()
+    assert as_of(at, 0).undecided == frozenset()
+
+
+def test_a_pointer_that_the_service_did_not_issue_is_no_sign_of_the_time():
+    at = TransactionsInMemory()
+    at.commit(at.new())
+    at.pass_s(1)
+    moment_ms = at.wall_ms
+    at.pass_s(1)
+    late = at.new()
+    view = as_of(at, moment_ms).view()
+    assert view.is_later(late)
+    assert view.is_later(-late)
+    assert not view.is_later(late + 1)
+    assert not view.is_later((1 << 63) - 1)
+    assert not view.is_later(7)
