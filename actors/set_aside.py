@@ -15,6 +15,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,7 +25,7 @@ from plainsong.protocol.errors import LowSpace, NotFound, OutcomeUnknown
 from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, POSITION_BYTES, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import Cleaned, Look, NoteSetAside, PlanCleaning, SliceCleaned, Stats
-from storage.base import BeginsFiles, StoreError, read_rows
+from storage.base import BeginsFiles, ReadsRaw, StoreError, read_rows
 from storage.cleaning import counted, is_message, is_payload, is_reference, payloads_of
 from storage.damage import read_around
 from storage.directory import sync_directory
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from actors.scrub import Scrub
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import CleaningPlan, Slice, Span
-    from storage.base import Row, Store
+    from storage.base import RawRow, Row, Store
     from storage.damage import Gap
 
 log = logging.getLogger(__name__)
@@ -175,7 +176,7 @@ class _Work:
         end = self.span.prefix + _watermark(self.span) + b"\x00"
         if path is not None:
             await trio.to_thread.run_sync(self._begin, path, now_ms)
-        gaps = await read_around(store, Table.MESSAGE, start, stop, end, self._take(Table.MESSAGE))
+        gaps = await self._read(store, Table.MESSAGE, start, stop, end)
         if gaps:
             # Up to the next row itself: whoever reads from there, or to there, must not enter the damaged block.
             stop = max(stop, gaps[-1].stop)
@@ -184,10 +185,25 @@ class _Work:
         self.start, self.stop = start, stop
         self._found.gaps += gaps
         for each in list(self.payloads):
-            gaps = await read_around(store, Table.PAYLOAD, *each, each[1], self._take(Table.PAYLOAD))
-            self._found.gaps += gaps
+            self._found.gaps += await self._read(store, Table.PAYLOAD, *each, each[1])
         if not self._found.rows and not self._found.gaps:
             raise NotFound(f"topic {self._name} has no rows between these ids", hint="GET …/messages lists them")
+
+    async def _read(self, store: Store, table: Table, start: bytes, stop: bytes, end: bytes) -> list[Gap]:
+        """Read a range, and of places that cannot be read what the store has there."""
+        gaps = await read_around(store, table, start, stop, end, self._take(table))
+        if isinstance(store, ReadsRaw) and self._file is not None:
+            for gap in gaps:
+                await store.scan_raw(table, gap.start, gap.stop, partial(self._keep_raw, table))
+        return gaps
+
+    def _keep_raw(self, table: Table, rows: list[RawRow]) -> None:
+        """Write rows of the store's own; in the thread that reads them."""
+        assert self._file is not None
+        for row in rows:
+            cells = {column.hex(): _base64(cell) for column, cell in row.cells.items()}
+            raw = {"key": row.key.hex(), "cells": cells}
+            self._file.write(json.dumps({"table": table.name.lower(), "raw": raw}) + "\n")
 
     def _begin(self, path: Path, now_ms: int) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

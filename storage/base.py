@@ -13,13 +13,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from plainsong.protocol.errors import PlainsongError, StorageFailed
 from plainsong.protocol.rows import HAS_POINTER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from plainsong.protocol.effects import Expect, Operation, Table
     from plainsong.protocol.names import TopicName
@@ -161,6 +161,25 @@ class BeginsFiles(Protocol):
 
     async def begin_files(self) -> None:
         """Write rows to files of their own from now on, beside those there are. Raises StoreError."""
+        ...
+
+
+class RawRow(NamedTuple):
+    """A row of the store's own, with whatever the store has there."""
+
+    key: bytes
+    cells: Mapping[bytes, bytes]
+
+
+@runtime_checkable
+class ReadsRaw(Protocol):
+    """A store that has the bytes also of what is ``Unreadable``; its ``drop`` removes that too."""
+
+    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
+        """Give the store's own rows that are unreadable, and end in ``[start, stop)`` of a topic, to ``take``.
+
+        ``take`` runs off the event loop. Raises StoreError.
+        """
         ...
 
 

@@ -36,7 +36,7 @@ from storage.hbase.owners import HEAD
 from storage.hbase.scan import ScanRange, scan, scanned_row
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from plainsong.protocol.effects import Expect, Operation
     from storage.base import Claim
@@ -335,6 +335,10 @@ class RowRemover:
 
         await self._each(table, min(gone), topic_prefix(last), change)
         await gather(whole)
+
+    async def remove_whole(self, table: Table, found: Iterable[ScannedRow]) -> None:
+        """Remove rows of HBase as they were read, whatever is in them. Raises StoreError: some may have been removed."""
+        await gather(self._gone(table, row) for row in found)
 
     def _gone(self, table: Table, found: ScannedRow) -> Callable[[], Awaitable[None]]:
         """The call that removes a row of HBase as it was read."""

@@ -267,6 +267,8 @@ def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
         raise DamagedRow(f"a cell of {len(cell)} bytes ends early") from error
     if at != len(cell) or len(rows) != count:
         raise DamagedRow(f"a cell has {len(cell)} bytes, its parts say {at}")
+    if not rows or rows[-1][0] != key:
+        raise DamagedRow(f"the last of {count} rows in a cell is not {key.hex()}")
     return _changed(rows, prefix, columns, cell[1 : 1 + STAMP.size]) if len(columns) > 1 else rows
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.keys import stop_after, topic_prefix
-from storage.base import GROWTH, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
+from plainsong.protocol.keys import DamagedRow, stop_after, topic_prefix
+from storage.base import GROWTH, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, Unreadable
 from storage.hbase.cells import SlotPair, governor, value_in
 from storage.hbase.layout import CELL, HASHES, hashed, is_within_topic, stamp_of, unpack
 from storage.hbase.owners import EPOCHS_KEY
@@ -60,7 +60,7 @@ class RowReader:
         lists.end()
 
     async def metadata(self, key: bytes) -> bytes | None:
-        """A row of the metadata table. Raises StoreError, DamagedRow."""
+        """A row of the metadata table. Raises StoreError."""
         rows = await self._pool.call("getRow", self._tables[Table.METADATA], key, {})
         found = [ScannedRow(key, {column: cell.value for column, cell in row.columns.items()}) for row in rows]
         return next((value for _, value in await self._valid(found)), None)
@@ -83,14 +83,17 @@ class RowReader:
         rows: list[Row] = []
         for row in found:
             prefix = governors.get(row.key)
-            if prefix is None:
-                value = value_in(row.columns.get(CELL))
-            else:
-                pair = SlotPair.of(row.columns)
-                if pair.is_beyond(heads[prefix]):
-                    self._owners.forget(prefix)
-                    heads[prefix] = await self._owners.head_of(prefix)
-                value = pair.value(heads[prefix])
+            try:
+                if prefix is None:
+                    value = value_in(row.columns.get(CELL))
+                else:
+                    pair = SlotPair.of(row.columns)
+                    if pair.is_beyond(heads[prefix]):
+                        self._owners.forget(prefix)
+                        heads[prefix] = await self._owners.head_of(prefix)
+                    value = pair.value(heads[prefix])
+            except DamagedRow as error:
+                raise _unreadable(row.key, error) from error
             if value is not None:
                 rows.append((row.key, value))
         return rows
@@ -115,6 +118,25 @@ class RowReader:
         await scan(
             self._pool, ScanRange(name, begin, end, reverse), take, first_page=_FIRST_PAGE, timeout_s=self._timeout_s
         )
+
+    async def damaged(
+        self, table: Table, start: bytes, stop: bytes, take: Callable[[list[ScannedRow]], object]
+    ) -> None:
+        """Give the rows of HBase whose last row is in ``[start, stop)`` of a topic, and cannot be read, to ``take``."""
+        prefix = topic_prefix(start)
+        span = _Span(start, stop, await self._owners.head_of(prefix), reverse=False)
+
+        def run(page: list[ScannedRow]) -> None:
+            found = [row for row in page if span.is_damaged(row)]
+            if found:
+                take(found)
+
+        async def look(page: list[ScannedRow]) -> bool:
+            await trio.to_thread.run_sync(run, page)
+            return True
+
+        wanted = ScanRange(self._tables[table], hashed(start), _hashed_stop(prefix, stop))
+        await scan(self._pool, wanted, look, first_page=_FIRST_PAGE, timeout_s=self._timeout_s)
 
     async def _scan_all(self, table: Table, start: bytes, stop: bytes, lists: ChunkedRows, *, reverse: bool) -> None:
         """Scan all topics, for tools that read everything: rows one by one, in order over all regions."""
@@ -165,9 +187,12 @@ class _Span:
         key = found.key[1:]
         if CELL not in found.columns:
             return  # a head, or cells put after the row was removed: cleaning finds those
-        if not self._head.counts(stamp_of(found.columns[CELL])):
-            return
-        rows = unpack(key, found.columns)
+        try:
+            if not self._head.counts(stamp_of(found.columns[CELL])):
+                return
+            rows = unpack(key, found.columns)
+        except DamagedRow as error:
+            raise _unreadable(found.key, error) from error
         if key >= self._stop:
             self.passed = not self._reverse
             rows = [row for row in rows if row[0] < self._stop]
@@ -175,6 +200,22 @@ class _Span:
             self.passed = self.passed or self._reverse
             rows = [row for row in rows if row[0] >= self._start]
         yield from reversed(rows) if self._reverse else rows
+
+    def is_damaged(self, found: ScannedRow) -> bool:
+        """Whether a row of HBase counts, or may, and cannot be read."""
+        try:
+            for _ in self.rows_of(found):
+                break
+        except Unreadable:
+            return True
+        return False
+
+
+def _unreadable(key: bytes, error: DamagedRow) -> Unreadable:
+    return Unreadable(
+        f"row {key.hex()} of HBase: {error.detail}",
+        hint="`plainsong topic set-aside` takes it out of its topic's order",
+    )
 
 
 async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator[Row]], lists: ChunkedRows) -> bool:

@@ -20,11 +20,13 @@ from plainsong.protocol.effects import Table
 from storage.base import (
     Claim,
     NothingWritten,
+    RawRow,
     StoreConflict,
     StoreError,
     StoreStatistics,
     StoreTraits,
     StoreUnusable,
+    Unreadable,
     drop_rows,
 )
 from storage.hbase.cells import Cells, Slots
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row
     from storage.hbase.gateway import Address
+    from storage.hbase.scan import ScannedRow
     from storage.hbase.settings import HBaseOptions
 
 
@@ -157,8 +160,37 @@ class HBaseStore:
         await self._remover.remove(table, keys)
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """See ``Store.drop``; row by row."""
-        return await drop_rows(self, table, ranges)
+        """See ``Store.drop``; row by row, with rows of HBase that cannot be read, of which each counts as one."""
+        removed = 0
+        for start, stop in ranges:
+            while True:
+                try:
+                    removed += await drop_rows(self, table, [(start, stop)])
+                    break
+                except Unreadable:
+                    damaged = await self._drop_damaged(table, start, stop)
+                    if not damaged:
+                        raise
+                    removed += damaged
+        return removed
+
+    async def _drop_damaged(self, table: Table, start: bytes, stop: bytes) -> int:
+        self._refuse_if_closed()
+        keys: list[ScannedRow] = []
+
+        def take(found: list[ScannedRow]) -> None:
+            keys.extend(row._replace(columns={}) for row in found)
+
+        await self._reader.damaged(table, start, stop, take)
+        await self._remover.remove_whole(table, keys)
+        return len(keys)
+
+    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
+        """See ``ReadsRaw.scan_raw``."""
+        self._refuse_if_closed()
+        await self._reader.damaged(
+            table, start, stop, lambda found: take([RawRow(row.key, row.columns) for row in found])
+        )
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``; HBase would have to be asked."""

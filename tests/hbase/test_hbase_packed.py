@@ -97,3 +97,12 @@ def test_a_cell_that_is_cut_or_longer_is_damaged(table, data):
     for damaged in (cut, cell + b"x", b"\x07" + cell[1:]):
         with pytest.raises(DamagedRow):
             unpack(key, {CELL: damaged})
+
+
+@given(tables, st.data())
+def test_a_cell_whose_rows_do_not_end_with_its_own_key_is_damaged(table, data):
+    key, columns = next(iter(packed(table, bound=1 << 20).items()))
+    cell = columns[CELL]
+    shared = data.draw(st.integers(0, int.from_bytes(cell[17:19], "big") - 1))
+    with pytest.raises(DamagedRow):
+        unpack(key, {CELL: cell[:17] + shared.to_bytes(2, "big") + cell[19:]})
