@@ -29,7 +29,7 @@ from plainsong.cli.options import Length, show_time
 from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName, NotFound, PlainsongError
 from plainsong.protocol.names import TopicName, topic_name
-from storage.backup.folder import BackupFolder, objects_of
+from storage.backup.folder import BackupFolder, DamagedManifest, Verified, objects_of
 from storage.backup.objects import DamagedObject
 from storage.base import Deposed, StoreError, StoreUnusable
 from storage.copy_parts import BACKUP_ORIGIN, copy_row
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from broker.config.sections import HBaseConfig
     from plainsong.cli.connection import Where
-    from storage.backup.folder import Verified
 
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 #: How often a page whose rows change while it is read is listed again, on a store without one instant for all.
@@ -204,36 +203,47 @@ def _digests(folder: BackupFolder) -> dict[str, str]:
 @_FOLDER
 @json_option
 def list_backups(folder: Path, as_json: bool) -> None:
-    """Show the complete backups in DIR, oldest first."""
+    """Show the complete backups in DIR, oldest first.
+
+    Exits with 1 when the manifest of one cannot be read.
+    """
     with _said():
-        kept = BackupFolder.open(folder)
-        manifests = [kept.manifest(each) for each in kept.ids()]
+        manifests, damaged = BackupFolder.open(folder).manifests()
     if as_json:
         fields = ("id", "createdMs", "cutMs", "store", "version", "sha256")
-        echo_json(
-            [
-                {
-                    **{name: each[name] for name in fields},
-                    "messages": _sum(each, "messages"),
-                    "bytes": _sum(each, "bytes"),
-                    "topics": [f"{topic['namespace']}:{topic['topic']}" for topic in each["topics"]],
-                }
-                for each in manifests
-            ]
-        )
-        return
-    rows = [
-        (
-            each["id"],
-            show_time(each["cutMs"]),
-            each["store"],
-            show_count(len(each["topics"])),
-            show_count(_sum(each, "messages")),
-            show_bytes(_sum(each, "bytes")),
-        )
-        for each in manifests
-    ]
-    output.echo_lines(output.table(("BACKUP", "AS OF", "STORE", ">TOPICS", ">MESSAGES", ">BYTES"), rows, columns=200))
+        shown = [
+            {
+                **{name: each[name] for name in fields},
+                "messages": _sum(each, "messages"),
+                "bytes": _sum(each, "bytes"),
+                "topics": [f"{topic['namespace']}:{topic['topic']}" for topic in each["topics"]],
+            }
+            for each in manifests.values()
+        ]
+        broken = [{"id": backup_id, "damaged": why} for backup_id, why in damaged.items()]
+        echo_json(sorted([*shown, *broken], key=lambda each: str(each["id"])))
+    else:
+        rows = [
+            (
+                each["id"],
+                show_time(each["cutMs"]),
+                each["store"],
+                show_count(len(each["topics"])),
+                show_count(_sum(each, "messages")),
+                show_bytes(_sum(each, "bytes")),
+            )
+            for each in manifests.values()
+        ]
+        header = ("BACKUP", "AS OF", "STORE", ">TOPICS", ">MESSAGES", ">BYTES")
+        output.echo_lines(output.table(header, rows, columns=200))
+        _warn_of_manifests(damaged)
+    if damaged:
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _warn_of_manifests(damaged: Mapping[str, str]) -> None:
+    for why in damaged.values():
+        click.echo(f"warning: {why}", err=True)
 
 
 def _sum(manifest: Mapping[str, Any], field: str) -> int:
@@ -252,10 +262,15 @@ def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> No
     """
     with _said():
         kept = BackupFolder.open(folder)
-        manifest = kept.manifest(backup_id or kept.last_id())
-        found = kept.verify(manifest, deep=deep)
+        wanted = backup_id or kept.last_id()
+        manifest: Mapping[str, Any] = {"id": wanted, "topics": (), "service": (), "metadata": ()}
+        try:
+            manifest = kept.manifest(wanted)
+            found = kept.verify(manifest, deep=deep)
+        except DamagedManifest as error:
+            found = Verified(manifest=error.detail)
     if as_json:
-        echo_json({"id": manifest["id"], **found.shown()})
+        echo_json({"id": wanted, **found.shown()})
     else:
         output.echo_lines(list(_findings(manifest, found)))
     if not found.ok:
@@ -263,6 +278,8 @@ def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> No
 
 
 def _findings(manifest: Mapping[str, Any], found: Verified) -> Iterator[str]:
+    if found.manifest is not None:
+        yield found.manifest
     entries = {entry["sha256"]: (topic, entry) for topic, entry in objects_of(manifest)}
     for name in found.missing:
         topic, entry = entries[name]
@@ -291,22 +308,27 @@ def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | No
 def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: bool) -> None:
     """Remove old backups, then the objects that no other backup has.
 
-    A backup stays that either option keeps; the newest one always stays.
+    A backup stays that either option keeps; the newest one always stays, and
+    the newest that left nothing out. Where a manifest cannot be read, that
+    backup and every object stay, and it exits with 1.
     """
     if keep_ms is None and keep_last is None:
         raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
     with _said():
         kept = BackupFolder.open(folder)
         with kept.locked():
-            newest = set(kept.ids()[-(keep_last or 1) :])
-            since_ms = None if keep_ms is None else _now_ms() - keep_ms
-            gone, objects, size = kept.prune(
-                lambda each: each["id"] in newest or (since_ms is not None and each["cutMs"] >= since_ms)
-            )
+            done = kept.prune(keep_last or 1, None if keep_ms is None else _now_ms() - keep_ms)
     if as_json:
-        echo_json({"removed": gone, "objects": objects, "bytes": size})
+        echo_json(done.shown())
     else:
-        click.echo(f"removed {counted(len(gone), 'backup')} and {counted(objects, 'object')}, {show_bytes(size)}")
+        removed = f"{counted(len(done.removed), 'backup')} and {counted(done.objects, 'object')}"
+        click.echo(f"removed {removed}, {show_bytes(done.bytes)}")
+        _warn_of_manifests(done.damaged)
+    if done.damaged:
+        raise CommandFailed(
+            f"no object was removed, since {', '.join(done.damaged)} may need any of them",
+            hint="to give such a backup up, remove its file in backups, and prune again",
+        )
 
 
 # --- restore ---------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FORMAT_NAME = "FORMAT"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 #: Objects that a reader keeps decoded: a step of a restore ends within one, and the next goes on there.
 _KEPT = 4
@@ -80,16 +81,36 @@ class Verified:
     objects: int = 0
     missing: list[str] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
+    manifest: str | None = None
+    """Why the manifest cannot be read; nothing else was looked at then."""
 
     @property
     def ok(self) -> bool:
-        """Whether every object is there and whole."""
-        return not self.missing and not self.damaged
+        """Whether the manifest and every object is there and whole."""
+        return not self.missing and not self.damaged and self.manifest is None
 
     def shown(self) -> dict[str, object]:
         """Ready for JSON."""
         damaged = [each.shown() for each in self.damaged]
-        return {"ok": self.ok, "objects": self.objects, "missing": self.missing, "damaged": damaged}
+        found = {"ok": self.ok, "objects": self.objects, "missing": self.missing, "damaged": damaged}
+        return found if self.manifest is None else {**found, "manifest": self.manifest}
+
+
+@dataclass(slots=True)
+class Pruned:
+    """What pruning removed."""
+
+    removed: list[str] = field(default_factory=list)
+    """Ids of backups."""
+    objects: int = 0
+    bytes: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Backups whose manifests cannot be read → why. Every object was kept: one of these may need it."""
+
+    def shown(self) -> dict[str, object]:
+        """Ready for JSON."""
+        damaged = [{"id": backup_id, "why": why} for backup_id, why in self.damaged.items()]
+        return {"removed": self.removed, "objects": self.objects, "bytes": self.bytes, "damaged": damaged}
 
 
 class BackupFolder:
@@ -235,6 +256,19 @@ class BackupFolder:
             )
         return dict(found)
 
+    def manifests(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Those that can be read, by id, oldest first; and the ids of the others, with what is wrong."""
+        found: dict[str, dict[str, Any]] = {}
+        unreadable: dict[str, str] = {}
+        for each in self.ids():
+            try:
+                found[each] = self.manifest(each)
+            except (DamagedManifest, StoreTooNew) as error:
+                unreadable[each] = error.detail
+            except OSError as error:
+                unreadable[each] = f"the manifest of backup {each} cannot be read: {error.strerror}"
+        return found, unreadable
+
     def put_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Complete a backup: from here on it is there. Returns the manifest with its digest. Raises OSError."""
         complete = sealed({**manifest, "complete": True})
@@ -291,30 +325,40 @@ class BackupFolder:
             return f"it has {len(rows)} rows and {len(data)} bytes"
         return _first_fault(rows, entry.get("table", "")) if deep else ""
 
-    def prune(self, keep: Callable[[Mapping[str, Any]], bool]) -> tuple[list[str], int, int]:
+    def prune(self, keep_last: int, since_ms: int | None = None) -> Pruned:
         """Remove the backups that are not to be kept, then the objects that no other one names.
 
-        Returns the ids removed, and the objects and bytes. Raises DamagedManifest: nothing was removed, since nobody
-        knows which objects that backup needs. OSError.
+        Where a manifest cannot be read, nobody knows which objects that backup needs: it stays, and so does every object.
+
+        Args:
+          keep_last: how many of those that can be read stay in any case; so does the newest that left nothing out.
+          since_ms: those with a later cut stay too.
+        Raises OSError.
         """
-        manifests = {each: self.manifest(each) for each in self.ids()}
-        gone = [each for each, manifest in manifests.items() if not keep(manifest)]
+        manifests, damaged = self.manifests()
+        whole = [each for each, manifest in manifests.items() if not manifest.get("leftOut")]
+        newest = {*list(manifests)[-keep_last:], *whole[-1:]}
+        gone = [
+            each
+            for each, manifest in manifests.items()
+            if each not in newest and (since_ms is None or manifest["cutMs"] < since_ms)
+        ]
         for each in gone:
             (self._backups / f"{each}.json").unlink()
         sync_directory(self._backups)
+        done = Pruned(gone, damaged=damaged)
         kept = {
             entry["sha256"]
             for each, manifest in manifests.items()
             if each not in gone
             for _, entry in objects_of(manifest)
         }
-        count = size = 0
         for shelf in sorted(self._objects.iterdir()):
             for place in sorted(shelf.iterdir()):
-                if place.name not in kept:
-                    count, size = count + 1, size + place.stat().st_size
+                if place.name not in kept and not (damaged and _DIGEST.fullmatch(place.name)):
+                    done.objects, done.bytes = done.objects + 1, done.bytes + place.stat().st_size
                     place.unlink()
-        return gone, count, size
+        return done
 
 
 def objects_of(

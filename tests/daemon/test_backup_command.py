@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client
+from plainsong.cli.command import Exit
 from plainsong.protocol.errors import ProducerFenced, TransactionNotInProgress
 from tests.daemon.deployment import EACH, REQUESTS, fill, is_no_topic, new_messages_come_behind
 from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually
@@ -395,3 +397,34 @@ def _peak_kib(daemon: Daemon) -> int:
 def _status(daemon: Daemon, name: str) -> int:
     lines = Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def test_a_manifest_that_cannot_be_read_is_named_and_the_other_backups_are_listed_pruned_and_restored(filled, tmp_path):
+    folder, _, _ = filled
+    copy = tmp_path / "backups"
+    shutil.copytree(folder, copy)
+    whole, spoiled = [each["id"] for each in made("list", copy)]
+    place = copy / "backups" / f"{spoiled}.json"
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 4
+    place.write_bytes(content)
+    shown = made("list", copy, code=Exit.FAILED)
+    assert [each["id"] for each in shown] == [whole, spoiled]
+    assert "damaged" not in shown[0]
+    assert spoiled in shown[1]["damaged"]
+    listed = backup("list", copy, code=Exit.FAILED)
+    assert whole in listed.stdout
+    assert spoiled in listed.stderr
+    verified = made("verify", copy, code=Exit.FAILED)
+    assert (verified["id"], verified["ok"]) == (spoiled, False)
+    assert spoiled in verified["manifest"]
+    objects = {each.name for each in copy.glob("objects/*/*")}
+    pruned = backup("prune", copy, "--keep-last", 1, code=Exit.FAILED)
+    assert spoiled in pruned.stderr
+    assert {each.name for each in copy.glob("objects/*/*")} == objects
+    assert [each["id"] for each in made("list", copy, code=Exit.FAILED)] == [whole, spoiled]
+    # The newest is what is restored where none is named, and never silently an older one.
+    refused = backup("restore", copy, "--to", f"leveldb:{tmp_path / 'none'}", code=Exit.STORE)
+    assert spoiled in refused.stderr
+    assert not (tmp_path / "none").exists()
+    assert made("verify", copy, "--id", whole, "--deep")["ok"]

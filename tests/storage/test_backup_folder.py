@@ -20,11 +20,12 @@ def an_object(folder, rows, table="messages"):
     return {"sha256": name_of(data), "table": table, "rows": len(rows), "bytes": len(data), **times}
 
 
-def a_backup(folder, day, *entries):
+def a_backup(folder, day, *entries, left_out=None):
     topic = {"namespace": "shop", "topic": "orders", "objects": list(entries)}
     backup_id = f"2026112{day}T055514Z-00000{day}"
+    more = {} if left_out is None else {"leftOut": left_out}
     return folder.put_manifest(
-        {"format": 1, "id": backup_id, "cutMs": day, "topics": [topic], "service": [], "metadata": []}
+        {"format": 1, "id": backup_id, "cutMs": day, "topics": [topic], "service": [], "metadata": [], **more}
     )
 
 
@@ -113,20 +114,74 @@ def test_pruning_removes_what_no_backup_that_stays_has(folder):
     old, shared, new = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
     first, second = a_backup(folder, 1, old, shared), a_backup(folder, 2, shared, new)
     (folder.path / "objects" / shared["sha256"][:2] / ".new-killed").write_bytes(b"half")
-    gone, count, _ = folder.prune(lambda manifest: manifest["cutMs"] >= 2)
-    assert gone == [first["id"]]
-    assert count == 2
+    done = folder.prune(1, since_ms=2)
+    assert done.removed == [first["id"]]
+    assert done.objects == 2
+    assert done.damaged == {}
     assert not folder.has(old["sha256"])
     assert folder.ids() == [second["id"]]
     assert folder.verify(second, deep=True).ok
 
 
-def test_nothing_is_pruned_while_it_is_unknown_what_a_backup_needs(folder):
-    made = a_backup(folder, 1, an_object(folder, ROWS))
-    (folder.path / "backups" / f"{made['id']}.json").write_bytes(b"{}")
-    with pytest.raises(DamagedManifest):
-        folder.prune(lambda manifest: False)
-    assert folder.has(name_of(b"".join(map(encode_row, ROWS))))
+@pytest.mark.parametrize(
+    ("keep_last", "since_ms", "left"),
+    [(1, None, {5}), (2, None, {4, 5}), (1, 3, {3, 4, 5}), (3, 5, {3, 4, 5}), (9, None, {1, 2, 3, 4, 5}), (1, 9, {5})],
+)
+def test_a_backup_stays_that_is_among_the_newest_or_not_too_old(folder, keep_last, since_ms, left):
+    for day in range(1, 6):
+        a_backup(folder, day, an_object(folder, ROWS[day : day + 1]))
+    folder.prune(keep_last, since_ms)
+    assert {folder.manifest(each)["cutMs"] for each in folder.ids()} == left
+    assert len(list(folder.path.glob("objects/*/*"))) == len(left)
+
+
+def spoil(folder, made, content=b"{}"):
+    (folder.path / "backups" / f"{made['id']}.json").write_bytes(content)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"", b"\xff", canonical({"format": 2})])
+def test_one_manifest_that_cannot_be_read_is_named_and_the_others_are_there(folder, content):
+    made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3)]
+    spoil(folder, made[1], content)
+    found, unreadable = folder.manifests()
+    assert list(found.values()) == [made[0], made[2]]
+    assert list(unreadable) == [made[1]["id"]]
+    assert made[1]["id"] in unreadable[made[1]["id"]]
+
+
+def test_no_object_is_pruned_while_it_is_unknown_what_a_backup_needs_and_that_backup_is_named(folder):
+    made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3, 4)]
+    whole = (folder.path / "backups" / f"{made[1]['id']}.json").read_bytes()
+    (folder.path / "objects" / "ab").mkdir(exist_ok=True)
+    (folder.path / "objects" / "ab" / ".new-killed").write_bytes(b"half")
+    spoil(folder, made[1])
+    done = folder.prune(2)
+    assert done.removed == [made[0]["id"]]
+    assert list(done.damaged) == [made[1]["id"]]
+    assert (done.objects, done.bytes) == (1, 4)  # which nobody ever completed
+    assert folder.ids() == [each["id"] for each in made[1:]]
+    # Mended from a copy, it is whole; given up, its objects go with those of the backups before it.
+    spoil(folder, made[1], whole)
+    assert folder.verify(folder.manifest(made[1]["id"])).ok
+    (folder.path / "backups" / f"{made[1]['id']}.json").unlink()
+    assert folder.prune(2).objects == 2
+    assert all(folder.verify(each).ok for each in folder.manifests()[0].values())
+
+
+def test_a_damaged_manifest_is_none_of_the_newest_that_pruning_keeps(folder):
+    made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3)]
+    spoil(folder, made[2])
+    done = folder.prune(1)
+    assert done.removed == [made[0]["id"]]
+    assert folder.ids() == [made[1]["id"], made[2]["id"]]
+
+
+def test_the_newest_backup_that_left_nothing_out_is_never_pruned(folder):
+    entries = [an_object(folder, ROWS[day : day + 1]) for day in range(5)]
+    whole = [a_backup(folder, day, entries[day]) for day in (0, 1)]
+    partial = [a_backup(folder, day, entries[day], left_out=[{"topic": "shop:orders"}]) for day in (2, 3, 4)]
+    assert folder.prune(1).removed == [whole[0]["id"], *(each["id"] for each in partial[:2])]
+    assert folder.ids() == [whole[1]["id"], partial[2]["id"]]
 
 
 def test_two_processes_do_not_change_a_folder_at_once(folder):
