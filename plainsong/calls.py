@@ -425,6 +425,8 @@ def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page[Any]
     """``POST /{t}/poll``, answered with frames."""
     body = AVRO_2.encode_poll(request)
     path = topic_path(namespace, origin.topic, "/poll")
+    if request.as_of_ms is not None:
+        path += f"?as_of_ms={request.as_of_ms}"  # Avro's schema has no field for it
     return Call(
         Request("POST", path, _POLL_HEADERS, body), partial(_read_page, origin), wait_s=(request.wait_ms or 0) / 1000
     )

@@ -47,6 +47,10 @@ DEFAULT_PAGE_MESSAGES = 10_000
 Start: TypeAlias = "str | bytes | int | datetime | timedelta | None"
 
 
+#: What ``as_of`` takes: a moment, as a start at a time does.
+Moment: TypeAlias = "str | int | datetime | timedelta"
+
+
 NEWEST: Final = "newest"
 
 
@@ -116,6 +120,27 @@ def _checked_ms(timestamp_ms: int) -> int:
     return timestamp_ms
 
 
+def checked_as_of(
+    as_of: Moment | None, isolation: Isolation | None, now_ms: int
+) -> tuple[int | None, Isolation | None]:
+    """The moment in milliseconds since 1970, and the isolation to read with.
+
+    Raises InvalidParameter: it is no moment, or the isolation is ``uncommitted``.
+    """
+    if as_of is None:
+        return None, isolation
+    moment = None if isinstance(as_of, bytes) else parse_start(as_of, now_ms)
+    if not isinstance(moment, int):
+        raise InvalidParameter(
+            f"as_of is {as_of!r}", hint="use a moment such as -10m, 2026-01-31T12:00:00Z or a datetime"
+        )
+    if isolation == "uncommitted":
+        raise InvalidParameter(
+            "as_of and uncommitted exclude each other", hint="as_of reads what was committed by then"
+        )
+    return moment, "committed"
+
+
 def as_bound(position: bytes | int) -> bytes:
     """A position as an exclusive bound, the wire form of ``until``."""
     return position if isinstance(position, bytes) else ids.bound_at(position)
@@ -155,12 +180,15 @@ class Plan:
     save_interval_s: float
     isolation: Isolation | None = None
     idle_timeout_s: float | None = None
+    as_of_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not self.topics:
             raise InvalidParameter("no topic is named")
         if self.follow and self.until is not None:
             raise InvalidParameter("follow and until exclude each other", hint="without follow, reading ends there")
+        if self.follow and self.as_of_ms is not None:
+            raise InvalidParameter("follow and as_of exclude each other", hint="nothing more comes as of a moment")
         for name, number in (
             ("limit", self.limit),
             ("page_messages", self.page_messages),
@@ -204,12 +232,24 @@ def read_plan(
     save_interval_s: float,
     isolation: Isolation | None = None,
     idle_timeout_s: float | None = None,
+    as_of_ms: int | None = None,
 ) -> Plan:
     """Checks the options of a reader. Raises InvalidParameter."""
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     using = serializer_for(serializer)
     return Plan(
-        names, start, until, follow, limit, using, page_messages, save_every, save_interval_s, isolation, idle_timeout_s
+        names,
+        start,
+        until,
+        follow,
+        limit,
+        using,
+        page_messages,
+        save_every,
+        save_interval_s,
+        isolation,
+        idle_timeout_s,
+        as_of_ms,
     )
 
 

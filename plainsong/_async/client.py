@@ -17,7 +17,14 @@ from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
 from plainsong._async.transactions import AsyncTransactions
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
-from plainsong.positions import DEFAULT_PAGE_MESSAGES, OLDEST, checked_isolation, is_inclusive, read_plan
+from plainsong.positions import (
+    DEFAULT_PAGE_MESSAGES,
+    OLDEST,
+    checked_as_of,
+    checked_isolation,
+    is_inclusive,
+    read_plan,
+)
 from plainsong.producer_queue import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
 from plainsong.protocol.errors import InvalidParameter, NoMessages, PreconditionFailed, TransactionConflict
 from plainsong.protocol.names import topic_name
@@ -60,7 +67,7 @@ if TYPE_CHECKING:
         TopicStats,
     )
     from plainsong.participants import AnyParticipant
-    from plainsong.positions import Position, Start
+    from plainsong.positions import Moment, Position, Start
     from plainsong.protocol.requests import Isolation, PublishRequest
     from plainsong.publisher_queue import Mode, Overflow
     from plainsong.serializers import SerializerLike, SerializerOf
@@ -98,6 +105,7 @@ class PollOptions(TypedDict, total=False):
     until: Start
     deadline_s: float | None
     isolation: Isolation | None
+    as_of: Moment | None
     transaction: Transaction | None
     direct: bool
 
@@ -110,6 +118,7 @@ class ReadOptions(TypedDict, total=False):
     limit: int | None
     position: Position | None
     isolation: Isolation | None
+    as_of: Moment | None
     idle_timeout_s: float | None
     direct: bool
     page_messages: int
@@ -565,6 +574,7 @@ class AsyncClient:
         serializer: SerializerLike = None,
         deadline_s: float | None = None,
         isolation: Isolation | None = None,
+        as_of: Moment | None = None,
         transaction: Transaction | None = None,
         direct: bool = False,
     ) -> Page[Any]:
@@ -580,22 +590,26 @@ class AsyncClient:
             messages of aborted or invalid transactions. ``"uncommitted"``: everything, also what is rolled back later.
             None: committed; but where the daemon has no transaction service (``off``), or its Tephra is away,
             everything, and a warning is logged once.
+          as_of: a moment (a datetime, milliseconds since 1970, ``"-10m"``): exactly what had been committed by then,
+            whatever was undecided skipped. It waits for nothing.
           transaction: read its snapshot instead: what was committed before it began, and its own messages.
           direct: outside the transaction of the surrounding block.
         Raises:
           TopicNotFound, InvalidParameter, InvalidMessageId, ConnectFailed, DeadlineExceeded: reading
             changes nothing, and is retried until ``deadline_s``.
           TransactionsUnavailable: the daemon cannot tell what is committed; without an isolation, only after
-            ``deadline_s``. NoTransaction: the block's has ended.
+            ``deadline_s``. NoTransaction: the block's has ended. AsOfTooOld: what had been committed by then is not
+            known any more.
         """
         if transaction is None and not direct:
             block = block_of(self, AsyncTransactionContext)
             transaction = None if block is None else block._require("poll")
         snapshot = snapshot_of(transaction)
         checked_isolation(isolation)
+        as_of_ms, isolation = checked_as_of(as_of, isolation, self._channel.wall_ms())
         if isolation is not None and snapshot is not None:
             raise InvalidParameter(
-                "a transaction reads its own snapshot", hint="leave isolation out, or say direct=True"
+                "a transaction reads its own snapshot", hint="leave isolation and as_of out, or say direct=True"
             )
         if wait_ms is not None and not 0 <= wait_ms <= MAX_WAIT_MS:
             raise InvalidParameter(f"wait_ms is {wait_ms}", hint=f"use 0 to {MAX_WAIT_MS}")
@@ -608,6 +622,7 @@ class AsyncClient:
         request = PollRequest(position, is_inclusive(position, inclusive), limit)
         request.max_bytes = max_bytes
         request.wait_ms = wait_ms
+        request.as_of_ms = as_of_ms
         request.transaction = snapshot
         if until is not None:
             request.end_before = await channel.resolve_end(topic, until, deadline_s)
@@ -653,6 +668,7 @@ class AsyncClient:
         position: Position | None = None,
         serializer: SerializerLike = None,
         isolation: Isolation | None = None,
+        as_of: Moment | None = None,
         idle_timeout_s: float | None = None,
         direct: bool = False,
         page_messages: int = DEFAULT_PAGE_MESSAGES,
@@ -675,6 +691,7 @@ class AsyncClient:
             while following. ``"uncommitted"``: everything, also messages that are rolled back later. None: as for
             ``poll``. In a block of ``transaction()`` it reads the transaction's snapshot instead, the position is part
             of the transaction, and reading ends when 90 % of its time are over.
+          as_of: as for ``poll``, not with ``follow``: all topics as of the same moment.
           idle_timeout_s: a reader that follows ends when it has waited this long for a message.
           direct: outside the transaction of the surrounding block.
           page_messages: fetched at once.
@@ -685,6 +702,8 @@ class AsyncClient:
           InvalidParameter, InvalidName, NoTransaction: at once. The iterator raises as ``poll`` does (while
             following only lasting errors, such as TopicNotFound), PositionNotSaved, and PositionChanged.
         """
+        checked_isolation(isolation)
+        as_of_ms, isolation = checked_as_of(as_of, isolation, self._channel.wall_ms())
         plan = read_plan(
             topics,
             start,
@@ -697,6 +716,7 @@ class AsyncClient:
             save_interval_s=save_interval_s,
             isolation=isolation,
             idle_timeout_s=idle_timeout_s,
+            as_of_ms=as_of_ms,
         )
         block = None if direct else block_of(self, AsyncTransactionContext)
         return AsyncReader(reading_in(block, self._channel, plan, position))
@@ -986,10 +1006,16 @@ class AsyncClient:
         text = message_id.hex() if isinstance(message_id, bytes) else message_id
         return await self._channel.call(calls.look_at_one(self.namespace, topic, text))
 
-    async def position_of_last(self, topic: str, count: int, *, isolation: Isolation | None = None) -> MessageId | None:
-        """The id before the last ``count`` messages of this isolation; None: start at the oldest. Raises TopicNotFound."""
+    async def position_of_last(
+        self, topic: str, count: int, *, isolation: Isolation | None = None, as_of: Moment | None = None
+    ) -> MessageId | None:
+        """The id before the last ``count`` messages of this isolation; None: start at the oldest.
+
+        Raises TopicNotFound, AsOfTooOld.
+        """
         checked_isolation(isolation)
-        return await self._channel.position_of_last(topic, count, isolation)
+        as_of_ms, isolation = checked_as_of(as_of, isolation, self._channel.wall_ms())
+        return await self._channel.position_of_last(topic, count, isolation, as_of_ms)
 
     # --- named readers -------------------------------------------------------------------------
 
@@ -1096,9 +1122,11 @@ class AsyncTopic:
         """``AsyncClient.messages``."""
         return await self._client.messages(self.name, start, until=until, limit=limit)
 
-    async def position_of_last(self, count: int, *, isolation: Isolation | None = None) -> MessageId | None:
+    async def position_of_last(
+        self, count: int, *, isolation: Isolation | None = None, as_of: Moment | None = None
+    ) -> MessageId | None:
         """``AsyncClient.position_of_last``."""
-        return await self._client.position_of_last(self.name, count, isolation=isolation)
+        return await self._client.position_of_last(self.name, count, isolation=isolation, as_of=as_of)
 
     async def properties(self) -> dict[str, str]:
         """``AsyncClient.properties``."""

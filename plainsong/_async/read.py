@@ -277,7 +277,7 @@ class AsyncReading:
     def _request(self, track: Track) -> PollRequest:
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
         inclusive = is_inclusive(track.start, None)
-        request = PollRequest(track.start, inclusive, limit, end_before=track.until)
+        request = PollRequest(track.start, inclusive, limit, end_before=track.until, as_of_ms=self._plan.as_of_ms)
         if self._transaction is not None:
             request.transaction = self._transaction().snapshot
         return request
@@ -441,7 +441,7 @@ def reading_in(
     """A reading, part of a transaction if there is one.
 
     Raises:
-      NoTransaction: it has ended. InvalidParameter: the plan has an isolation beside its snapshot.
+      NoTransaction: it has ended. InvalidParameter: the plan has an isolation or a moment beside its snapshot.
     """
     if context is None:
         return AsyncReading(channel, plan, position)

@@ -278,7 +278,7 @@ class Reading:
     def _request(self, track: Track) -> PollRequest:
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
         inclusive = is_inclusive(track.start, None)
-        request = PollRequest(track.start, inclusive, limit, end_before=track.until)
+        request = PollRequest(track.start, inclusive, limit, end_before=track.until, as_of_ms=self._plan.as_of_ms)
         if self._transaction is not None:
             request.transaction = self._transaction().snapshot
         return request
@@ -438,7 +438,7 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
     """A reading, part of a transaction if there is one.
 
     Raises:
-      NoTransaction: it has ended. InvalidParameter: the plan has an isolation beside its snapshot.
+      NoTransaction: it has ended. InvalidParameter: the plan has an isolation or a moment beside its snapshot.
     """
     if context is None:
         return Reading(channel, plan, position)

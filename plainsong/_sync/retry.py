@@ -248,12 +248,15 @@ class Channel:
             return None
         return ids.after(position) if until == NEWEST and isinstance(position, bytes) else as_bound(position)
 
-    def position_of_last(self, topic: str, count: int, isolation: Isolation | None = None) -> MessageId | None:
+    def position_of_last(
+        self, topic: str, count: int, isolation: Isolation | None = None, as_of_ms: int | None = None
+    ) -> MessageId | None:
         """The id before the last ``count`` messages of that isolation; None: the topic has no more than that."""
         if count < 0:
             raise InvalidParameter(f"count is {count}", hint="use 0 or more")
 
         def offsets(bounds: dict[str, Any]) -> Callable[[Isolation], Call[dict[str, Any]]]:
+            bounds |= {} if as_of_ms is None else {"asOfMs": as_of_ms}
             return lambda isolation: calls.topic_offsets(self.namespace, topic, {**bounds, "isolation": isolation})
 
         all_of_it = self.read(offsets({}), isolation)

@@ -264,6 +264,32 @@ isolation_option = click.option(
 )
 
 
+class Time(click.ParamType[int]):
+    """A moment: a time, or a time ago; converted to milliseconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            found = parse_start(str(value).strip(), now_ms())
+        except PlainsongError:
+            found = None
+        if not isinstance(found, int):
+            self.fail(f"invalid time {str(value)[:40]!r}; use for example -10m or 2026-01-31T12:00Z", param, ctx)
+        return found
+
+
+as_of_option = click.option(
+    "--as-of",
+    "as_of_ms",
+    type=Time(),
+    metavar="TIME",
+    help="Exactly what had been committed by then: 2026-01-31T12:00Z, milliseconds since 1970, or -10m.",
+)
+
+
 def why_held(topic: str, held: Held | None) -> str:
     """Says which transaction holds a committed reader, and how to look closer."""
     if held is None:

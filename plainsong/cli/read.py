@@ -12,6 +12,7 @@ from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import (
     Length,
     Place,
+    as_of_option,
     chosen,
     is_pattern,
     isolation_option,
@@ -50,6 +51,7 @@ MAX_WAIT_MS = 60_000
         "plainsong poll orders --from 2026-01-31 --to 2026-02-01 --until-empty",
         "plainsong poll orders --from now --wait 30s",
         "plainsong poll orders --isolation uncommitted --until-empty",
+        "plainsong poll orders --as-of -1m --until-empty",
     ],
 )
 @click.argument("topic", shell_complete=complete_topic)
@@ -63,6 +65,7 @@ MAX_WAIT_MS = 60_000
     "--wait", "wait_ms", type=Length(0.001), metavar="TIME", help="Wait this long for a message when there is none."
 )
 @isolation_option
+@as_of_option
 @grep_option
 @printing_options
 @json_option
@@ -77,6 +80,7 @@ def poll(
     until_empty: bool,
     wait_ms: int | None,
     isolation: Isolation | None,
+    as_of_ms: int | None,
     grep: Pattern[bytes] | None,
     shape: Shape | None,
     null: bool,
@@ -95,7 +99,8 @@ def poll(
 
     It prints committed messages, and ends at the first one whose transaction is
     undecided. With --isolation uncommitted it prints everything, also messages
-    that are rolled back later.
+    that are rolled back later. With --as-of it prints what had been committed by
+    that time, and waits for nothing.
     """
     if sum(each is not None for each in (start, after, last)) > 1:
         raise click.UsageError("--from, --after and --last exclude each other")
@@ -106,10 +111,10 @@ def poll(
         if isinstance(start, bytes):
             inclusive = True
         if last is not None:
-            begin = client.position_of_last(topic, last, isolation=isolation)
+            begin = client.position_of_last(topic, last, isolation=isolation, as_of=as_of_ms)
         page: Page | None = None
         # With --grep the limit is one of messages that are printed.
-        bounds = ReadLimits(inclusive, until, isolation, limit if grep is None else None, wait_ms or 0)
+        bounds = ReadLimits(inclusive, until, isolation, as_of_ms, limit if grep is None else None, wait_ms or 0)
         pages = _pages(client, topic, begin, bounds)
         for page in pages:
             printer.write(page)
@@ -131,13 +136,16 @@ class ReadLimits(NamedTuple):
     inclusive: bool | None
     until: Start
     isolation: Isolation | None
+    as_of_ms: int | None
     limit: int | None
     wait_ms: int
 
 
 def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iterator[Page]:
     """Yields pages until the end of the topic, or until ``limit`` messages."""
-    inclusive, until, isolation, left, wait_left_ms = bounds
+    inclusive, until, isolation, as_of_ms, left, wait_left_ms = bounds
+    if as_of_ms is not None:
+        wait_left_ms = 0  # nothing more comes
     while left is None or left > 0:
         at_once = PAGE_MESSAGES if left is None else min(left, PAGE_MESSAGES)
         wait_now_ms = min(wait_left_ms, MAX_WAIT_MS)
@@ -149,6 +157,7 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
             until=until,
             wait_ms=wait_now_ms or None,
             isolation=isolation,
+            as_of=as_of_ms,
         )
         wait_left_ms -= wait_now_ms
         if page.last_id is not None:
@@ -173,6 +182,7 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
         "plainsong tail orders returns --last 10",
         "plainsong tail orders --grep '\"number\": *17\\b'",
         "plainsong tail orders --isolation uncommitted",
+        "plainsong tail orders returns --as-of 2026-01-31T12:00Z",
     ],
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...", shell_complete=complete_topic)
@@ -180,6 +190,7 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Print the last N messages of each topic first.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
 @isolation_option
+@as_of_option
 @grep_option
 @printing_options
 @json_option
@@ -190,6 +201,7 @@ def tail(
     last: int | None,
     limit: int | None,
     isolation: Isolation | None,
+    as_of_ms: int | None,
     grep: Pattern[bytes] | None,
     shape: Shape | None,
     null: bool,
@@ -204,6 +216,8 @@ def tail(
     It prints committed messages, and waits at those whose transaction is
     undecided; `plainsong tx blame` shows that transaction. With --isolation
     uncommitted it prints everything, also messages that are rolled back later.
+    With --as-of it follows nothing: it prints what had been committed by that
+    time, in all topics from the oldest message on, and stops.
     """
     several = len(topics) > 1 or is_pattern(topics[0])
     if last is not None and start is not None:
@@ -214,23 +228,31 @@ def tail(
         there = client.topics()
         chosen(there, [each for each in topics if not is_pattern(each)])
         position: StartOfEach | None = None
-        begin: Start = NEWEST if start is None else start
+        begin: Start = (NEWEST if as_of_ms is None else None) if start is None else start
         if isinstance(start, bytes):
             begin = before(start)  # the client continues after an id, --from starts with it
         if last is not None:
             names = chosen(there, topics) if there else ()
             position = StartOfEach(
-                {name: client.position_of_last(name, last, isolation=isolation) or FIRST_BOUND for name in names}
+                {
+                    name: client.position_of_last(name, last, isolation=isolation, as_of=as_of_ms) or FIRST_BOUND
+                    for name in names
+                }
             )
     with where.client(*topics, retry=True) as client:
-        note(f"following {', '.join(topics)}; Ctrl-C stops")
+        follow = as_of_ms is None
+        if follow:
+            note(f"following {', '.join(topics)}; Ctrl-C stops")
         # With --grep the limit is one of messages that are printed.
         reading = limit if grep is None else None
-        for message in client.read(topics, begin, follow=True, limit=reading, isolation=isolation, position=position):
+        messages = client.read(
+            topics, begin, follow=follow, limit=reading, isolation=isolation, as_of=as_of_ms, position=position
+        )
+        for message in messages:
             printer.write([message])
             if limit is not None and printer.count >= limit:
                 return
-    if limit is None:
+    if limit is None and follow:
         raise CommandFailed("no topic left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
 
 
