@@ -154,6 +154,7 @@ class Calls:
         max_bytes: int | None = None,
         splits: int | None = None,
         isolation: Isolation = "uncommitted",
+        as_of_ms: int | None = None,
     ) -> Extent:
         """How far a bounded read from ``start`` goes, and where to cut it into parts.
 
@@ -161,6 +162,7 @@ class Calls:
           start: an id, or a time in milliseconds, both inclusive; None: the oldest message.
           end: the same, exclusive; None: the end of the topic.
           splits: how many parts of about equal bytes are wanted, 1 to 1000.
+          as_of_ms: what had been committed by this moment; None: by now.
         """
         asked: dict[str, Any] = {
             "start": _position(start),
@@ -169,6 +171,7 @@ class Calls:
             "maxBytes": max_bytes,
             "splits": splits,
             "isolation": isolation,
+            "asOfMs": as_of_ms,
         }
         body = _json({name: value for name, value in asked.items() if value is not None})
         found = self.wire.ask("POST", self._path(topic, "offsets"), body).json()
@@ -219,12 +222,14 @@ class Calls:
         wait_ms: int = 0,
         pointers: bool = False,
         attributes: bool = False,
+        as_of_ms: int | None = None,
     ) -> FramesPage:
         """A page of messages from the id ``start`` (inclusive) to ``end_before`` (exclusive), as frames.
 
         Args:
           wait_ms: how long to wait for the first message if a transaction blocks it.
           pointers, attributes: whether the frames have them.
+          as_of_ms: as for ``offsets``.
         """
         asked = {
             "startFrom": start.hex(),
@@ -232,7 +237,7 @@ class Calls:
             "limit": limit,
             "isolation": isolation,
             "waitMs": wait_ms,
-        }
+        } | ({} if as_of_ms is None else {"asOfMs": as_of_ms})
         accept = FRAMES_TYPE + ("; fields=pointer" if pointers else "") + ("; version=2" if attributes else "")
         answer = self.wire.ask(
             "POST", self._path(topic, "poll"), _json(asked), accept=accept, wait_s=wait_ms / 1000, whole=_has_its_end

@@ -20,7 +20,7 @@ from pyspark_plainsong.offsets import at_time
 from pyspark_plainsong.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyspark_plainsong.calls import Isolation
 
@@ -141,8 +141,11 @@ class OptionText:
             raise BadOption(f"option {name} is {value!r}: one of {', '.join(allowed)} is expected")
         return value.lower()
 
-    def time_ms(self, name: str) -> int | None:
-        """Milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default."""
+    def time_ms(self, name: str, rounded: Callable[[float], int] = math.ceil) -> int | None:
+        """Milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default.
+
+        Rounded up by default: a bound means the first message that is not before this time, and ids have milliseconds.
+        """
         value = self.text(name)
         if value is None:
             return None
@@ -157,8 +160,7 @@ class OptionText:
             ) from None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        # Rounded up: both bounds mean the first message that is not before this time, and ids have milliseconds.
-        return max(0, math.ceil(moment.timestamp() * 1000))
+        return max(0, rounded(moment.timestamp() * 1000))
 
 
 # --- where reading starts and ends -----------------------------------------------------------------
@@ -249,7 +251,7 @@ _READ = (
     "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "minPartitions", "maxRecordsPerPartition",
     "failOnDataLoss", "fetchSize", "pollTimeoutMs", "isolation", "includeTransaction",
 )  # fmt: skip
-_BATCH_READ = ("endingOffsets", "endingTimestamp")
+_BATCH_READ = ("endingOffsets", "endingTimestamp", "asOfTimestamp")
 _STREAM_READ = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 _WRITE = ("topic", "producerName", "storeBatchSize", "ordered", "memoryDays", "ttlSeconds")
 _BATCH_WRITE = ("sequenceId", "transactionWritePointer")
@@ -342,6 +344,8 @@ class ReadOptions:
     """How long an idle stream's request waits for a message."""
     isolation: Isolation
     include_transaction: bool
+    as_of_ms: int | None = None
+    """Read what had been committed by this moment; of a batch alone. None: by now."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -370,7 +374,15 @@ class ReadOptions:
             options.count("pollTimeoutMs", 1_000, least=0, most=MAX_POLL_TIMEOUT_MS),
             "committed" if options.one_of("isolation", ("committed", "uncommitted")) == "committed" else "uncommitted",
             options.flag("includeTransaction", default=False),
+            None if streaming else _as_of_ms(options),
         )
+
+
+def _as_of_ms(options: OptionText) -> int | None:
+    as_of_ms = options.time_ms("asOfTimestamp", math.floor)
+    if as_of_ms is not None and options.one_of("isolation", ("committed", "uncommitted")) == "uncommitted":
+        raise BadOption("options asOfTimestamp and isolation uncommitted exclude each other")
+    return as_of_ms
 
 
 @dataclass(frozen=True)

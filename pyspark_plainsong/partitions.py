@@ -31,6 +31,7 @@ def whole_extent(
     max_messages: int | None = None,
     max_bytes: int | None = None,
     splits: int | None = None,
+    as_of_ms: int | None = None,
 ) -> Extent:
     """``Calls.offsets`` for a range of any length, in as many requests as it takes.
 
@@ -50,6 +51,7 @@ def whole_extent(
             max_bytes=None if max_bytes is None else max_bytes - size_bytes,
             splits=splits,
             isolation=isolation,
+            as_of_ms=as_of_ms,
         )
 
     whole = measured(start, 0, 0)
@@ -88,6 +90,8 @@ class TopicRange(InputPartition):
     isolation: Isolation
     complete_from: bytes | None = None
     """A message missing from here on is lost: none had expired when the range was made. None: messages may expire."""
+    as_of_ms: int | None = None
+    """The moment as of which it is read; None: now."""
 
     def from_to(self, start: bytes, end: bytes) -> TopicRange:
         """A part of the range."""
@@ -124,7 +128,15 @@ def _in_parts(calls: Calls, ranges: Sequence[TopicRange], wanted: int) -> list[T
     """
     splits = min(_MAX_SPLITS, 4 * wanted)
     extents = [
-        whole_extent(calls, each.topic, start=each.start, end=each.end, isolation=each.isolation, splits=splits)
+        whole_extent(
+            calls,
+            each.topic,
+            start=each.start,
+            end=each.end,
+            isolation=each.isolation,
+            splits=splits,
+            as_of_ms=each.as_of_ms,
+        )
         for each in ranges
     ]
     total = sum(extent.size_bytes for extent in extents) or 1
@@ -155,7 +167,12 @@ def _steps(calls: Calls, whole: TopicRange, max_records: int) -> Iterator[TopicR
     at = whole.start
     while at < whole.end:
         extent = calls.offsets(
-            whole.topic, start=at, end=whole.end, max_messages=max_records, isolation=whole.isolation
+            whole.topic,
+            start=at,
+            end=whole.end,
+            max_messages=max_records,
+            isolation=whole.isolation,
+            as_of_ms=whole.as_of_ms,
         )
         # A part that ends before it is full is the last one: there are no more messages.
         stop = extent.end if extent.messages >= max_records else whole.end

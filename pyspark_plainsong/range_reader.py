@@ -119,6 +119,7 @@ class RangeReader:
                     wait_ms=HELD_WAIT_MS if part.isolation == "committed" else 0,
                     pointers=batches.pointers,
                     attributes=batches.attributes,
+                    as_of_ms=part.as_of_ms,
                 )
             except BrokerError as error:
                 if error.code != "transactions_unavailable" or time.monotonic() >= deadline_s:

@@ -64,7 +64,7 @@ class BatchReader(DataSourceReader):
             options = self._options
             return list(cut(self._calls, ranges, options.min_partitions, options.max_records_per_partition))
         except BrokerError as error:
-            if error.code == "transactions_unavailable":
+            if error.code == "transactions_unavailable" and self._options.as_of_ms is None:
                 raise error.with_hint("isolation=uncommitted reads everything, undecided and rolled back") from error
             raise
         finally:
@@ -73,7 +73,8 @@ class BatchReader(DataSourceReader):
     def _range(self, subscription: Subscription, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
         # A start at a message promises all messages after it. A time, or "earliest", means those that are still there.
         named = isinstance(self._options.starting.of(topic).bound, bytes) and start != FIRST
-        return TopicRange(topic, generation, start, end, subscription.isolation, start if named else None)
+        complete_from = start if named else None
+        return TopicRange(topic, generation, start, end, subscription.isolation, complete_from, self._options.as_of_ms)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; in a task."""

@@ -30,7 +30,11 @@ class Subscription:
         """The isolation to read with: the option's, but uncommitted if the daemon has no transaction service."""
         if self._isolation is None:
             self._isolation = self._options.isolation
-            if self._isolation == "committed" and self._calls.transaction_service().service == "off":
+            if (
+                self._options.as_of_ms is None
+                and self._isolation == "committed"
+                and self._calls.transaction_service().service == "off"
+            ):
                 self._isolation = "uncommitted"
         return self._isolation
 
@@ -76,7 +80,14 @@ class Subscription:
         return Position(generation, self._position(topic, asked))
 
     def end(self, topic: str, start: bytes) -> bytes:
-        """The exclusive end of a batch from ``start`` on. All transactions before it are decided."""
+        """The exclusive end of a batch from ``start`` on. All transactions before it are decided.
+
+        As of a moment: nothing that belongs to the batch comes behind it any more. Raises BrokerError: it is too long
+        ago, or still to come.
+        """
+        if self._options.as_of_ms is not None:
+            # Reads nothing, but what is asked as of a moment is closed: nothing gets a time up to it any more.
+            self._calls.offsets(topic, start=FIRST, end=FIRST, isolation="committed", as_of_ms=self._options.as_of_ms)
         asked, generation = self._options.ending.of(topic)
         if generation is not None:
             found = self._calls.describe(topic).generation
@@ -112,7 +123,7 @@ class Subscription:
         """The end of the decided messages, ``end`` at most."""
         published, undecided = self._calls.end(topic)
         last = published if end is None else min(end, published)
-        if self.isolation == "uncommitted" or not undecided or last <= start:
+        if self.isolation == "uncommitted" or self._options.as_of_ms is not None or not undecided or last <= start:
             return last
         # The daemon looks at each message, which is not worth it without open transactions.
         return whole_extent(self._calls, topic, start=start, end=last, isolation="committed").end
