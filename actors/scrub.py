@@ -29,7 +29,7 @@ from plainsong.protocol.keys import (
 from plainsong.protocol.names import TopicName
 from storage.base import NamesFiles, Unreadable
 from storage.cleaning import is_message, is_payload
-from storage.damage import approach, behind, key_before, read_around
+from storage.damage import approach, behind, last_before, read_around, shown_place
 from storage.directory import write_whole
 from storage.inspect.describe import describe
 from storage.pace import Pace, paced_rows
@@ -104,8 +104,8 @@ class ScrubFinding:
             "topic": None if self.name is None else self.name.topic,
             "generation": self.generation,
             "table": self.table.name.lower(),
-            "from": _shown_place(self.table, self.first),
-            "to": _shown_place(self.table, self.last),
+            "from": shown_place(self.table, self.first),
+            "to": shown_place(self.table, self.last),
             "rows": self.rows,
             "why": self.why,
             "file": self.file,
@@ -308,7 +308,7 @@ class Scrub:
             except Unreadable as error:
                 await approach(self._store, table, steps.next, stop, steps.look)
                 good = await behind(self._store, table, steps.next, stop)
-                last = _end_of(table, start, stop) if good is None else key_before(good)
+                last = _end_of(table, start, stop) if good is None else last_before(table, good)
                 generation = _generation(table, steps.next) or _generation(table, last)
                 self._note(ScrubFinding(table, steps.next, last, error.detail, name, generation))
                 await self._keep()
@@ -396,13 +396,3 @@ def _generation(table: Table, key: bytes) -> int | None:
     if table is Table.METADATA or not at or len(key) < at + 4:
         return None
     return int.from_bytes(key[at : at + 4], "big")
-
-
-def _shown_place(table: Table, key: bytes) -> str:
-    """A place among messages as an id, which need not be a message's; any other in hex."""
-    at = len(topic_prefix(key))
-    if table is not Table.MESSAGE or not at:
-        return key.hex()
-    position = key[at + 4 : at + MESSAGE_TAIL_BYTES].ljust(MESSAGE_TAIL_BYTES - 4, b"\x00")
-    behind = len(key) > at + MESSAGE_TAIL_BYTES
-    return position.hex() + "0" * 19 + ("1" if behind else "0")

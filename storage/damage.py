@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES
+from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES, topic_prefix
 from storage.base import Unreadable, read_rows
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ async def read_around(
             break
         except Unreadable as error:
             start = await approach(store, table, start, stop, taken)
+            if start >= stop:
+                break  # what cannot be read comes behind the range
             good = await behind(store, table, start, end)
             gaps.append(Gap(start, end if good is None else good, error.detail))
             start = gaps[-1].stop
@@ -82,9 +84,11 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
     It is looked for in steps that double, then by halves: one block, or many, cost a few dozen reads.
     Raises StoreError.
     """
+    # Keys of the length that those of the table have: the one before the answer may then be the last that is unreadable.
+    prefix = topic_prefix(bad) or stop
     tail_bytes = _TAIL_BYTES.get(table)
-    width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(stop) + tail_bytes
-    low, end = _number(bad, width), _number(stop, width)
+    width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(prefix) + tail_bytes
+    low, end = _number(bad, width), _number(stop, width) + (len(stop) > width)
     step = 1
     while low + step < end and not await _can_read(store, table, _key(low + step, width), stop):
         step *= 2
@@ -99,9 +103,21 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
     return None if good_at == end else _key(good_at, width)
 
 
-def key_before(key: bytes) -> bytes:
-    """The key before one from ``behind``, of the same length."""
-    return _key(_number(key, len(key)) - 1, len(key))
+def last_before(table: Table, good: bytes) -> bytes:
+    """The last key that may be unreadable before one from ``behind``."""
+    if table not in _TAIL_BYTES and good.endswith(b"\x00"):
+        return good[:-1]  # keys have any length: one that ends sooner stands before it
+    return _key(_number(good, len(good)) - 1, len(good))
+
+
+def shown_place(table: Table, key: bytes) -> str:
+    """A place among messages as an id, which need not be a message's; any other in hex."""
+    at = len(topic_prefix(key))
+    if table is not Table.MESSAGE or not at:
+        return key.hex()
+    position = key[at + 4 : at + MESSAGE_TAIL_BYTES].ljust(MESSAGE_TAIL_BYTES - 4, b"\x00")
+    behind = len(key) > at + MESSAGE_TAIL_BYTES
+    return position.hex() + "0" * 19 + ("1" if behind else "0")
 
 
 async def _can_read(store: Reads, table: Table, start: bytes, stop: bytes) -> bool:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -20,10 +21,12 @@ from plainsong.protocol.names import topic_name
 from storage.backup.cut import Cut, NotListed
 from storage.backup.folder import FORMAT
 from storage.backup.objects import MAX_OBJECT_BYTES
+from storage.base import Unreadable
 from storage.directory import write_whole
 from storage.pace import Pace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from actors.observe import Clock
@@ -103,7 +106,7 @@ class Backups:
 
     async def begin(self, request: Request) -> Answer:
         """Hold a cut: every publish acknowledged before this request is in it. Raises BackupRunning, StoreError."""
-        request.parameters()
+        around_damage = flag(request.parameters("withoutDamaged"), "withoutDamaged")
         held = self._held
         if self._beginning or (held is not None and held.silent_s < min(SILENT_S, self.hold_s)):
             raise BackupRunning(
@@ -113,7 +116,7 @@ class Backups:
         self._beginning = True
         try:
             await self._end()
-            self._held = held = await self._cut()
+            self._held = held = await self._cut(around_damage=around_damage)
         finally:
             self._beginning = False
         return json_answer(
@@ -128,18 +131,20 @@ class Backups:
                 "version": self.version,
                 "instances": [self.instance],
                 "topics": [each.shown() for each in held.topics],
+                "leftOut": [each.shown() for each in held.cut.left_out],
             }
         )
 
-    async def _cut(self) -> _Held:
+    async def _cut(self, *, around_damage: bool) -> _Held:
         # Read before the view is made: what was acknowledged by then is in it, whatever the clock does.
         cut_ms = self.clock.now_ms()
         view = await self.store.pin(self.hold_s)
         try:
             pace = Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s))
-            cut = Cut(view, pace)
-            await cut.look()
-            topics = await cut.topics()
+            cut = Cut(view, pace, around_damage=around_damage)
+            with _naming("the names of topics"):
+                await cut.look()
+                topics = await cut.topics()
         except BaseException:
             with trio.CancelScope(shield=True):
                 await view.aclose()
@@ -155,9 +160,15 @@ class Backups:
         held = self._asked(request)
         about, after = given.get("topic", ""), given.get("after")
         async with held.turn:
-            page = await self._page(held, about, after)
+            with _naming(about):
+                page = await self._page(held, about, after)
         self._renew(held)
-        found = {"objects": [each.shown() for each in page.objects], "next": page.next, "line": page.line}
+        found: dict[str, object] = {
+            "objects": [each.shown() for each in page.objects],
+            "leftOut": [each.shown() for each in page.left_out],
+            "next": page.next,
+            "line": page.line,
+        }
         return json_answer({**found, "expiresMs": self._expires_ms()})
 
     async def _page(self, held: _Held, about: str, after: str | None) -> Page:
@@ -234,3 +245,15 @@ class Backups:
         held, self._held = self._held, None
         if held is not None:
             await held.view.aclose()
+
+
+@contextmanager
+def _naming(about: str) -> Iterator[None]:
+    """Say in an error of damage whose rows these are, and the way out."""
+    try:
+        yield
+    except Unreadable as error:
+        hint = "`plainsong backup create --without-damaged` backs up the rest"
+        if about == SERVICE:
+            hint = "without these rows nobody knows what is committed: copy the directory of the stopped daemon"
+        raise Unreadable(f"{about}: {error.detail}", hint=hint) from error

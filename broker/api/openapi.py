@@ -47,6 +47,7 @@ _EVENTS: dict[str, Schema] = {EVENT_TYPE: ref("CloudEvent"), BATCH_TYPE: array(r
 _QUERY: dict[str, tuple[str, Schema]] = {
     "ifNotExists": ("accept a topic with equal properties", {"type": "boolean", "default": False}),
     "put_definitions.dryRun": ("say what would happen, and do nothing", {"type": "boolean", "default": False}),
+    "withoutDamaged": ("leave out what cannot be read, and say so", {"type": "boolean", "default": False}),
     "complete": ("the client has written a whole backup", {"type": "boolean", "default": False}),
     "prune": ("delete what the document does not name", {"type": "boolean", "default": False}),
     "ttl": ("seconds, for all messages of the request", POSITIVE),

@@ -951,6 +951,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="keeping",
         doc="Hold a cut of the store for a backup; one at a time.",
+        parameters=("withoutDamaged",),
         body=Body(),
         answer=ref("BegunBackup"),
         errors=(*ANY, "backup_running", "storage_failed"),

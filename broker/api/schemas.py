@@ -633,7 +633,7 @@ _SCRUB: dict[str, Schema] = {
 }
 KEEPING_SCHEMAS: dict[str, Schema] = {
     "BegunBackup": record(
-        "format id expiresMs createdMs cutMs store exact version instances topics",
+        "format id expiresMs createdMs cutMs store exact version instances topics leftOut",
         format=POSITIVE,
         id=STRING,
         expiresMs={**MILLISECONDS, "description": "when the cut ends unless something is asked of it"},
@@ -644,6 +644,13 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
         version=STRING,
         instances=array(STRING),
         topics=array(ref("BackupTopic")),
+        leftOut=array(ref("BackupLeftOut")),
+    ),
+    "BackupLeftOut": record(
+        "table from to why",
+        table={"enum": ["messages", "payloads", "metadata"]},
+        **{"from": {**STRING, "description": "of messages an id, of other rows a key in hex"}, "to": STRING},
+        why=STRING,
     ),
     "BackupTopic": record(
         "namespace topic generation properties deletedMs",
@@ -654,8 +661,9 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
         deletedMs=nullable(MILLISECONDS),
     ),
     "BackupObjects": record(
-        "objects next line expiresMs",
+        "objects leftOut next line expiresMs",
         objects=array(ref("BackupObject")),
+        leftOut=array(ref("BackupLeftOut")),
         next=nullable({**STRING, "description": "`after` of the next page; null: there are no more"}),
         line=nullable({**STRING, "description": "on the last page: the topic's last position, 20 hex digits"}),
         expiresMs=MILLISECONDS,

@@ -70,38 +70,55 @@ def backup() -> None:
     ],
 )
 @_FOLDER
+@click.option("--without-damaged", is_flag=True, help="Leave out what cannot be read, and name it.")
 @json_option
 @where_options
-def create(folder: Path, as_json: bool, where: Where) -> None:
+def create(folder: Path, without_damaged: bool, as_json: bool, where: Where) -> None:
     """Back up everything, while the daemon serves.
 
     Every publish that was acknowledged before is in it. Only what DIR does not
     have yet is sent. After an interruption, run it again: what was written
     serves the next backup. It gives way to other programs on this machine.
+
+    It ends where the daemon's store is damaged. With --without-damaged it backs
+    up the rest, names what it left out, and exits with 1 if that was anything.
     """
     os.nice(NICE)
     with _said():
         kept = BackupFolder.make(folder)
         # One instance holds the cut.
         with kept.locked(), replace(where, urls=where.urls[:1]).client() as client:
-            cut = HeldCut(client)
+            cut = HeldCut(client, without_damaged=without_damaged)
             complete = False
             try:
-                making = Making(kept, cut)
+                making = Making(kept, cut, without_damaged=without_damaged)
                 manifest = kept.put_manifest(making.manifest())
                 complete = True
             finally:
                 _end(cut, complete=complete)
     if as_json:
         shown = {name: manifest[name] for name in ("id", "cutMs", "sha256")}
-        echo_json({**shown, "topics": len(manifest["topics"]), **making.figures()})
-        return
-    figures = making.figures()
-    click.echo(
-        f"backup {manifest['id']}: {counted(len(manifest['topics']), 'topic')}, "
-        f"{show_count(figures['messages'])} messages, {show_bytes(figures['bytes'])}; "
-        f"new {counted(figures['newObjects'], 'object')}, {show_bytes(figures['newBytes'])}"
-    )
+        left_out = {} if making.left_out is None else {"leftOut": making.left_out}
+        echo_json({**shown, "topics": len(manifest["topics"]), **making.figures(), **left_out})
+    else:
+        figures = making.figures()
+        click.echo(
+            f"backup {manifest['id']}: {counted(len(manifest['topics']), 'topic')}, "
+            f"{show_count(figures['messages'])} messages, {show_bytes(figures['bytes'])}; "
+            f"new {counted(figures['newObjects'], 'object')}, {show_bytes(figures['newBytes'])}"
+        )
+    if making.left_out:
+        _warn_of_left_out(manifest)
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _warn_of_left_out(manifest: Mapping[str, Any]) -> None:
+    """Name what a backup lacks, if it lacks anything."""
+    for each in manifest.get("leftOut", ()):
+        whose = "" if each["topic"] is None else f"{each['topic']}: "
+        whole = " (the whole topic is left out)" if each["topic"] is not None and each["table"] == "metadata" else ""
+        place = f"{each['table']} from {each['from']} to {each['to']}"
+        click.echo(f"warning: left out of backup {manifest['id']}: {whose}{place}{whole}: {each['why']}", err=True)
 
 
 def _end(cut: HeldCut, *, complete: bool) -> None:
@@ -114,7 +131,9 @@ def _end(cut: HeldCut, *, complete: bool) -> None:
 class Making:
     """Reads a cut into a folder, topic by topic."""
 
-    def __init__(self, folder: BackupFolder, cut: HeldCut) -> None:
+    def __init__(self, folder: BackupFolder, cut: HeldCut, *, without_damaged: bool = False) -> None:
+        self.left_out: list[dict[str, Any]] | None = [] if without_damaged else None
+        """Places that cannot be read, by topic; None: none may be left out."""
         self._folder = folder
         self._cut = cut
         self._new_objects = self._new_bytes = self._messages = self._bytes = self._objects = 0
@@ -123,11 +142,24 @@ class Making:
 
     def manifest(self) -> dict[str, Any]:
         """Write the objects; returns the manifest, which is not written yet. Raises PlainsongError, OSError."""
-        begun = {name: value for name, value in self._cut.begun.items() if name != "expiresMs"}
+        begun = {name: value for name, value in self._cut.begun.items() if name not in ("expiresMs", "leftOut")}
+        self._leave_out(None, self._cut.begun)
         service = self._pages("service")[0]
         metadata = self._pages("metadata")[0]
-        topics = [self._topic(each) for each in begun["topics"]]
-        return {**begun, "topics": topics, "service": service, "metadata": metadata}
+        topics = [made for each in begun["topics"] if (made := self._topic(each)) is not None]
+        left_out = {} if self.left_out is None else {"leftOut": self.left_out}
+        return {**begun, "topics": topics, "service": service, "metadata": metadata, **left_out}
+
+    def _leave_out(self, topic: str | None, answer: Mapping[str, Any]) -> None:
+        """Note what an answer lacks; a place may be on two pages."""
+        for each in answer.get("leftOut", ()):
+            place = {"topic": topic, **each}
+            if self.left_out is not None and place not in self.left_out:
+                self.left_out.append(place)
+
+    def _is_whole(self, topic: str) -> bool:
+        """Whether all that a topic needs to be read at all is there."""
+        return not any(each["topic"] == topic and each["table"] == "metadata" for each in self.left_out or ())
 
     def figures(self) -> dict[str, int]:
         """What was read, and what of it was new."""
@@ -139,8 +171,12 @@ class Making:
             "newBytes": self._new_bytes,
         }
 
-    def _topic(self, topic: Mapping[str, Any]) -> dict[str, Any]:
-        objects, line = self._pages(f"{topic['namespace']}:{topic['topic']}")
+    def _topic(self, topic: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a manifest says of a topic; None: it is left out."""
+        name = f"{topic['namespace']}:{topic['topic']}"
+        objects, line = self._pages(name)
+        if not self._is_whole(name):
+            return None
         messages = sum(each["rows"] for each in objects if each["table"] == "messages")
         size = sum(each["bytes"] for each in objects)
         self._messages += messages
@@ -163,6 +199,7 @@ class Making:
     def _page(self, about: str, after: str | None) -> dict[str, Any]:
         for _ in range(_LISTINGS):
             page = self._cut.page(about, after)
+            self._leave_out(about if ":" in about else None, page)
             fetched = [self._fetch(each) for each in page["objects"]]
             if all(fetched):
                 return page
@@ -217,6 +254,7 @@ def list_backups(folder: Path, as_json: bool) -> None:
                 "messages": _sum(each, "messages"),
                 "bytes": _sum(each, "bytes"),
                 "topics": [f"{topic['namespace']}:{topic['topic']}" for topic in each["topics"]],
+                **({"leftOut": each["leftOut"]} if each.get("leftOut") else {}),
             }
             for each in manifests.values()
         ]
@@ -236,6 +274,8 @@ def list_backups(folder: Path, as_json: bool) -> None:
         ]
         header = ("BACKUP", "AS OF", "STORE", ">TOPICS", ">MESSAGES", ">BYTES")
         output.echo_lines(output.table(header, rows, columns=200))
+        for manifest in manifests.values():
+            _warn_of_left_out(manifest)
         _warn_of_manifests(damaged)
     if damaged:
         raise click.exceptions.Exit(Exit.FAILED)
@@ -388,6 +428,7 @@ def restore(
         kept = BackupFolder.open(folder)
         manifest = kept.manifest(backup_id or kept.last_id())
         _refuse_damaged(manifest, kept, request)
+        _warn_of_left_out(manifest)
         _warn_of_clock(manifest)
         report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
         try:

@@ -21,10 +21,15 @@ WAIT_S = 600.0
 class HeldCut:
     """A cut that the daemon holds, and its manifest without objects."""
 
-    def __init__(self, client: Client) -> None:
-        """Begin. Raises PlainsongError: BackupRunning, or the daemon cannot be asked."""
+    def __init__(self, client: Client, *, without_damaged: bool = False) -> None:
+        """Begin. Raises PlainsongError: BackupRunning, or the daemon cannot be asked, or cannot read something.
+
+        Args:
+          without_damaged: leave out what cannot be read: ``leftOut`` here and on pages.
+        """
         self._client = client
-        self.begun: dict[str, Any] = self._json("POST", "", repeat=False)
+        query = "?withoutDamaged=true" if without_damaged else ""
+        self.begun: dict[str, Any] = self._json("POST", query, repeat=False)
         self._path = f"/{self.begun['id']}"
 
     def page(self, topic: str, after: str | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,11 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import (
     COPYING,
     HIGH_WATER,
     MESSAGE_TAIL_BYTES,
     PAYLOAD_TAIL_BYTES,
+    POINTER,
+    PRODUCER,
+    PRODUCERS,
+    READER,
     SERVICE,
     SYSTEM,
     DamagedRow,
@@ -34,10 +40,12 @@ from plainsong.protocol.keys import (
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.backup.objects import Window, WindowedRows, encode_row, keyed_windows
+from storage.base import Unreadable
+from storage.damage import Gap, approach, behind, last_before, shown_place
 from storage.pace import paced_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from plainsong.protocol.names import TopicName
     from storage.base import Row, StoreView
@@ -60,6 +68,8 @@ _GENERATION_BYTES = 4
 #: The names of the tables in a manifest; a topic's rows of metadata come first.
 TABLES = {"metadata": Table.METADATA, "messages": Table.MESSAGE, "payloads": Table.PAYLOAD}
 _KIND_STOP = SYSTEM + b"\xff"
+#: Kinds of a topic's rows that this version knows.
+_TOPIC_KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
 class NotListed(KeyError):
@@ -103,6 +113,30 @@ class CutObject(NamedTuple):
         return {"sha256": self.sha256, "table": self.table, "rows": self.rows, "bytes": self.bytes, **times}
 
 
+class LeftOut(NamedTuple):
+    """A place whose rows cannot be read, and are in no object."""
+
+    table: str
+    first: str
+    """Of messages an id, else a key in hex; that the place reaches to as well."""
+    last: str
+    why: str
+
+    @classmethod
+    def of(cls, table: str, gap: Gap) -> LeftOut:
+        """From a place where reading fails."""
+        within = TABLES[table]
+        last = last_before(within, gap.stop)
+        size = len(topic_prefix(gap.start)) + _GENERATION_BYTES
+        if within is not Table.METADATA and gap.stop[:size] != gap.start[:size]:
+            last = gap.start[:size] + b"\xff" * POSITION_BYTES  # it reaches to the end of the topic
+        return cls(table, shown_place(within, gap.start), shown_place(within, last), gap.why)
+
+    def shown(self) -> dict[str, object]:
+        """As a manifest has it."""
+        return {"table": self.table, "from": self.first, "to": self.last, "why": self.why}
+
+
 class _Bounds(NamedTuple):
     table: Table
     first: bytes
@@ -116,6 +150,8 @@ class Page:
     """Some objects of a topic, or of no topic."""
 
     objects: list[CutObject] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    """A place may be on two pages. Where it is one of metadata, a topic has no objects, and cannot be restored."""
     next: str | None = None
     """Where the next page begins; None: this is the last one."""
     line: str | None = None
@@ -131,11 +167,16 @@ class Cut:
     Args:
       view: of the store; where it is not of one moment, rows may change between two readings, and their objects with
         them.
+      around_damage: leave out what is unreadable, and say so; but never rows of the transaction service, without which
+        nobody knows what is committed.
     """
 
-    def __init__(self, view: StoreView, pace: Pace) -> None:
+    def __init__(self, view: StoreView, pace: Pace, *, around_damage: bool = False) -> None:
         self._view = view
         self._pace = pace
+        self._around_damage = around_damage
+        self.left_out: list[LeftOut] = []
+        """Places with the names of topics."""
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._most_kept_bytes = KEPT_BYTES if view.exact else KEPT_CHANGING_BYTES
@@ -148,10 +189,27 @@ class Cut:
     async def look(self) -> None:
         """Find the kinds of rows there are. Raises StoreError."""
         start = SYSTEM
-        while row := await self._first(start, _KIND_STOP):
+        while True:
+            try:
+                row = await self._first(start, _KIND_STOP)
+            except Unreadable:
+                if not self._around_damage:
+                    raise
+                good = await behind(self._view, Table.METADATA, start, _KIND_STOP)
+                # Of a kind that may be in there each range is read, and whatever of it is unreadable is left out.
+                last = _KIND_STOP if good is None else good
+                hidden = [bytes([kind]) for kind in range(start[1] if len(start) > 1 else 0, last[1] + 1)]
+                self._kinds += [kind for kind in hidden if kind in _TOPIC_KINDS]
+                self._others += [kind for kind in hidden if kind not in (*_TOPIC_KINDS, SERVICE, COPYING)]
+                if good is None:
+                    return
+                start = good
+                continue
+            if not row:
+                return
             kind = row[0][1:2]
             start = SYSTEM + bytes([kind[0] + 1])
-            if kind not in (SERVICE, COPYING):
+            if kind not in (SERVICE, COPYING, *self._kinds, *self._others):
                 (self._kinds if topic_prefix(row[0][2:]) else self._others).append(kind)
 
     async def topics(self) -> list[CutTopic]:
@@ -161,32 +219,75 @@ class Cut:
         def take(rows: list[Row]) -> None:
             found.extend(CutTopic(topic_of(key)[0], _metadata(value)) for key, value in rows)
 
-        async for _ in paced_rows(self._view, Table.METADATA, *topic_range(), self._pace, take):
-            pass
+        gaps: list[Gap] = []
+        async with aclosing(self._steps(Table.METADATA, *topic_range(), take, gaps)) as steps:
+            async for _ in steps:
+                pass
+        self.left_out += [LeftOut.of("metadata", gap) for gap in gaps]
         return found
+
+    async def _steps(
+        self, table: Table, start: bytes, stop: bytes, work: Callable[[list[Row]], object], gaps: list[Gap] | None
+    ) -> AsyncGenerator[int, None]:
+        """Read a range in steps, as ``paced_rows``; what is unreadable is added to ``gaps``, where it may be left out.
+
+        Raises StoreError, also Unreadable where ``gaps`` is None or nothing may be left out.
+        """
+        at = start
+
+        def seen(rows: list[Row]) -> None:
+            nonlocal at
+            work(rows)
+            at = rows[-1][0] + b"\x00"
+
+        while True:
+            try:
+                async with aclosing(paced_rows(self._view, table, at, stop, self._pace, seen)) as steps:
+                    async for size in steps:
+                        yield size
+                return
+            except Unreadable as error:
+                if gaps is None or not self._around_damage:
+                    raise
+                at = await approach(self._view, table, at, stop, seen)
+                if at >= stop:
+                    return  # what cannot be read comes behind the range
+                good = await behind(self._view, table, at, stop)
+                gaps.append(Gap(at, stop if good is None else good, error.detail))
+                if good is None:
+                    return
+                at = good
 
     # --- pages ---------------------------------------------------------------------------------
 
     async def service(self) -> Page:
         """The objects of the transaction service. Raises StoreError."""
-        return self._listed(await self._gathered([SERVICE_RANGE]), "service")
+        return self._listed(await self._gathered([SERVICE_RANGE], None), "service")
 
     async def metadata(self) -> Page:
         """The objects of rows that belong to no topic. Raises StoreError."""
         ranges = [(SYSTEM + kind, stop_after(SYSTEM + kind)) for kind in self._others]
-        return self._listed(await self._gathered(ranges), "metadata")
+        gaps: list[Gap] = []
+        page = self._listed(await self._gathered(ranges, gaps), "metadata")
+        page.left_out += [LeftOut.of("metadata", gap) for gap in gaps]
+        return page
 
     async def page(self, name: TopicName, after: str | None) -> Page:
         """Objects of a topic, from ``Page.next`` on. Raises StoreError; ValueError: ``after`` is none of its places."""
-        row = await self._view.get(Table.METADATA, metadata_key(name))
-        metadata = None if row is None else _metadata(row)
         page = Page()
         until_s = trio.current_time() + PAGE_S
         at, floor = _place(after)
         if at == "metadata":
-            rows = await self._about(name)
+            gaps: list[Gap] = []
+            rows = await self._about(name, gaps)
+            if gaps:
+                # Its messages alone would be no topic: they cannot be read without what these rows say.
+                page.left_out += [LeftOut.of("metadata", gap) for gap in gaps]
+                return page
             page.objects += self._listed(rows, "metadata", name).objects
             at = "messages"
+        row = await self._view.get(Table.METADATA, metadata_key(name))
+        metadata = None if row is None else _metadata(row)
         if metadata is None:
             return page
         prefix = generation_prefix(name, metadata.generation)
@@ -209,15 +310,16 @@ class Cut:
             return None
         windowed = WindowedRows(prefix, tail_bytes, bits, floor)
         start, stop = prefix + floor.to_bytes(tail_bytes, "big"), stop_after(prefix)
-        steps = paced_rows(self._view, TABLES[table], start, stop, self._pace, windowed.feed)
+        gaps: list[Gap] = []
         try:
-            async for _ in steps:
-                if windowed.is_due:
-                    await self._add(windowed.windows(complete=False), table, page)
-                    if len(page.objects) >= PAGE_OBJECTS or trio.current_time() >= until_s:
-                        return windowed.floor
+            async with aclosing(self._steps(TABLES[table], start, stop, windowed.feed, gaps)) as steps:
+                async for _ in steps:
+                    if windowed.is_due:
+                        await self._add(windowed.windows(complete=False), table, page)
+                        if len(page.objects) >= PAGE_OBJECTS or trio.current_time() >= until_s:
+                            return windowed.floor
         finally:
-            await steps.aclose()
+            page.left_out += [LeftOut.of(table, gap) for gap in gaps]
         await self._add(windowed.windows(complete=True), table, page)
         return None
 
@@ -249,17 +351,18 @@ class Cut:
 
     # --- rows of metadata, which are few ---------------------------------------------------------
 
-    async def _about(self, name: TopicName) -> list[Row]:
+    async def _about(self, name: TopicName, gaps: list[Gap]) -> list[Row]:
         """The rows of metadata about a topic, by key."""
         key = metadata_key(name)
         ranges = [(SYSTEM + kind + key, stop_after(SYSTEM + kind + key)) for kind in self._kinds]
-        return await self._gathered([*ranges, (key, key + b"\x00")])
+        return await self._gathered([*ranges, (key, key + b"\x00")], gaps)
 
-    async def _gathered(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[Row]:
+    async def _gathered(self, ranges: Sequence[tuple[bytes, bytes]], gaps: list[Gap] | None) -> list[Row]:
         found: list[Row] = []
         for start, stop in ranges:
-            async for _ in paced_rows(self._view, Table.METADATA, start, stop, self._pace, found.extend):
-                pass
+            async with aclosing(self._steps(Table.METADATA, start, stop, found.extend, gaps)) as steps:
+                async for _ in steps:
+                    pass
         return found
 
     def _listed(self, rows: list[Row], table: str, about: TopicName | None = None) -> Page:
@@ -295,13 +398,14 @@ class Cut:
             raise NotListed(name)
         parts: list[bytes] = []
         if bounds.about is not None:
-            rows = await self._about(bounds.about)
+            rows = await self._about(bounds.about, [])
             parts += [encode_row(row) for row in rows if bounds.first <= row[0] <= bounds.last]
         else:
             work = partial(_encode_into, parts)
             stop = bounds.last + b"\x00"
-            async for _ in paced_rows(self._view, bounds.table, bounds.first, stop, self._pace, work):
-                pass
+            async with aclosing(self._steps(bounds.table, bounds.first, stop, work, [])) as steps:
+                async for _ in steps:
+                    pass
         data = b"".join(parts)
         if await trio.to_thread.run_sync(_name_of, data) != name:
             raise NotListed(name)

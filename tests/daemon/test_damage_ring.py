@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from plainsong.cli.command import Exit
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import JSON_HEADERS, Answer, ask, create, json_body, poll_call, publish, topic_path
+from tests.daemon.test_backup_command import backup, made, url_of
 from tests.daemon.test_disk import leave_free
 from tests.storage.disks import fill, small_disk
 
@@ -241,3 +243,32 @@ def test_a_full_disk_keeps_the_rows_where_they_are_and_the_scrub_goes_on(tmp_pat
         rest.unlink()
         eventually("rows are set aside", lambda: set_aside(daemon, damaged.stretch).status == 200)
         check_done(daemon, damaged)
+
+
+def test_a_backup_names_what_it_cannot_read_and_with_a_flag_has_all_the_rest(damaged, tmp_path):
+    folder = tmp_path / "backups"
+    with Daemon(damaged.copied(tmp_path / "data"), *SETTINGS) as daemon:
+        failed = backup("create", folder, "--url", url_of(daemon), code=Exit.UNAVAILABLE)
+        assert "ring:t" in failed.stderr
+        assert "--without-damaged" in failed.stderr
+        assert made("list", folder) == []
+        # What is published later is in the backup, too.
+        later = publish(daemon.address, "t", b"later").first_id.hex()
+        done = made("create", folder, "--url", url_of(daemon), "--without-damaged", code=Exit.FAILED)
+        again = made("create", folder, "--url", url_of(daemon), "--without-damaged", code=Exit.FAILED)
+        daemon.stop()
+    (place,) = done["leftOut"]
+    assert (place["topic"], place["table"]) == ("ring:t", "messages")
+    assert damaged.front[-1] < place["from"] <= place["to"] < damaged.rest[0]
+    assert done["messages"] == len(damaged.front) + len(damaged.rest) + 1
+    assert (again["leftOut"], again["newObjects"]) == (done["leftOut"], 0)
+    assert made("verify", folder, "--deep")["ok"]
+    assert [each["leftOut"] for each in made("list", folder)] == [done["leftOut"]] * 2
+    told = backup("restore", folder, "--to", f"leveldb:{tmp_path / 'new'}").stderr
+    assert "left out" in told
+    assert place["from"] in told
+    with Daemon(tmp_path / "new", *SETTINGS) as daemon:
+        found, stopped = read_on(daemon, "0" * 40)
+        assert [each.hex() for each in found] == [*damaged.front, *damaged.rest, later]
+        assert not stopped
+        assert publish(daemon.address, "t", b"new").first_id.hex() > later
