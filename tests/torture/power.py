@@ -2,8 +2,9 @@
 
 The file system is taken to be one that keeps a journal, as ext4, XFS and Btrfs do:
 
-* the content of a file is durable up to its last sync; of what was written behind it, any part may be there, the last
-  block torn, or a block of zeros in the midst of it;
+* the content of a file is durable up to its last sync; of what was written since, any part may be there. Where that made
+  the file longer, the last block may be torn, or a block of zeros stand in the midst of it. Where the file had been made
+  longer before (``ftruncate``), any sectors of it may be there, and the others read as they did;
 * names are made, changed and removed in order, so what survives is a beginning of all these changes. A synced file
   or directory has all changes of names that concern it, and those before them.
 
@@ -21,8 +22,9 @@ from typing import Literal
 _HEAD = struct.Struct("<IiQQII")
 _TRUNCATES = 0o1000
 BLOCK = 4096
+SECTOR = 512
 Style = Literal["lost", "kept", "torn", "holes"]
-"""Of what was not synced: nothing is left; all; a beginning, its last block torn; all, with blocks of zeros."""
+"""Of what was not synced: nothing is left; all; a beginning, its last write torn; all, with blocks or sectors missing."""
 STYLES: tuple[Style, ...] = ("lost", "kept", "torn", "holes")
 _KIND = ("open_", "write", "sync", "rename", "unlink", "mkdir", "truncate", "rmdir")
 
@@ -182,23 +184,39 @@ def _content(file: File, style: Style, rng: Random) -> bytes:
     rest = file.changes[file.synced :]
     if not rest or style == "lost":
         return bytes(content)
+    synced = bytes(content)
     if style == "torn":
         rest = rest[: rng.randint(0, len(rest))]
-    safe = len(content)
+    before = synced
     for offset, data in rest:
+        before = bytes(content)
         _change_content(content, offset, data)
     if style == "torn" and rest and rest[-1][1] is not None:
         offset, data = rest[-1]
         assert data is not None
         cut = offset + rng.randint(0, len(data))
         if rng.random() < 0.5:
-            cut -= cut % 512
-        del content[max(cut, offset, 0) :]
-    if style == "holes" and len(content) > safe:
-        block = rng.randrange(safe // BLOCK, (len(content) - 1) // BLOCK + 1) * BLOCK
-        start, end = max(block, safe), min(block + BLOCK, len(content))
-        content[start:end] = bytes(end - start)
+            cut = max(offset, cut - cut % SECTOR)
+        content[cut:] = before[cut:]
+    if style == "holes":
+        lengths = [size for size, data in rest if data is None]
+        _make_holes(content, synced, max(len(synced), *lengths) if lengths else len(synced), rng)
     return bytes(content)
+
+
+def _make_holes(content: bytearray, synced: bytes, length: int, rng: Random) -> None:
+    """Any sectors of a file are as they were, up to the length that it was given; of what it grew by, a block is zeros."""
+    share = rng.choice([0.1, 0.5, 0.9])
+    fixed = min(length, len(content))
+    before = synced.ljust(fixed, b"\0")
+    for first in range(0, fixed, SECTOR):
+        end = min(first + SECTOR, fixed)
+        if content[first:end] != before[first:end] and rng.random() < share:
+            content[first:end] = before[first:end]
+    if len(content) > fixed:
+        block = rng.randrange(fixed // BLOCK, (len(content) - 1) // BLOCK + 1) * BLOCK
+        start, end = max(block, fixed), min(block + BLOCK, len(content))
+        content[start:end] = bytes(end - start)
 
 
 def _change_content(content: bytearray, offset: int, data: bytes | None) -> None:

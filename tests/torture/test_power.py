@@ -54,6 +54,46 @@ def test_of_what_was_not_synced_nothing_is_left_or_all_or_a_part(tmp_path):
     assert len(torn) > 4
 
 
+def made_longer(*calls: tuple) -> Disk:
+    """A disk with a log of 4096 zeros, synced, and what it was told behind that."""
+    return told(("open_", 4, CREATES, "log"), ("truncate", 4, 4096, b""), ("sync", 4, 0, b""), *calls)
+
+
+def test_of_what_was_written_into_a_file_that_was_longer_before_any_sectors_may_be_missing(tmp_path):
+    disk = made_longer(("write", 4, 100, b"x" * 1500))
+    seen = set()
+    for seed in range(200):
+        content = left(disk, tmp_path / f"{seed}", "holes", seed)["log"]
+        assert len(content) == 4096
+        parts = [set(content[first:end]) for first, end in ((100, 512), (512, 1024), (1024, 1536), (1536, 1600))]
+        assert all(part in ({0}, {ord("x")}) for part in parts)
+        assert not any(content[:100] + content[1600:])
+        seen.add(tuple(part != {0} for part in parts))
+    assert len(seen) == 16
+
+
+def test_a_write_into_a_file_that_was_longer_before_leaves_its_beginning_and_the_length(tmp_path):
+    disk = made_longer(("write", 4, 0, b"first"), ("sync", 4, 0, b""), ("write", 4, 5, b"y" * 1000))
+    assert left(disk, tmp_path / "lost", "lost")["log"] == b"first" + bytes(4091)
+    for seed in range(40):
+        content = left(disk, tmp_path / f"{seed}", "torn", seed)["log"]
+        assert len(content) == 4096
+        stored = len(content.rstrip(b"\0")) - 5
+        assert content == (b"first" + b"y" * stored).ljust(4096, b"\0")
+
+
+def test_a_file_that_was_made_longer_and_not_synced_has_either_length_and_any_sectors(tmp_path):
+    disk = told(
+        *(("open_", 4, CREATES, "log"), ("write", 4, 0, b"first"), ("sync", 4, 0, b"")),
+        *(("truncate", 4, 4096, b""), ("write", 4, 5, b"y" * 1000)),
+    )
+    assert left(disk, tmp_path / "lost", "lost")["log"] == b"first"
+    for seed in range(40):
+        content = left(disk, tmp_path / f"{seed}", "holes", seed)["log"]
+        assert (len(content), content[:5]) == (4096, b"first")
+        assert {*content[5:512]} in ({0}, {ord("y")})
+
+
 def test_a_name_that_was_not_synced_may_be_missing_and_with_it_the_file(tmp_path):
     disk = told(("open_", 4, CREATES, "new"), ("write", 4, 0, b"bytes"))
     assert left(disk, tmp_path / "lost", "lost") == {}
