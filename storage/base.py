@@ -278,7 +278,7 @@ class Store(Reads, Protocol):
         ...
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """Remove rows that no reader can see any more, without waiting for the disk.
+        """Remove rows that no reader can see any more.
 
         A crash may bring some back, but never those removed before a ``write`` that returned later.
 

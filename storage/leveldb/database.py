@@ -20,6 +20,7 @@ from plainsong.protocol.effects import Table
 from storage.base import StoreDamaged, StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
+from storage.leveldb.room_ahead import STEP_BYTES, RoomAhead
 from storage.leveldb.torn_end import left_out, torn_end
 
 if TYPE_CHECKING:
@@ -243,6 +244,8 @@ class Database(Readable):
         self._database = self._db
         self._path = path
         self._failed_write = ""
+        # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
+        self._room = RoomAhead(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
 
     @contextmanager
@@ -250,6 +253,9 @@ class Database(Readable):
         """A batch to fill, written when the block ends: all or nothing.
 
         It has ``put`` and ``delete`` for whole keys, with the table's byte, and ``approximate_size``.
+
+        Args:
+          sync: wait until it is durable.
 
         Raises:
           StoreError: it failed, or one before it did; the database must be opened again.
@@ -267,6 +273,13 @@ class Database(Readable):
         except BaseException as error:
             self._failed_write = repr(error)
             raise
+
+    def make_room(self, size: int) -> None:
+        """Keep the log longer than what is written to it, which makes a sync cheaper; before a batch of this size is.
+
+        Every batch is to be synced then: of several that were not, a power cut could tear one that has others behind it.
+        """
+        self._room.take(size)
 
     def snapshot(self) -> Snapshot:
         """The tables as they are now. For the thread that writes: each table is looked at in turn."""
@@ -383,11 +396,13 @@ def _damage_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool) -
 
 
 def size_of(path: Path) -> int:
-    """The bytes of the files in a folder; 0 if there is none."""
+    """The bytes that the files in a folder take; 0 if there is none."""
     size = 0
     with suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
             # LevelDB removes files meanwhile.
             with suppress(OSError):
-                size += entry.stat().st_size
+                found = entry.stat()
+                # A log is longer than what was written to it, and takes no space for the rest.
+                size += min(found.st_size, found.st_blocks * 512) if entry.name.endswith(".log") else found.st_size
     return size

@@ -47,7 +47,6 @@ class PendingWrite:
 
     operations: Sequence[Operation | Stored]
     expect: Sequence[Expect] = ()
-    sync: bool = True
     size: int = 0
     """Bytes, roughly; set when it is begun."""
     on_settled: Callable[[PendingWrite], object] | None = None
@@ -240,7 +239,7 @@ STEP_ROW_BYTES = 1024
 
 def write_group(tables: LevelDBTables, group: Sequence[PendingWrite]) -> None:
     """Make a group durable, except for each ``PendingWrite.rest``. For the one thread that writes."""
-    batch = _Batch(tables, sync=any(work.sync for work in group))
+    batch = _Batch(tables)
     for work in group:
         work.rest = batch.take(work.operations)
     batch.write()
@@ -253,9 +252,8 @@ _OF_TABLES = (Put, Delete)
 class _Batch:
     """Operations that gather for one batch."""
 
-    def __init__(self, tables: LevelDBTables, *, sync: bool) -> None:
+    def __init__(self, tables: LevelDBTables) -> None:
         self._tables = tables
-        self._sync = sync
         self._left = STEP_BYTES
         self._operations: list[Stored] = []
         #: The operations among them on message rows: a rollback does not see these before they are written.
@@ -277,7 +275,7 @@ class _Batch:
     def write(self) -> None:
         """Write the operations added so far."""
         if self._operations:
-            self._tables.write(self._operations, sync=self._sync)
+            self._tables.write(self._operations)
         self._operations, self._unseen = [], []
 
     def _roll_back(self, operation: RollBack) -> RollBack | None:

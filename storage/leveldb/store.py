@@ -160,7 +160,7 @@ class LevelDBStore:
                 with trio.CancelScope(shield=True):
                     step = await self._discard_sealed(table, step)
             if step:
-                await self._submit(PendingWrite([Delete(table, step)], sync=False))
+                await self._submit(PendingWrite([Delete(table, step)]))
 
     async def _submit(self, work: PendingWrite) -> None:
         """Have something written, and wait for that. Raises StoreError."""
@@ -185,7 +185,7 @@ class LevelDBStore:
             await trio.lowlevel.checkpoint_if_cancelled()
             step = ranges[at : at + DISCARD_ROWS]
             rows += await self._run_inside(partial(_count, table=table, ranges=step), self._readers)
-            await self._submit(PendingWrite([MarkDead(table, step)], sync=False))
+            await self._submit(PendingWrite([MarkDead(table, step)]))
         return rows
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
@@ -195,7 +195,7 @@ class LevelDBStore:
     async def begin_files(self) -> None:
         """See ``BeginsFiles``: another volume is written from now on."""
         newest = await self._run_inside(lambda tables: tables.volumes.newest, self._readers)
-        await self._submit(PendingWrite([Seal(newest)], sync=False))
+        await self._submit(PendingWrite([Seal(newest)]))
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``; of the metadata it is not known without reading."""
@@ -254,7 +254,7 @@ class LevelDBStore:
             tidied = await self._change_inside(LevelDBTables.tidy, "tidying", self._upkeep)
             removed += tidied.removed
             if tidied.operations:
-                await self._submit(PendingWrite(tidied.operations, sync=False))
+                await self._submit(PendingWrite(tidied.operations))
             if not tidied.more:
                 return removed
 
@@ -262,7 +262,7 @@ class LevelDBStore:
         """See ``Store.pin``."""
         await trio.lowlevel.checkpoint_if_cancelled()
         pin = Pin(max_s)
-        await self._submit(PendingWrite([pin], sync=False))
+        await self._submit(PendingWrite([pin]))
         if pin.view is None:
             raise StoreError("the view was not made")
         return LevelDBView(self, pin.view)

@@ -128,7 +128,6 @@ class LevelDBTables:
         self.upkeep = UpkeepThread()
         #: Scans take turns, list by list: the one that iterates has this lock.
         self._turn = threading.Lock()
-        self._unsynced = False
         #: A write has failed: nobody knows what is in the newest volume.
         self._failed = False
         self._measure_at_s = 0.0
@@ -157,8 +156,6 @@ class LevelDBTables:
         if not self._failed and self.upkeep.failed is None:
             try:
                 self.metadata.checkpoint()
-                if self._unsynced:
-                    self.volumes.newest.open().sync()
                 self.volumes.newest.write_index()
             except (StoreError, OSError) as error:
                 log.warning("the next start reads the newest volume through", extra={"why": str(error)})
@@ -264,14 +261,14 @@ class LevelDBTables:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def write(self, operations: Sequence[Stored], *, sync: bool) -> None:
-        """All operations as one batch: all or nothing, except for rows of sealed volumes, which are removed behind it.
+    def write(self, operations: Sequence[Stored]) -> None:
+        """All operations as one synced batch: all or nothing, but rows of sealed volumes are removed behind it.
 
         After an exception the tables must be opened again.
         """
         self._refuse_if_failed()
         try:
-            self._write(operations, sync=sync)
+            self._write(operations)
         except BaseException:
             self._failed = True
             raise
@@ -282,7 +279,7 @@ class LevelDBTables:
         if failed is not None:
             raise StoreError(failed.detail, hint=failed.hint)
 
-    def _write(self, operations: Sequence[Stored], *, sync: bool) -> None:
+    def _write(self, operations: Sequence[Stored]) -> None:
         rows: list[Put | Delete] = []
         own: list[MarkDead | ForgetDead | Seal | Pin] = []
         changes: Changes = {}
@@ -299,19 +296,21 @@ class LevelDBTables:
             else:
                 changes.update((ROW + key, None) for key in operation.keys)
         if rows or changes:
-            # The journal has no gap, which tells that nothing is missing: an entry is durable before the next one.
-            self._write_newest(rows, changes, sync=sync or bool(changes))
+            self._write_newest(rows, changes)
         for operation in own:
             if isinstance(operation, Seal) and operation.volume is self.volumes.newest:
                 self._seal()
             elif isinstance(operation, Pin):
                 operation.view = self.volumes.pin(self.metadata.snapshot(), operation.max_s)
 
-    def _write_newest(self, rows: Sequence[Put | Delete], changes: Changes, *, sync: bool) -> None:
+    def _write_newest(self, rows: Sequence[Put | Delete], changes: Changes) -> None:
         volume, position = self.volumes.newest, self.metadata.position + 1
         removed: list[tuple[Table, bytes]] = []
         elsewhere: dict[Volume, list[tuple[Table, bytes]]] = {}
-        with volume.open().batch(sync=sync) as batch:
+        # Always synced. The journal has no gap, which tells that nothing is missing; and only the last batch in a log may
+        # be torn by a power cut. What is removed need not be durable, but a step of it takes longer than its sync.
+        database = volume.open()
+        with database.batch(sync=True) as batch:
             for operation in rows:
                 if isinstance(operation, Put):
                     if not isinstance(operation, Turned):
@@ -327,7 +326,7 @@ class LevelDBTables:
                             elsewhere.setdefault(place, []).append(row)
             if changes:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
-        self._unsynced = not sync
+            database.make_room(batch.approximate_size())
         if changes:
             volume.journal_last = position
             self.metadata.apply(position, changes)
@@ -414,10 +413,6 @@ class LevelDBTables:
             self.upkeep.submit("prepare", self.volumes.prepare)
 
     def _seal(self) -> None:
-        if self._unsynced:
-            # What is written to the next volume is durable before what comes later in this one would be.
-            self.volumes.newest.open().sync()
-            self._unsynced = False
         sealed = self.volumes.seal()
         self.upkeep.submit(f"seal {sealed.number}", lambda: self._finish(sealed))
 

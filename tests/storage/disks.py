@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.names import TopicName
 from storage.base import Store
+from storage.leveldb.torn_end import SECTOR_BYTES
 
 NAME = TopicName("ns", "topic")
 
@@ -51,6 +53,26 @@ def fill(directory: Path) -> Path:
 def snapshot(directory: Path) -> dict[str, bytes]:
     """Every file below a directory and its bytes."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def newest_log(database: Path) -> Path:
+    """The log that a database writes, or wrote last."""
+    return max(database.glob("*.log"), key=lambda log: int(log.stem))
+
+
+def written(log: Path) -> int:
+    """How much was written to a log: it is longer, and what is behind its last commit reads as zeros."""
+    return len(log.read_bytes().rstrip(b"\0"))
+
+
+def partly_stored(before: bytes, after: bytes, lost: Callable[[int], bool]) -> bytes:
+    """What a power cut leaves of a log during a commit: the sectors that are lost are as they were before it."""
+    data = bytearray(after)
+    for sector in range(len(after) // SECTOR_BYTES + 1):
+        first, end = sector * SECTOR_BYTES, min((sector + 1) * SECTOR_BYTES, len(after))
+        if lost(sector):
+            data[first:end] = before[first:end].ljust(end - first, b"\0")
+    return bytes(data)
 
 
 async def write_commits(store: Store, count: int, *, rows: int = 10, value: bytes = bytes(100), first: int = 0) -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import plyvel
 import pytest
-from disks import snapshot, write_commits
+from disks import partly_stored, snapshot, write_commits, written
 
 from plainsong.protocol.effects import Table
 from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
@@ -159,7 +159,7 @@ async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
     directory, rows = stopped
     log = only(directory, "*.log")
     with log.open("r+b") as file:
-        file.truncate(log.stat().st_size - 5)
+        file.truncate(written(log) - 5)
     async with await LevelDBStore.open(directory) as store:
         assert await everything(store) == rows[:-50]
 
@@ -177,16 +177,40 @@ async def test_a_last_commit_that_lacks_a_page_in_its_midst_is_left_out_as_one_t
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 3, rows=50, value=Random(1).randbytes(200))
         rows = await everything(store)
-        last = only(directory, "*.log").stat().st_size
+        last = written(only(directory, "*.log"))
         await write_commits(store, 1, rows=400, value=Random(2).randbytes(200), first=3)
     log = only(directory, "*.log")
-    whole, before = log.read_bytes(), snapshot(directory)
-    assert len(whole) - last > 2 * 32768  # it is in several blocks
-    for page in range(last // 4096, len(whole) // 4096 + 1):
+    before, end = snapshot(directory), written(log)
+    assert end - last > 2 * 32768  # it is in several blocks
+    for page in range(last // 4096, end // 4096 + 1):
         write_back(directory, before)
         log.write_bytes(with_hole(log, last, page))
         async with await LevelDBStore.open(directory) as store:
             assert await everything(store) == rows, page
+
+
+async def test_of_a_last_commit_any_sectors_may_be_missing_and_every_one_before_it_is_there(tmp_path):
+    directory = tmp_path / "data"
+    async with await LevelDBStore.open(directory) as store:
+        await write_commits(store, 3, rows=50, value=Random(1).randbytes(200))
+        rows = await everything(store)
+        before = only(directory, "*.log").read_bytes()
+        await write_commits(store, 1, rows=300, value=Random(2).randbytes(200), first=3)
+        all_rows = await everything(store)
+    log = only(directory, "*.log")
+    files, after = snapshot(directory), log.read_bytes()
+    first, last = len(before.rstrip(b"\0")) // 512, written(log) // 512
+    random, outcomes = Random(1), set()
+    few = [{first}, {last}, {64}, {128}, {first, 64}, set(range(first, 64)), set(range(64, last + 1)), set()]
+    shares = [random.choice([0.02, 0.5, 0.98]) for _ in range(25)]
+    for lost in [*few, *({each for each in range(first, last + 1) if random.random() < share} for share in shares)]:
+        write_back(directory, files)
+        log.write_bytes(partly_stored(before, after, lost.__contains__))
+        async with await LevelDBStore.open(directory) as store:
+            found = await everything(store)
+        assert found in (rows, all_rows)
+        outcomes.add(len(found))
+    assert outcomes == {len(rows), len(all_rows)}
 
 
 async def test_a_commit_that_lacks_a_page_and_has_others_behind_it_is_damage(tmp_path):
@@ -203,11 +227,11 @@ async def test_a_last_commit_that_is_damaged_and_lacks_no_page_is_damage(tmp_pat
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 1, rows=10, value=Random(1).randbytes(200))
-        last = only(directory, "*.log").stat().st_size
+        last = written(only(directory, "*.log"))
         await write_commits(store, 1, rows=400, value=Random(2).randbytes(200), first=1)
     log = only(directory, "*.log")
     data = bytearray(log.read_bytes())
-    assert len(data) - last > 2 * 32768
+    assert written(log) - last > 2 * 32768
     data[last + 1000] ^= 0x55
     log.write_bytes(data)
     assert "orruption" in (await refused(directory)).detail
@@ -217,7 +241,7 @@ async def test_a_log_that_is_damaged_elsewhere_too_is_left_as_it_was(tmp_path):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 1, rows=10, value=Random(1).randbytes(200))
-        last = only(directory, "*.log").stat().st_size
+        last = written(only(directory, "*.log"))
         await write_commits(store, 1, rows=300, value=Random(2).randbytes(200), first=1)
     log = only(directory, "*.log")
     data = bytearray(with_hole(log, last, last // 4096 + 1))

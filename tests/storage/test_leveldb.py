@@ -53,12 +53,12 @@ async def test_every_commit_is_one_synced_batch_over_all_tables(store):
     assert spy.batches == [{"transaction": True, "sync": True}] * 2
 
 
-async def test_a_discard_alone_does_not_wait_for_the_disk_and_goes_in_bounded_steps(store):
+async def test_a_discard_goes_in_bounded_steps_each_synced_since_only_the_last_batch_of_a_log_may_be_torn(store):
     keys = [b"%05d" % i for i in range(2 * DISCARD_ROWS + 1)]
     await store.write([Put(MESSAGE, b"", keys, [b"v"] * len(keys))], claim=await store.claim(NAME))
     spy = Spy(store)
     await store.discard(MESSAGE, keys)
-    assert spy.batches == [{"transaction": True, "sync": False}] * 3
+    assert spy.batches == [{"transaction": True, "sync": True}] * 3
 
 
 async def test_a_discard_that_rides_with_a_commit_is_synced_with_it(store):

@@ -92,7 +92,7 @@ def test_a_checkpoint_of_the_metadata_that_failed_is_not_repeated_behind_its_tor
     tables = LevelDBTables(tmp_path, options)
     for at in range(5):
         names = [b"%d" % (1000 * at + number) for number in range(1000)]
-        tables.write([Put(METADATA, b"topic", names, [bytes(range(100))] * 1000)], sync=True)
+        tables.write([Put(METADATA, b"topic", names, [bytes(range(100))] * 1000)])
     with no_file_beyond(log_bytes(tmp_path / "metadata") + 100_000), pytest.raises(StoreError):
         tables.metadata.checkpoint()
     with pytest.raises(StoreError, match="a write failed before"):
@@ -178,7 +178,7 @@ async def test_a_commit_behind_a_failure_of_the_upkeep_says_that_nothing_was_wri
     assert caught.value.hint == "free some space"
     # Of a group that has begun, a later batch does not say so.
     with pytest.raises(StoreError) as caught:
-        store._db.write([message(10)], sync=True)
+        store._db.write([message(10)])
     assert type(caught.value) is StoreError
     await filled(store, 1, 10)
     assert len(await everything(store)) == 11
@@ -188,7 +188,7 @@ async def test_a_commit_behind_a_failure_of_the_upkeep_says_that_nothing_was_wri
 
 
 def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, monkeypatch):
-    tables.write([message(1)], sync=True)
+    tables.write([message(1)])
     volumes, newest = tables.volumes, tables.volumes.newest
 
     class Watched(dict):
@@ -211,7 +211,7 @@ def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, m
 
 def test_dead_ranges_are_listed_between_the_changes_of_a_commit(tables):
     volumes = tables.volumes
-    tables.write([MarkDead(MESSAGE, [(b"a", b"b")])], sync=True)
+    tables.write([MarkDead(MESSAGE, [(b"a", b"b")])])
     ranges = volumes.dead[MESSAGE]
 
     class Watched(list):
@@ -240,13 +240,13 @@ async def test_whatever_goes_wrong_while_tidying_is_a_failure_of_the_store(store
 
 
 def test_a_discard_beside_a_seal_leaves_the_new_newest_volume_to_the_thread_that_commits(tables, monkeypatch):
-    tables.write([message(1)], sync=True)
+    tables.write([message(1)])
     volumes, real = tables.volumes, tables.volumes.places
 
     def seal_before(*row):
         monkeypatch.setattr(volumes, "places", real)
-        tables.write([Seal(volumes.newest)], sync=True)
-        tables.write([message(1), message(2)], sync=True)
+        tables.write([Seal(volumes.newest)])
+        tables.write([message(1), message(2)])
         return real(*row)
 
     monkeypatch.setattr(volumes, "places", seal_before)
@@ -294,7 +294,7 @@ async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_
 
     def remove_and_mark(*arguments):
         real(*arguments)
-        tables.write([MarkDead(MESSAGE, [(PREFIX, key(count))])], sync=True)
+        tables.write([MarkDead(MESSAGE, [(PREFIX, key(count))])])
 
     with monkeypatch.context() as patched:
         patched.setattr(tidying, "_remove", remove_and_mark)
@@ -379,7 +379,7 @@ async def test_when_the_new_list_is_perhaps_not_durable_no_volume_of_either_list
 
 
 def test_a_next_volume_that_is_perhaps_listed_is_not_made_again(tables, tmp_path, monkeypatch):
-    tables.write([message(1)], sync=True)
+    tables.write([message(1)])
     with monkeypatch.context() as patched:
         fail_behind_the_list(patched)
         with pytest.raises(StoreError, match="Input/output error"):

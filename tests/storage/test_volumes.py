@@ -213,11 +213,13 @@ async def test_volumes_in_which_all_is_dead_are_gone_after_tidying(store):
 
 async def test_the_newest_volume_is_sealed_and_dropped_when_all_in_it_is_dead(store):
     await fill(store, 40)
+    await settled(store)
+    full = store._db.volumes.bytes_on_disk()
     await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
     await store.tidy()
     await settled(store)
     assert volumes(store) == []
-    assert store._db.volumes.bytes_on_disk() < 2000
+    assert store._db.volumes.bytes_on_disk() < full / 2
     assert await everything(store) == []
     assert await store.get(METADATA, b"last") == b"39"
     await fill(store, 3, 40)
