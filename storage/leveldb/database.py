@@ -219,7 +219,7 @@ def _opened(path: Path, shape: Shape, *, create: bool) -> Any:
         except FOREIGN:
             raise failed from error
     log.warning(
-        "a commit that a power cut has torn, and that was not acknowledged, was left out",
+        "a commit that a power cut or a kill has torn, and that was not acknowledged, was left out",
         extra={"file": str(file), "at": start, "bytes": lost_bytes},
     )
     return found
