@@ -110,3 +110,31 @@ async def test_transactions_are_all_or_nothing_through_kills_on_hbase(monkeypatc
     # A snapshot is held until the rows are rolled back: that waits for a start, which takes longer than from a disk.
     monkeypatch.setattr(transactional_checker, "GRACE_MS", 10_000)
     await test_transaction_ring.ring(tmp_path, 50, cycles=4, writers=6, pause_s=0.02)
+
+
+def test_a_poll_as_of_a_moment_shows_the_same_before_and_after_a_kill(daemon):
+    running = daemon()
+    create(running.address, "t")
+
+    def call(path, body):
+        answer = ask(running.address, "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body) if answer.body else None
+
+    def shown(at_ms):
+        return [message["payload"] for message in call(topic_path("t", "/poll"), {"asOfMs": at_ms})]
+
+    early, late = (call("/v1/transactions", {"type": "long"}) for _ in range(2))
+    for begun, payload in ((late, "late"), (early, "early")):
+        call(topic_path("t", "/publish"), {"transactionWritePointer": begun["writePointer"], "messages": [payload]})
+    call(f"/v1/transactions/{early['id']}/commit", {})
+    publish(running.address, "t", b"plain")
+    at_ms = int(read_all(running.address, "t")[-1][0][:8].hex(), 16)
+    assert shown(at_ms) == ["early", "plain"]
+    running.kill()
+    running.start()
+    call(f"/v1/transactions/{late['id']}/commit", {})
+    publish(running.address, "t", b"behind")
+    assert shown(at_ms) == ["early", "plain"]
+    assert shown(at_ms - 60_000) == []
+    assert len(read_all(running.address, "t")) == 4

@@ -92,7 +92,7 @@ def noted(report: Report) -> bytes:
     transactions = [
         (each.id, each.begun_s, each.committed_s, each.undone_s, each.state) for each in history.transactions
     ]
-    return repr((*parts, writes, transactions)).encode()
+    return repr((*parts, writes, transactions, report.looks)).encode()
 
 
 def told(report: Report) -> str:

@@ -31,6 +31,7 @@ class Mistake:
 ACTOR, TOPIC = "actors.actor", "actors.topic"
 STATE, DEDUPLICATION = "plainsong.protocol.topic.state", "plainsong.protocol.topic.deduplication"
 DECISIONS, MANAGER = "plainsong.protocol.transactions.decisions", "plainsong.protocol.transactions.manager"
+LEDGER, OUTCOMES = "plainsong.protocol.transactions.ledger", "plainsong.protocol.transactions.outcomes"
 TRANSACTIONAL = "plainsong.protocol.topic.transactional"
 CORE = "plainsong.protocol.topic.core"
 UPKEEP = "plainsong.protocol.topic.upkeep"
@@ -243,6 +244,41 @@ MISTAKES = (
         "            pass",
     ),
     Mistake(
+        "decisions have the time of the clock",
+        "as of a moment",
+        LEDGER,
+        "        head.decided_ms = max(head.decided_ms, now_ms, head.last // POINTERS_PER_MS)\n",
+        "        head.decided_ms = now_ms\n",
+    ),
+    Mistake(
+        "the service goes on within a moment that was shown",
+        "as of a moment",
+        OUTCOMES,
+        "        head.decided_ms = at_ms + 1\n",
+        "        pass\n",
+    ),
+    Mistake(
+        "a topic's promise of a moment is not durable",
+        "as of a moment",
+        STATE,
+        "        return at_ms >= max(self.marked_ms, self.sequence.last_ts_ms)\n",
+        "        return False\n",
+    ),
+    Mistake(
+        "a moment shows what was decided later",
+        "as of a moment",
+        LEDGER,
+        "                if record.decided_ms <= at_ms:\n                    break\n",
+        "                break\n",
+    ),
+    Mistake(
+        "a moment shows what was open",
+        "as of a moment",
+        LEDGER,
+        "            found = set(self.in_progress[: bisect_left(self.in_progress, stop)])\n",
+        "            found = set[int]()\n",
+    ),
+    Mistake(
         "a parked poll is not told of news",
         "polls wake",
         CORE,
@@ -296,8 +332,8 @@ MISTAKES = (
         "what readers saw expire is forgotten with the owner",
         "expiry is exact",
         CORE,
-        "        ahead = bool(step.looks) and not now.low_space and state.expires_ahead()\n",
-        "        ahead = False\n",
+        "        ahead = to_mark or (bool(step.looks) and not now.low_space and state.expires_ahead())\n",
+        "        ahead = to_mark\n",
     ),
     Mistake(
         "the janitor takes what lives for another second",

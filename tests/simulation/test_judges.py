@@ -1,11 +1,12 @@
-"""What judges expiry and the lives of topics says nothing of histories that are right, and names what is wrong."""
+"""What judges expiry, the lives of topics and readers as of a moment says nothing of histories that are right, and names what is wrong."""
 
 from __future__ import annotations
 
 import pytest
 
 from plainsong.protocol.ids import FIRST_BOUND
-from tests.cluster.history.records import Poll
+from tests.cluster.history.records import History, Poll, Transaction, Write
+from tests.simulation import moments
 from tests.simulation.brief import Look, Notes, Sent, judged
 from tests.simulation.garden import Model
 
@@ -100,3 +101,63 @@ def test_answers_that_no_order_of_events_explains_are_wrong():
         model = Model()
         model.happened(verb)
         assert model.wrong, verb
+
+
+# --- as of a moment --------------------------------------------------------------------------------
+
+
+def a_history() -> History:
+    """Plain messages at 1 s and 4 s, and three transactions over two topics: two committed one after the other, and
+    one aborted."""
+    history = History()
+    early, late = Transaction(1, asked_s=3.0, committed_s=3.1, state="committed"), Transaction(2, state="committed")
+    late.asked_s, late.committed_s = 5.0, 5.1
+    history.transactions = [early, late, Transaction(3, state="aborted")]
+    for topic in "tu":
+        history.logs[topic] = [
+            (message_id(1.0), b"plain", 0),
+            (message_id(2.0), b"late " + topic.encode(), 2),
+            (message_id(2.1), b"early " + topic.encode(), 1),
+            (message_id(2.2), b"aborted", -3),
+            (message_id(4.0), b"plain", 0),
+        ]
+        for one, owner in ((b"early ", early), (b"late ", late)):
+            history.writes.append(Write(topic, (one + topic.encode(),), 2.0, owner, ended_s=2.5))
+    return history
+
+
+def seen(at_s: float, topic: str, *places: int, whole: bool = True) -> moments.Look:
+    """These messages of the log."""
+    rows = [a_history().logs[topic][place] for place in places]
+    shown = tuple((row_id, payload) for row_id, payload, _ in rows)
+    return moments.Look(BEGAN_MS + int(at_s * 1000), topic, "a", shown, whole)
+
+
+def moments_judged(*looks: moments.Look) -> set[str]:
+    decided_ms = {1: BEGAN_MS + 3_000, 2: BEGAN_MS + 5_000}
+    return {each.kind for each in moments.judged(moments.Notes(list(looks), decided_ms), a_history())}
+
+
+def test_what_is_shown_as_of_its_time_is_right():
+    for at_s, places in ((0.9, ()), (1, (0,)), (2.9, (0,)), (3, (0, 2)), (4, (0, 2, 4)), (5, (0, 1, 2, 4))):
+        assert not moments_judged(seen(at_s, "t", *places), seen(at_s, "u", *places), seen(at_s, "t", *places))
+    assert not moments_judged(seen(5, "t", 0, 1, whole=False), seen(5, "t", 0, 1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "looks"),
+    [
+        ("shown early", [seen(0.9, "t", 0)]),
+        ("shown early", [seen(2.9, "t", 0, 2)]),
+        ("not shown", [seen(3, "t", 0)]),
+        ("not shown", [seen(5, "t", 0, 2, whole=False)]),
+        ("never committed", [seen(3, "t", 0, 2, 3)]),
+        ("moment disorder", [seen(5, "t", 0, 2, 1, 4)]),
+        ("moment disorder", [seen(5, "t", 0, 1, 4), seen(5, "u", 0, 1, 4)]),
+        ("moment changed", [seen(5, "t", 0, 1, 2, 4), seen(5, "t", 0, 2, 4)]),
+        ("moment changed", [seen(5, "t", 0, 1, 2, 4), seen(5, "t", 0, 2, whole=False)]),
+        ("moment split", [seen(5, "t", 0, 1, 2, 4), seen(5, "u", 0, 2, 4)]),
+    ],
+)
+def test_what_is_wrong_as_of_a_moment_is_named(kind, looks):
+    assert kind in moments_judged(*looks)

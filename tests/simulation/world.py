@@ -19,7 +19,7 @@ from tests.cluster.history.records import History
 from tests.cluster.readers import reader
 from tests.cluster.voices import EXPECTED, Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
-from tests.simulation import brief, garden
+from tests.simulation import brief, garden, moments
 from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
@@ -56,6 +56,8 @@ class Report:
     anomalies: list[tuple[str, str]]
     surprises: list[str]
     story: list[str]
+    looks: list[moments.Look] = field(default_factory=list)
+    """What was shown as of moments."""
 
     @property
     def is_good(self) -> bool:
@@ -73,6 +75,12 @@ class SimulatedVoice(Voice):
 
     def _drop(self, name: str) -> None:
         """There is nothing to close."""
+
+
+class TravellingVoice(SimulatedVoice):
+    """One that asks for moments which are still to come by some clock."""
+
+    expected = SimulatedVoice.expected | {"invalid_parameter"}
 
 
 class SimulatedStage(Stage):
@@ -95,6 +103,11 @@ class SimulatedStage(Stage):
         self.world = world
         self.brief = brief.Notes()
         self.garden = garden.Model()
+        self.moments = moments.Notes()
+
+    def traveller(self, seed: int) -> Voice:
+        """A client that reads as of moments."""
+        return TravellingVoice(self, seed)
 
     def voice(self, seed: int) -> Voice:
         return SimulatedVoice(self, seed)
@@ -109,7 +122,7 @@ class World:
         self.network = Network(self._random())
         names = "abcdef"[: plan.instances]
         self.disk = Disk(shared=plan.instances > 1)
-        interval_s = self.rng.choice((0.1, 0.5, 5.0)) if plan.extras else 5.0
+        interval_s = self.rng.choice((0.1, 0.5, 5.0)) if set(plan.extras) - {"moments"} else 5.0
         config = configured(
             transactions__max_lifetime_s=60, retention__interval_s=interval_s, retention__delete_grace_s=garden.GRACE_S
         )
@@ -170,6 +183,8 @@ class World:
         await settle(self.stage)
         if "brief" in self.plan.extras:
             await brief.outlive(self.stage, self.rng.randrange(1 << 30))
+        if "moments" in self.plan.extras:
+            await moments.return_to(self.stage, self.plan.seed)
 
     def _start(self, writers: trio.Nursery, readers: trio.Nursery) -> None:
         for number in range(self.plan.clients):
@@ -185,6 +200,9 @@ class World:
             waits = self.rng.random() < 0.5
             work = partial(reader, committed=committed, waits=waits, pause_s=self.rng.choice((0.1, 0.5)))
             readers.start_soon(work, self.stage, self.rng.randrange(1 << 30))
+        if "moments" in self.plan.extras:
+            # Seeds of its own: histories without it are what they were.
+            readers.start_soon(moments.travel, self.stage, self.plan.seed, 0.1)
 
     async def _disturb(self) -> None:
         """One fault after the other begins while others last; it is over when the last one is."""
@@ -334,7 +352,7 @@ def plan_of(seed: int) -> Plan:
     kinds = AMONG_SEVERAL if instances > 1 else EVERYWHERE
     faults = rng.sample(kinds, rng.randrange(1, 5)) if rng.random() < 0.9 else []
     extras = tuple(each for each in EXTRAS if rng.random() < 0.25)
-    return Plan(
+    plan = Plan(
         seed,
         instances,
         extras=extras,
@@ -343,6 +361,8 @@ def plan_of(seed: int) -> Plan:
         every_s=rng.choice((0.1, 0.3)),
         faults=faults,
     )
+    # Drawn last, so that the seeds without it stand for the plans that they stood for before.
+    return replace(plan, extras=(*extras, "moments")) if rng.random() < 0.25 else plan
 
 
 def simulate(plan: Plan) -> Report:
@@ -377,10 +397,12 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
         anomalies: list[tuple[str, str]] = [] if limit.cancelled_caught else [*check(stage.history)]
         anomalies += brief.judged(stage.brief)
         anomalies += [("garden", text) for text in stage.garden.wrong]
+        if not limit.cancelled_caught:
+            anomalies += moments.judged(stage.moments, stage.history)
         for each in world.instances:
             each.kill()
         nursery.cancel_scope.cancel()
-    return Report(plan, stage.history, anomalies, stage.surprises, world.story)
+    return Report(plan, stage.history, anomalies, stage.surprises, world.story, stage.moments.looks)
 
 
 # --- shrinking -------------------------------------------------------------------------------------
