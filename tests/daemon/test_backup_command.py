@@ -18,7 +18,7 @@ from plainsong import Client
 from plainsong.cli.command import Exit
 from plainsong.protocol.errors import ProducerFenced, TransactionNotInProgress
 from tests.daemon.deployment import EACH, REQUESTS, fill, is_no_topic, new_messages_come_behind
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 
 ACCOUNTS = ("a", "b", "c")
 
@@ -28,8 +28,7 @@ def url_of(daemon: Daemon) -> str:
 
 
 def backup(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    line = [str(PLAINSONG), "backup", *map(str, words)]
-    done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), timeout=300, check=False)
+    done = run_plainsong("backup", *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -11,7 +11,7 @@ import pytest
 
 from plainsong import Client
 from plainsong.cli.command import Exit
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 from tests.daemon.talk import ask
 from tests.daemon.test_backup_command import backup, made, restored, url_of
 from tests.daemon.test_clock import _LIBRARIES as FAKETIME
@@ -67,8 +67,7 @@ def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_then
         with Client(url_of(daemon)) as client:
             publish_much(client)
         ballast = fill(disk)
-        line = [str(PLAINSONG), "backup", "create", str(folder), "--url", url_of(daemon)]
-        done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), check=False)
+        done = run_plainsong("backup", "create", folder, "--url", url_of(daemon))
         kept = json.loads(backup("list", folder, "--json").stdout)
         assert (done.returncode, len(kept)) in ((Exit.OK, 1), (Exit.UNAVAILABLE, 0)), done
         assert done.returncode == Exit.OK or "No space left on device" in done.stderr
@@ -87,13 +86,7 @@ def test_a_restore_onto_a_full_disk_is_not_served_and_goes_on_when_there_is_room
         daemon.stop()
     with small_disk(tmp_path / "disk", 5) as disk:
         words = ["restore", folder, "--to", f"leveldb:{disk / 'data'}"]
-        failed = subprocess.run(
-            [str(PLAINSONG), "backup", *map(str, words)],
-            capture_output=True,
-            text=True,
-            env=clean_environ(),
-            check=False,
-        )
+        failed = run_plainsong("backup", *words)
         assert failed.returncode in (Exit.FAILED, Exit.UNAVAILABLE, Exit.STORE), failed
         assert "No space left on device" in failed.stderr
         assert "Traceback" not in failed.stderr

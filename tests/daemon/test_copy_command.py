@@ -17,13 +17,11 @@ from tests.daemon.deployment import (
     new_messages_come_behind,
     open_transactions_can_be_committed,
 )
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, run_plainsong
 
 
 def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(PLAINSONG), "copy", *words], capture_output=True, text=True, env=clean_environ(), timeout=120, check=False
-    )
+    done = run_plainsong("copy", *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

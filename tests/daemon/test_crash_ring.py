@@ -90,7 +90,7 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     daemon.kill()
     place.closed()
     if how == "start":
-        for part in (0.7, 1.0):  # most of a start is importing; the end of it is recovery
+        for part in (0.4, 1.0):  # a forked daemon has imported everything: most of its start is recovery
             daemon.spawn()
             await trio.sleep(daemon.start_s * (part + 0.2 * rng.random()))
             daemon.kill()

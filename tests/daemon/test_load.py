@@ -39,7 +39,7 @@ async def parked(running: Daemon, count: int) -> None:
 
 
 async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
-    running = daemon()
+    running = daemon(forked=False)
     create(running.address, "t")
     payloads: list[bytes] = []
     delays_s: list[float] = []

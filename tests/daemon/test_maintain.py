@@ -12,7 +12,7 @@ from broker.command.maintain import command, plan
 from plainsong import Client
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.errors import GenerationChanged, TopicNotFound
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.daemon.harness import Daemon, eventually, run_plainsong
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,7 @@ def url(daemon) -> str:
 
 
 def maintained(daemon, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    line = [str(PLAINSONG), "maintain", "--url", url(daemon), "-n", "shop", *words]
-    return ended(line, code)
-
-
-def ended(line: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(line, capture_output=True, text=True, env=clean_environ(), timeout=60, check=False)
+    done = run_plainsong("maintain", "--url", url(daemon), "-n", "shop", *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -111,7 +106,8 @@ def test_a_store_that_it_does_not_know_ends_it_before_anything_is_asked(daemon, 
 def test_it_is_reached_as_a_job_of_the_pipeline_too(daemon, client):
     client.create_topic("reached", if_not_exists=True)
     words = ["--url", url(daemon), "-n", "shop", "--conf", "spark.executor.memory=1g", "reached"]
-    job = ended([str(PLAINSONG), "pipeline", "run", "--master", "local[2]", "--json", "maintain", *words])
+    job = run_plainsong("pipeline", "run", "--master", "local[2]", "--json", "maintain", *words)
+    assert job.returncode == 0, job.stdout + job.stderr
     assert [json.loads(line)["event"] for line in job.stdout.splitlines()] == [
         *("progress", "topic", "pruning", "standalone", "end")
     ]

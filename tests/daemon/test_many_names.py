@@ -79,7 +79,7 @@ def test_memory_stays_flat_with_thousands_of_names_and_any_number_of_strangers(t
         nowhere = [f"/v1/namespaces/x{source.randbytes(100).hex()}/topics/{'t' * 255}" for _ in range(300)]
         ask(daemon, [poll(tokens[0], topic) for topic in nowhere], 403)
 
-    with Daemon(tmp_path / "data", *(f"{name}={value}" for name, value in settings.items())) as daemon:
+    with Daemon(tmp_path / "data", *(f"{name}={value}" for name, value in settings.items()), forked=False) as daemon:
         create = (
             f"PUT {TOPIC} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {tokens[0]}\r\nContent-Length: 0\r\n\r\n"
         )

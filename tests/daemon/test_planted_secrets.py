@@ -209,7 +209,9 @@ def site(request, tmp_path):
     sets = [f"{name}={value}" for name, value in settings.items()]
     # Nobody listens there; what cannot be sent is logged.
     collector = f"http://ann:{planted.plant('password of the collector', secrets.token_urlsafe(24))}@127.0.0.1:9"
-    with Daemon(tmp_path / "data", *sets, environ={"PLAINSONG_OTEL__ENDPOINT": collector}) as daemon:
+    environ = {"PLAINSONG_OTEL__ENDPOINT": collector}
+    # Not forked: its command line and environment are looked at, too.
+    with Daemon(tmp_path / "data", *sets, environ=environ, forked=False) as daemon:
         made_site = Site(daemon, tmp_path, planted, tokens, authority)
         made_site.settings = [*sets, f"otel.endpoint={collector}"]
         yield made_site

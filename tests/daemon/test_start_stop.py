@@ -32,7 +32,7 @@ SOON_S = 30.0
 
 
 def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tmp_path):
-    running = daemon()
+    running = daemon(forked=False)
     assert running.address[1] != 0
     assert ask(running.address, "GET", "/ping").body.strip() == b"OK"
     assert running.serving["data_dir"] == str(tmp_path / "data")
@@ -111,7 +111,7 @@ async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, n
 
 def test_a_second_signal_ends_it_at_once(daemon):
     """The first one waits for a body that never comes."""
-    running = daemon("shutdown.drain_s=600", "http.body_timeout_s=600")
+    running = daemon("shutdown.drain_s=600", "http.body_timeout_s=600", forked=False)
     create(running.address, "t")
     with socket.create_connection(running.address) as half:
         half.sendall(
@@ -126,7 +126,7 @@ def test_a_second_signal_ends_it_at_once(daemon):
 
 
 def test_what_was_published_before_sigterm_is_there_after_it(daemon):
-    running = daemon()
+    running = daemon(forked=False)
     create(running.address, "t")
     receipt = publish(running.address, "t", b"one", b"two")
     assert running.stop() == 0
@@ -238,10 +238,10 @@ def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
 
 def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tmp_path):
     """Killed ever later in its first start."""
-    whole_s = daemon().start_s
+    whole_s = daemon(forked=False).start_s
     for part in (0.75, 0.95):
         with ExitStack() as stack:
-            running = Daemon(tmp_path / f"killed at {part}")
+            running = Daemon(tmp_path / f"killed at {part}", forked=False)
             stack.callback(running.end)
             running.spawn()
             time.sleep(whole_s * part)
@@ -253,5 +253,5 @@ def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tm
 
 def test_a_directory_that_is_a_file_is_said(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(DaemonEnded, match="is a file"), Daemon(tmp_path / "file"):
+    with pytest.raises(DaemonEnded, match="is a file"), Daemon(tmp_path / "file", forked=False):
         pass

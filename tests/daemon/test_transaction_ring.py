@@ -86,5 +86,6 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     place.closed()
     if how == "start":
         daemon.spawn()
-        await trio.sleep(daemon.start_s * (0.8 + 0.3 * rng.random()))  # the end of a start is recovery
+        # A forked daemon has imported everything: most of its start is recovery.
+        await trio.sleep(daemon.start_s * (0.3 + 0.8 * rng.random()))
         daemon.kill()

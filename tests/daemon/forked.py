@@ -1,0 +1,240 @@
+"""Daemons that are forked from a process which has imported everything: a start without four fifths of its work.
+
+A test run starts hundreds of daemons, and each would import the same six hundred modules, 0.4 s of a core. Here a server
+process imports them once, and forks: the child becomes the daemon, in a session of its own, with its own arguments,
+environment, directory, output and exit, and shares nothing with its siblings. What is about the start of the program itself
+runs the program.
+
+python -m tests.daemon.forked DESCRIPTOR     serves at one end of a socket pair until the other end is closed
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[2]
+#: What a daemon imports until it serves, and what commands that move its data do. What is imported for HBase, ZooKeeper,
+#: TLS or tokens alone is left to those that use them.
+IMPORTED = (
+    *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
+    *("broker.command.backup", "broker.command.copy", "broker.command.maintain.command", "plainsong._sync.client"),
+)
+#: Of a request: arguments and an environment.
+MOST_BYTES = 1 << 17
+#: Neither a limit under test nor ever waited out: importing takes a second.
+PATIENCE_S = 120.0
+
+
+# --- the test's side -------------------------------------------------------------------------------
+
+
+class Forked:
+    """A process of the server, as ``subprocess.Popen`` would show it."""
+
+    def __init__(self, stdout: IO[bytes] | None, stderr: IO[bytes]) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self.stdout = stdout
+        self.stderr = stderr
+        self.started = threading.Event()
+        self.ended = threading.Event()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        if not self.ended.wait(timeout_s):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout_s or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """To a process that has not been found to have ended."""
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class ForkServer:
+    """The server, and the thread that hears from it what became of its processes."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        #: What the modules saw that were imported.
+        self.environ = dict(environ)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                cwd=ROOT,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the tests, which end their daemons
+            )
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._processes: dict[int, Forked] = {}
+        self._count = 0
+        self._pid = os.getpid()
+        threading.Thread(target=self._listen, daemon=True).start()
+        atexit.register(self.close)
+
+    def fits(self, environ: Mapping[str, str]) -> bool:
+        """Whether a process with this environment would have imported the same: it differs in settings alone."""
+        differs = {name for name, _ in environ.items() ^ self.environ.items()}
+        return all(name.startswith(("PLAINSONG_", "PYTEST_")) for name in differs)
+
+    def start(self, arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str]) -> Forked:
+        """A process with these arguments, whose output comes through pipes."""
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        forked = Forked(os.fdopen(out, "rb"), os.fdopen(err, "rb"))
+        try:
+            with self._lock:
+                self._count += 1
+                number = self._count
+                self._processes[number] = forked
+                asked = {"number": number, "arguments": [*arguments], "cwd": str(cwd), "environ": dict(environ)}
+                socket.send_fds(self._socket, [json.dumps(asked).encode()], [out_end, err_end])
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        if not forked.started.wait(PATIENCE_S) or not forked.pid:
+            raise RuntimeError("the server that forks daemons does not answer")
+        return forked
+
+    def close(self) -> None:
+        """The server ends; daemons that still run have no parent then."""
+        if os.getpid() != self._pid:  # a fork of the tests, which has this object too
+            return
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+
+    def _listen(self) -> None:
+        with self._socket:
+            while said := self._socket.recv(MOST_BYTES):
+                event = json.loads(said)
+                forked = self._processes[event["number"]]
+                if "pid" in event:
+                    forked.pid = event["pid"]
+                    forked.started.set()
+                else:
+                    del self._processes[event["number"]]
+                    forked.returncode = event["code"]
+                    forked.ended.set()
+        for forked in self._processes.values():  # the server has ended: nobody hears what becomes of them
+            forked.returncode = -signal.SIGKILL
+            forked.started.set()
+            forked.ended.set()
+
+
+_server: list[ForkServer] = []
+_starting = threading.Lock()
+
+
+def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
+    """This process's server, started for the first who asks; None where none can stand in for a process so started."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    with _starting:
+        if not _server:
+            _server.append(ForkServer(environ))
+    return _server[0] if _server[0].fits(environ) else None
+
+
+# --- the server's side -----------------------------------------------------------------------------
+
+
+def serve(asks: socket.socket) -> list[str] | None:
+    """Fork for each request and report each end; the arguments in a child, None in the server once nobody asks."""
+    selector = selectors.DefaultSelector()
+    selector.register(asks, selectors.EVENT_READ)
+    running: dict[int, tuple[int, int]] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is asks:
+                said, descriptors, _, _ = socket.recv_fds(asks, MOST_BYTES, 2)
+                if not said:
+                    return None
+                asked = json.loads(said)
+                pid = os.fork()
+                if pid == 0:
+                    selector.close()
+                    return become(asked, asks, descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                watch = os.pidfd_open(pid)
+                running[watch] = pid, asked["number"]
+                selector.register(watch, selectors.EVENT_READ)
+            else:
+                watch = key.fd
+                selector.unregister(watch)
+                os.close(watch)
+                pid, number = running.pop(watch)
+                _, status = os.waitpid(pid, 0)
+                code = os.waitstatus_to_exitcode(status)
+                with suppress(OSError):  # the tests have ended
+                    asks.send(json.dumps({"number": number, "code": code}).encode())
+
+
+def become(asked: dict[str, object], asks: socket.socket, descriptors: Sequence[int]) -> list[str]:
+    """Have what a process of its own has; what was drawn by chance while importing is drawn again."""
+    os.setsid()
+    asks.send(json.dumps({"number": asked["number"], "pid": os.getpid()}).encode())
+    for standard, descriptor in enumerate(descriptors, start=1):
+        os.dup2(descriptor, standard)
+    asks.detach()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    environ, arguments = asked["environ"], asked["arguments"]
+    assert isinstance(environ, dict)
+    assert isinstance(arguments, list)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(str(asked["cwd"]))
+    from trio._core import _run
+
+    from broker.http import messages
+
+    _run._r.seed()
+    messages._process = secrets.token_hex(5)
+    return arguments
+
+
+def main() -> None:
+    """Import, serve, and in a child be the program ``plainsong``."""
+    gc.disable()
+    for name in IMPORTED:
+        import_module(name)
+    gc.freeze()
+    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
+    if arguments is None:
+        return
+    gc.enable()
+    sys.argv = arguments
+    from plainsong.cli.main import main as plainsong
+
+    plainsong()
+
+
+if __name__ == "__main__":
+    main()
