@@ -12,7 +12,7 @@ from itertools import count
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from owners_in_process import instances
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -148,7 +148,6 @@ def played(steps):
 
 
 @given(STEPS)
-@settings(max_examples=400)
 def test_whatever_views_say_acknowledged_messages_are_there_once_and_no_read_is_stale(steps):
     played(steps)
 

@@ -21,7 +21,6 @@ from tests.daemon.harness import Daemon
 from tests.daemon.talk import Answer, ask, create, publish, publish_call, read_all
 from tests.patience import PATIENCE_S
 
-MAX_EXAMPLES = 400
 CODECS = {"application/json": JSON, "avro/binary": AVRO, "avro/binary; version=2": AVRO_2}
 
 
@@ -104,8 +103,6 @@ def test_the_lane_and_the_server_answer_every_hot_request_alike(listeners):
     statuses: Counter[int] = Counter()
 
     @settings(
-        max_examples=MAX_EXAMPLES,
-        derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),
         deadline=None,

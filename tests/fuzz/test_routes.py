@@ -35,7 +35,7 @@ from tests.patience import PATIENCE_S
 DOCUMENT = description(ROUTES, VERSION)
 METHODS = ("get", "put", "post", "delete")
 #: Requests to each route in the ordinary run; some of them have mistakes.
-USUAL = 10
+USUAL = 5
 LONG = 1_000
 STATUSES = [not_a_server_error, status_code_conformance]
 SHAPES = [*STATUSES, content_type_conformance, response_headers_conformance, response_schema_conformance]
