@@ -1,8 +1,8 @@
 """Runs the rings of tests side by side, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
 
 A ring waits much of its time: for processes to start, for time-outs, for disks. So two more than there are cores run at
-once, the longest first, and further ones while cores are idle all the same. A ring is never divided: what its tests share
-for a session starts once.
+once, the longest first, and further ones while cores are idle all the same. A ring is divided into two only where its tests
+share nothing for a session: what they share starts once.
 
 What follows ``--`` goes to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
 """
@@ -44,13 +44,33 @@ SAY_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A folder or file of tests, and what it took when it was last measured."""
+    """A folder or file of tests, or some files of a folder, and what it took when it was last measured."""
 
     name: str
+    """Of the folder or file, unless ``folder`` says which."""
     seconds: int
     """From start to end, beside others."""
     cpu_s: int
     """Of processor time, also of what outlives its parent, such as Spark's JVMs, which no ring's summary counts."""
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    """Those of ``folder`` that run here; all others run with the ring of the folder's name."""
+
+    @property
+    def paths(self) -> list[str]:
+        """What pytest is told to run."""
+        return [f"tests/{self.folder}/{file}" for file in self.files] or [f"tests/{self.name}"]
+
+    @property
+    def command(self) -> str:
+        """What runs it alone."""
+        return " ".join([".venv/bin/python -m pytest", *self.paths, *self.left_out])
+
+    @property
+    def left_out(self) -> list[str]:
+        """What pytest is told to leave to other rings."""
+        others = [ring for ring in RINGS if ring.folder == self.name]
+        return [f"--ignore={path}" for ring in others for path in ring.paths]
 
 
 #: Inner rings first: what they find explains what the outer ones would show.
@@ -71,6 +91,27 @@ RINGS = (
     Ring("console", 110, 70),
     Ring("sql", 140, 80),
     Ring("daemon", 480, 215),
+    Ring(
+        "daemon-deaths",
+        240,
+        100,
+        folder="daemon",
+        files=(
+            "test_backup_command.py",
+            "test_backup_faults.py",
+            "test_clock.py",
+            "test_copy_command.py",
+            "test_crash_ring.py",
+            "test_damage_ring.py",
+            "test_producer_ring.py",
+            "test_producers_killed.py",
+            "test_staging_killed.py",
+            "test_transaction_client_deaths.py",
+            "test_transaction_daemon_deaths.py",
+            "test_transaction_faults.py",
+            "test_transaction_ring.py",
+        ),
+    ),
     Ring("torture", 75, 45),
     Ring("hbase", 420, 205),
     Ring("cluster", 330, 155),
@@ -89,7 +130,7 @@ RINGS = (
 
 def all_rings() -> list[Ring]:
     """Those of the table that exist, in its order, and behind them whatever tests it does not name."""
-    known = [ring for ring in RINGS if (TESTS / ring.name).exists()]
+    known = [ring for ring in RINGS if (TESTS / (ring.folder or ring.name)).exists()]
     names = {ring.name for ring in known}
     found = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
     return known + [Ring(name, 30, 30) for name in found if name not in names]
@@ -211,7 +252,8 @@ class Runner:
             sys.executable,
             "-m",
             "pytest",
-            f"tests/{ring.name}",
+            *ring.paths,
+            *ring.left_out,
             "--durations=5",
             "-rs",
             "-p",
@@ -237,7 +279,7 @@ class Runner:
         if run.failed or not sys.stdout.isatty():
             say(run.output.read_text(encoding="utf-8", errors="replace"))
         if run.failed:
-            say(f"alone: .venv/bin/python -m pytest tests/{run.ring.name}\n")
+            say(f"alone: {run.ring.command}\n")
         else:
             shutil.rmtree(self._scratch / run.ring.name, ignore_errors=True)
         return True
@@ -283,7 +325,7 @@ def judge(runs: Sequence[Run], rings: Sequence[Ring]) -> int:
     for run in sorted(runs, key=lambda run: rings.index(run.ring)):
         total.update(run.counts)
         if run.failed:
-            say(f"\nfailed in {run.ring.name} (alone: .venv/bin/python -m pytest tests/{run.ring.name}):")
+            say(f"\nfailed in {run.ring.name} (alone: {run.ring.command}):")
             say("\n".join(f"  {name}" for name in run.failed))
     say(counts_of(total))
     return 1 if total["failed"] else 0
@@ -305,7 +347,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments[:at])
     if unknown := set(given.ring) - known.keys():
         parser.error(f"no such ring: {', '.join(sorted(unknown))}")
-    rings = [ring for name, ring in known.items() if not given.ring or name in given.ring]
+    rings = [ring for ring in known.values() if not given.ring or {ring.name, ring.folder} & {*given.ring}]
     OUTPUT.mkdir(parents=True, exist_ok=True)
     lanes, most = (given.lanes, given.lanes) if given.lanes else (lanes, MOST_LANES)
     say(f"{len(rings)} rings of tests, {given.lanes or several} at once: {', '.join(ring.name for ring in rings)}")

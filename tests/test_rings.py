@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 
 import pytest
 
@@ -14,7 +15,20 @@ from tests.rings import Ring, Runner, all_rings, cores_idle_s, judge
 def test_every_test_file_belongs_to_one_ring():
     names = [ring.name for ring in all_rings()]
     assert len(set(names)) == len(names)
-    assert {path.relative_to(rings.TESTS).parts[0] for path in rings.TESTS.rglob("test_*.py")} == set(names)
+    whole = {ring.name for ring in all_rings() if not ring.folder}
+    assert {path.relative_to(rings.TESTS).parts[0] for path in rings.TESTS.rglob("test_*.py")} == whole
+
+
+def test_a_file_that_a_ring_takes_out_of_a_folder_is_run_by_it_alone():
+    divided = [ring for ring in all_rings() if ring.folder]
+    assert divided
+    taken = Counter(path for ring in divided for path in ring.paths)
+    assert set(taken.values()) == {1}
+    for ring in divided:
+        (rest,) = [each for each in all_rings() if each.name == ring.folder]
+        assert all((rings.ROOT / path).is_file() for path in ring.paths)
+        assert {f"--ignore={path}" for path in ring.paths} <= set(rest.left_out)
+        assert rest.paths == [f"tests/{ring.folder}"]
 
 
 @pytest.fixture
