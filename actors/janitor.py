@@ -211,6 +211,8 @@ class Janitor:
             start, stop = plan.expired
             expired = await self._sweep.remove_messages(max(start, self._first_keys.get(name, start)), stop)
             self._first_keys[name] = stop
+        if plan.entries is not None:
+            await self._sweep.remove_entries(*plan.entries)
         if plan.due or plan.orphans:
             expired += await self._clean_parts(name, plan)
         if plan.forget is not None:

@@ -21,12 +21,14 @@ from plainsong.protocol.keys import (
     system_key,
 )
 from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.topic.chain_rules import chain_prefix, restore_chain
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.state import TopicLimits, TopicState
 from plainsong.protocol.topic.transactional import apply_known_decisions
 from plainsong.protocol.topic.upkeep import torn_ranges
 from plainsong.protocol.transactions.transaction import NoAuthority
+from storage.base import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -45,16 +47,18 @@ async def load_topic(
     authority: Authority | None = None,
     *,
     lacks: Collection[bytes] = (),
+    epoch: int = 0,
 ) -> TopicState:
     """The topic's state: metadata, mark, undecided pointers, producers, messages since the mark, readers.
 
     Args:
       lacks: kinds of system rows that the topic does not have: ``Claim.lacks``.
+      epoch: the owner's: ``Claim.epoch``.
     Raises:
       StoreError: the store cannot be read.
       DamagedRow: the metadata row cannot be decoded; nothing is guessed about a topic.
     """
-    state = TopicState(name, limits, authority=NoAuthority() if authority is None else authority)
+    state = TopicState(name, limits, authority=NoAuthority() if authority is None else authority, epoch=epoch)
     value = await store.get(Table.METADATA, metadata_key(name))
     if value is None:
         return state
@@ -74,7 +78,11 @@ async def load_topic(
     await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
     if READER not in lacks:
         await _load_readers(state, metadata.generation, store)
+    chained = metadata.properties.chain != "none" and not metadata.partly_cleaned
+    covered = await _load_chain(state, store) if chained else None
     state.loaded()
+    if covered is not None:
+        await _find_uncovered(state, store, covered)
     state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
     apply_known_decisions(state)
     if not store.traits.whole_commits:
@@ -127,6 +135,31 @@ async def _find_torn_payloads(state: TopicState, store: Store) -> None:
 
     for start, stop in torn_ranges(state):
         await store.scan(Table.PAYLOAD, start, stop, take, values=False)
+
+
+async def _load_chain(state: TopicState, store: Store) -> bytes | None:
+    """Load the last entry of the topic's chain; the answer is the position behind which rows have no entry."""
+    start = chain_prefix(state)
+    rows = await read_rows(store, Table.PAYLOAD, start, stop_after(start), limit=1, reverse=True)
+    last = (rows[0][0][len(start) :], rows[0][1]) if rows else None
+    try:
+        return restore_chain(state, last)
+    except DamagedRow as error:
+        # What is published from now on is covered; that the entry is damaged, whoever verifies the topic will see.
+        log.warning("entry of the chain unreadable", extra={"topic": str(state.name), "why": str(error)})
+        return None
+
+
+async def _find_uncovered(state: TopicState, store: Store, covered: bytes) -> None:
+    """Cover message rows behind the last entry, which a commit left that was cut off; none was acknowledged."""
+    chain, torn = state.chain, frozenset(state.torn)
+    assert chain is not None
+
+    def take(rows: list[Row]) -> bool:
+        chain.cover([row for row in rows if row[0] not in torn])
+        return True
+
+    await store.scan(Table.MESSAGE, state.prefix + covered + b"\x00", stop_after(state.prefix), take)
 
 
 async def _load_readers(state: TopicState, generation: int, store: Store) -> None:

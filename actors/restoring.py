@@ -21,6 +21,7 @@ from actors.loading import load_topic
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES, SEQUENCES_PER_MS, pack_position
 from plainsong.protocol.keys import (
+    CHAIN_POINTER,
     HIGH_WATER,
     POINTER,
     PRODUCER,
@@ -110,6 +111,17 @@ class _Topic:
     """The last position that is restored; None: the last one there is."""
     discarded: set[int] = field(default_factory=set)
     """Pointers of staged messages that were published behind the line."""
+    listed_to: bytes | None = None
+    """The last position that was given when its messages had been listed; None: none was."""
+    exact: bool = True
+    """Whether all of it is of one moment."""
+
+    @property
+    def last_entry(self) -> bytes | None:
+        """The last position that an entry of the chain may have: its messages are restored; None: any."""
+        if self.line is not None or self.exact:
+            return self.line
+        return self.listed_to
 
 
 class RestoredStore:
@@ -173,7 +185,10 @@ class RestoredStore:
         for each in entry["objects"]:
             objects[each["table"]].append(each)
         key = metadata_key(name)
-        return _Topic(name, entry["generation"], key, key, objects)
+        line = entry.get("line")
+        topic = _Topic(name, entry["generation"], key, key, objects, exact=bool(self._manifest["exact"]))
+        topic.listed_to = None if line is None else bytes.fromhex(line)
+        return topic
 
     def _chosen(self, every: list[_Topic]) -> list[_Topic]:
         wanted = self._request.topics
@@ -317,13 +332,14 @@ class RestoredStore:
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Reads.scan``; upwards, and of metadata only ranges about one topic, the service or namespaces."""
-        if reverse:
+        """See ``Reads.scan``; downwards only payloads, and of metadata only ranges about one topic, the service or
+        namespaces."""
+        if reverse and table is not Table.PAYLOAD:
             raise NotImplementedError("a backup is read upwards")
         if table is Table.METADATA:
             rows: Iterable[Row] = await self._metadata(start, stop)
         else:
-            rows = self._rows(table, start, stop)
+            rows = self._rows(table, start, stop, reverse=reverse)
 
         def read() -> None:
             for chunk in chunks(iter(rows), first_chunk):
@@ -362,7 +378,8 @@ class RestoredStore:
             raise StoreUnusable(
                 f"{topic.name}: {error.detail}", hint="restore the other topics by their names"
             ) from error
-        return _settled(state, found, topic.generation, self._now_ms)
+        rows = _settled(state, found, topic.generation, self._now_ms)
+        return rows if state.chain is None else _says_restored(state, rows)
 
     def _kept_about(self, topic: _Topic) -> list[Row]:
         """The rows of metadata in the backup, without those that are void; in a thread."""
@@ -398,19 +415,25 @@ class RestoredStore:
             pass  # its owner says what it makes of it
         return value
 
-    def _rows(self, table: Table, start: bytes, stop: bytes) -> Iterator[Row]:
+    def _rows(self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[Row]:
         topic = self._topics.get(topic_prefix(start))
         if topic is None:
             return
-        for entry in topic.objects["messages" if table is Table.MESSAGE else "payloads"]:
+        objects = topic.objects["messages" if table is Table.MESSAGE else "payloads"]
+        for entry in reversed(objects) if reverse else objects:
             if table is Table.MESSAGE and not _may_have(entry, topic, start, stop):
                 continue
-            for key, value in self._folder.rows(entry["sha256"]):
+            rows = self._folder.rows(entry["sha256"])
+            for key, value in reversed(list(rows)) if reverse else rows:
                 new = topic.new + key[len(topic.old) :]
                 if not start <= new < stop:
                     continue
                 if table is Table.PAYLOAD:
                     pointer = int.from_bytes(key[-POSITION_BYTES - 8 : -POSITION_BYTES], "big", signed=True)
+                    if pointer == CHAIN_POINTER and topic.last_entry is not None:
+                        if key[-POSITION_BYTES:] <= topic.last_entry:
+                            yield new, value
+                        continue
                     if not self._is_undone(pointer) and pointer not in topic.discarded:
                         yield new, value
                 elif topic.line is None or key[-POSITION_BYTES:] <= topic.line:
@@ -498,8 +521,8 @@ class _AsItWas(RestoredStore):
     async def _metadata(self, start: bytes, stop: bytes) -> list[Row]:
         return [row for row in self._found if start <= row[0] < stop]
 
-    def _rows(self, table: Table, start: bytes, stop: bytes) -> Iterator[Row]:
-        return self._restored._rows(table, start, stop)
+    def _rows(self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[Row]:
+        return self._restored._rows(table, start, stop, reverse=reverse)
 
 
 class RestoreRun(CopyRun):
@@ -538,6 +561,17 @@ def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) 
         if key in before:
             rows[key] = before[key]
     return sorted(rows.items())
+
+
+def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
+    """Of a chained topic: its owner is to add the entry that says so when it first loads it."""
+    assert state.metadata is not None
+    end, chain = state.metadata.chain_end, state.chain
+    if end is not None and chain is not None and chain.position < end.position:
+        end = None  # it is behind the line
+    metadata = replace(state.metadata, restored=state.watermark or bytes(POSITION_BYTES), chain_end=end)
+    key = metadata_key(state.name)
+    return sorted((row_key, metadata.encode() if row_key == key else value) for row_key, value in rows)
 
 
 def _producer_up_to(name: str, value: bytes, line: bytes) -> bytes | None:

@@ -22,6 +22,7 @@ from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, S
 from plainsong.protocol.ids import after
 from plainsong.protocol.topic.asks import (
     Describe,
+    DescribeChain,
     GetProducer,
     ListPointers,
     ListProducers,
@@ -64,7 +65,7 @@ MAX_OPENING = 16
 #: the next owner makes calls for every topic.
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
-TOPIC_READS = (Describe, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
+TOPIC_READS = (Describe, DescribeChain, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
 #: From so many messages on, those of a commit get a chunk of the cache to themselves.
 MANY_ITEMS = 256
 #: Requests whose messages a commit publishes.
@@ -139,7 +140,12 @@ class TopicActor(Actor[TopicCore, Step]):
                 raise topic_moved(self.name)  # a claim now would depose its next owner for nothing
             claim = await environment.store.claim(self.name)
             state = await load_topic(
-                self.name, environment.store, environment.limits, environment.authority, lacks=claim.lacks
+                self.name,
+                environment.store,
+                environment.limits,
+                environment.authority,
+                lacks=claim.lacks,
+                epoch=claim.epoch,
             )
         return TopicCore(state), claim
 

@@ -23,6 +23,7 @@ from actors.set_aside import SetAsides
 from actors.topic import TopicEnvironment
 from broker.api.asyncapi import AsyncApi
 from broker.api.backups import Backups
+from broker.api.chain import Chains, chain_secrets
 from broker.api.cluster import (
     SECURITY_DIGESTS,
     TOPICS_OPEN,
@@ -397,6 +398,7 @@ async def assemble(
             ),
             ScrubRoutes(scrub),
             SettingAside(set_asides),
+            Chains(directory, store, clock, chain_secrets(config)),
             Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
             backups,
             ClusterRoutes(directory, environment.ownership, membership, links, security.digests),

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.authority import keep_authority
+from broker.api.chain import chain_secrets
 from broker.assemble import assemble, serve, start_thrift
 from broker.attention import certificate_findings
 from broker.authority import describe_authority
@@ -71,7 +72,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
 
     Raises:
-      FileUnusable: the certificate, or the secret of the cluster, cannot be used; nothing was opened.
+      FileUnusable: the certificate, the secret of the cluster, or those of chains, cannot be used; nothing was opened.
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
       SecurityFileUnusable: the tokens or grants file cannot be used; nothing was opened.
@@ -83,6 +84,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     stop = trio.Event()
     certificates, reloads = certificates_of(config), Reloads()
     link_secret(config, "")  # what is wrong with it is told before anything is opened
+    chain_secrets(config)
     metrics = Metrics(VERSION)
     security = build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
     async with open_store(config) as store, trio.open_nursery() as actors:

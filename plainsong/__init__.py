@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from plainsong._sync.producer import LightweightTransaction, Producer
     from plainsong._sync.stream import Stream
     from plainsong._sync.transaction import TransactionContext
+    from plainsong.chains import ChainFault, ChainHead, ChainReport
     from plainsong.messages import (
         Counts,
         DroppedMessage,
@@ -52,6 +53,9 @@ _HOMES = {
     "AsyncTransactionAware": "plainsong.participants",
     "AsyncTransactionContext": "plainsong._async.transaction",
     "BYTES": "plainsong.serializers",
+    "ChainFault": "plainsong.chains",
+    "ChainHead": "plainsong.chains",
+    "ChainReport": "plainsong.chains",
     "Client": "plainsong._sync.client",
     "Counts": "plainsong.messages",
     "DroppedMessage": "plainsong.messages",
@@ -91,6 +95,9 @@ __all__ = [
     "AsyncStream",
     "AsyncTransactionAware",
     "AsyncTransactionContext",
+    "ChainFault",
+    "ChainHead",
+    "ChainReport",
     "Client",
     "Counts",
     "DroppedMessage",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
+from plainsong.chains import ChainHead
 from plainsong.errors import problem_error
 from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen, TopicOptions, TopicStats
 from plainsong.protocol.cluster import instance_name
@@ -283,6 +284,21 @@ def set_aside(namespace: str, topic: str, first: str, last: str) -> Call[dict[st
     """``POST /{t}/set-aside``; doing it again finds nothing."""
     body = as_json({"from": first, "to": last})
     return Call(Request("POST", topic_path(namespace, topic, "/set-aside"), _JSON, body), came_to, "twice")
+
+
+def chain_head(namespace: str, topic: str) -> Call[ChainHead]:
+    """``GET /{t}/chain``."""
+
+    def read(answer: Answer) -> ChainHead:
+        return ChainHead.of(json_of(answer))
+
+    return Call(Request("GET", topic_path(namespace, topic, "/chain")), read)
+
+
+def chain_entries(namespace: str, topic: str, after: str | None, *, messages: bool) -> Call[dict[str, Any]]:
+    """``GET /{t}/chain/entries``: a page of what it takes to verify a chain."""
+    query = urlencode({"messages": str(messages).lower()} | ({} if after is None else {"after": after}))
+    return Call(Request("GET", topic_path(namespace, topic, "/chain/entries?" + query)), json_of)
 
 
 def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[TopicStats]:

@@ -470,6 +470,8 @@ class TopicOptions(TypedDict, total=False):
     """Whether producers' sequence ids are remembered."""
     max_bytes: int | None
     """Bytes the topic may hold; None: as much as the disk."""
+    chain: Literal["none", "sha256"] | None
+    """Whether every request carries a hash of what came before."""
 
 
 @dataclass(frozen=True, slots=True)

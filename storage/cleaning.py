@@ -14,6 +14,7 @@ import trio
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES, pack_position
 from plainsong.protocol.keys import (
+    CHAIN_POINTER,
     MESSAGE_TAIL_BYTES,
     PAYLOAD_TAIL_BYTES,
     POINTER,
@@ -180,7 +181,9 @@ class Sweep:
         """Drop the payload rows that messages of a range refer to. Reads the messages, if the topic has payload rows."""
         generation = stop[:-POSITION_BYTES]
         removed = 0
-        while self._store.may_have(Table.PAYLOAD, generation, stop_after(generation)):
+        # Entries of a chain, which stand before all others, are not what messages refer to.
+        stored = generation + (CHAIN_POINTER + 1).to_bytes(8, "big")
+        while self._store.may_have(Table.PAYLOAD, stored, stop_after(generation)):
             begun_s = trio.current_time()
             rows, more = await self._read(Table.MESSAGE, start, stop, DROP_STEP_ROWS)
             ranges = [payloads_of(row) for row in rows if is_reference(row) and is_message(row)]
@@ -229,6 +232,15 @@ class Sweep:
                 "rows that cannot be read were kept", extra={"table": table.name, "rows": kept, "from": start.hex()}
             )
         return removed
+
+    async def remove_entries(self, start: bytes, stop: bytes) -> int:
+        """Remove all entries of a chain in a range but the last one, whose link those behind it go on from."""
+        if not self._store.may_have(Table.PAYLOAD, start, stop):
+            return 0
+        last = await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, reverse=True, values=False)
+        if not last or last[0][0] == start:
+            return 0
+        return await self.remove(Table.PAYLOAD, start, last[0][0], is_payload)
 
     async def remove_due(self, prefix: bytes, first_ms: int, last_ms: int, now_ms: int) -> SliceCleaned:
         """Remove the messages of a slice whose own time to live has passed, with their payload rows."""

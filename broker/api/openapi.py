@@ -59,6 +59,12 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "longs": ("string: write pointers in quotes", {"enum": ["number", "string"], "default": "number"}),
     "from": ("the first id or time in milliseconds", _POSITION),
     "to": ("the id or time before which to end", _POSITION),
+    "list_chain.limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1000}),
+    "list_chain.after": (
+        "the id of the entry behind which to begin; without it, the first that is kept",
+        {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"},
+    ),
+    "messages": ("also the messages that the entries cover", {"type": "boolean", "default": True}),
     "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
     "list_all_topics.limit": (
         "topics at most",

@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.api.asyncapi import AsyncApi
 from broker.api.backups import Backups
+from broker.api.chain import Chains
 from broker.api.cluster import ClusterRoutes
 from broker.api.console import Console
 from broker.api.contact import Contact
@@ -232,6 +233,37 @@ ROUTES: tuple[Route[Any], ...] = (
             "conflict",
             "low_space",
         ),
+    ),
+    Route(
+        "get_chain",
+        "GET",
+        TOPIC + "/chain",
+        Chains,
+        Chains.head,
+        owner="topic",
+        reads_only=True,
+        verb=LOOK,
+        on="topic",
+        tag="topics",
+        doc="The head of a chained topic: the last link, which no change to anything before it leaves as it is.",
+        answer=ref("SignedHead"),
+        errors=(*READS, "not_found"),
+    ),
+    Route(
+        "list_chain",
+        "GET",
+        TOPIC + "/chain/entries",
+        Chains,
+        Chains.entries,
+        owner="topic",
+        reads_only=True,
+        verb="poll",
+        on="topic",
+        tag="topics",
+        doc="Entries of a chained topic with the messages that they cover, oldest first: what it takes to verify it.",
+        parameters=("after", "limit", "messages"),
+        answer=ref("ChainEntries"),
+        errors=(*READS, "not_found", "invalid_message_id", "generation_changed"),
     ),
     Route(
         "publish",

@@ -97,6 +97,15 @@ _RANGE: dict[str, Schema] = {
     "endSequenceId": COUNT,
 }
 _RANGE_NAMES = "startTimestamp startSequenceId endTimestamp endSequenceId"
+_HEAD_NAMES = "topic generation count id atMs hash"
+_CHAIN_HEAD: dict[str, Schema] = {
+    "topic": {**STRING, "description": "namespace:topic"},
+    "generation": POSITIVE,
+    "count": {**POSITIVE, "description": "of entries; this is the number of the last one"},
+    "id": {**_ID, "description": "of the last entry"},
+    "atMs": {**MILLISECONDS, "description": "when the last entry was written"},
+    "hash": {**STRING, "pattern": "^[0-9a-f]{64}$", "description": "its link, SHA-256"},
+}
 SCHEMAS: dict[str, Schema] = {
     "MessageId": {"type": "string", "pattern": "^[0-9a-f]{40}$", "description": "20 bytes in hex; sorts as the topic"},
     "Position": {
@@ -133,10 +142,46 @@ SCHEMAS: dict[str, Schema] = {
             "transactional": {"enum": ["optional", "required", "disabled"], "default": "optional"},
             "deduplication": {"enum": ["inherit", "enabled", "disabled"], "default": "inherit"},
             "max_bytes": {"anyOf": [POSITIVE, {"type": "string", "pattern": "^[0-9]+$"}]},
+            "chain": {"enum": ["none", "sha256"], "default": "none"},
             "generation": {"anyOf": [POSITIVE, {"type": "string", "pattern": "^[0-9]+$"}]},
         },
         "additionalProperties": False,
     },
+    "ChainHead": record(_HEAD_NAMES, **_CHAIN_HEAD),
+    "SignedHead": record(
+        f"{_HEAD_NAMES} signature",
+        **_CHAIN_HEAD,
+        signature=nullable(
+            {
+                **record(
+                    "id timestamp payload signature",
+                    id=STRING,
+                    timestamp={**COUNT, "description": "seconds since 1970"},
+                    payload={**STRING, "description": "what is signed, behind id and timestamp"},
+                    signature={**STRING, "description": "of id.timestamp.payload, as Standard Webhooks has it"},
+                ),
+                "description": "null where topic.chain_secret_file is not set",
+            }
+        ),
+    ),
+    "ChainEntries": record(
+        "head entries messages next oldestMs nowMs undecided",
+        head=ref("ChainHead"),
+        entries=array(record("id base64", id=_ID, base64={"type": "string", "contentEncoding": "base64"})),
+        messages=array(
+            record(
+                "id base64",
+                id=_ID,
+                base64=nullable({"type": "string", "contentEncoding": "base64"}),
+                writePointer={**STRING, "description": "below 0: rolled back"},
+                attributes=_ATTRIBUTES,
+            )
+        ),
+        next=nullable({**_ID, "description": "after of the next page; null: this is the last one"}),
+        oldestMs={**MILLISECONDS, "description": "what was published before has expired"},
+        nowMs={**MILLISECONDS, "description": "the topic's time"},
+        undecided=array({**STRING, "description": "a write pointer that may still be rolled back"}),
+    ),
     "Topic": {
         "type": "object",
         "description": "with http.flat_topic_properties the properties alone",

@@ -170,6 +170,11 @@ class StorageConfig:
 class TopicConfig:
     """The topics, each served by one actor while it is open."""
 
+    chain_secret_file: str = text(
+        "",
+        "The file with the secrets that sign the heads of chained topics, as Standard Webhooks has them: whsec_ and 24 "
+        "to 64 random bytes in base64, one line, or two during a rotation; empty: heads are not signed.",
+    )
     default_ttl_s: int = whole_seconds(
         604_800,
         "The time to live of a topic created without one; 7 days by default.",

@@ -15,6 +15,7 @@ from plainsong._async.read import AsyncReader, reading_in
 from plainsong._async.retry import AsyncChannel
 from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
 from plainsong._async.transactions import AsyncTransactions
+from plainsong.chains import Verifying
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     from plainsong._async.stream import AsyncStream
     from plainsong.calls import Call
+    from plainsong.chains import ChainHead, ChainReport
     from plainsong.credentials import File
     from plainsong.messages import (
         Bodies,
@@ -956,6 +958,33 @@ class AsyncClient:
         ids = [each if isinstance(each, str) else each.hex() for each in (first, last)]
         return await self._channel.call(calls.set_aside(self.namespace, topic, ids[0], ids[1]))
 
+    async def chain_head(self, topic: str) -> ChainHead:
+        """The head of a chained topic: whoever keeps it can prove later that nothing before it has changed.
+
+        Raises:
+          TopicNotFound; NotFound: the topic is not chained.
+        """
+        return await self._channel.call(calls.chain_head(self.namespace, topic))
+
+    async def verify_chain(self, topic: str, *, known: ChainHead | None = None) -> ChainReport:
+        """Reads all of a chained topic, and verifies here that it is what its entries say.
+
+        What is published meanwhile is left to the next time.
+
+        Args:
+          known: a head that was kept: the chain must still have it, or its entry must have expired.
+        Raises:
+          TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
+          InvalidParameter: ``known`` is of another topic.
+        """
+        verifying = Verifying(await self.chain_head(topic), known)
+        while (page := verifying.page()) is not None:
+            after, messages = page
+            verifying.take(
+                await self._channel.call(calls.chain_entries(self.namespace, topic, after, messages=messages))
+            )
+        return verifying.report()
+
     async def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
         """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
 
@@ -1139,6 +1168,14 @@ class AsyncTopic:
     async def replace_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """``AsyncClient.replace_properties``."""
         return await self._client.replace_properties(self.name, **properties)
+
+    async def chain_head(self) -> ChainHead:
+        """``AsyncClient.chain_head``."""
+        return await self._client.chain_head(self.name)
+
+    async def verify_chain(self, *, known: ChainHead | None = None) -> ChainReport:
+        """``AsyncClient.verify_chain``."""
+        return await self._client.verify_chain(self.name, known=known)
 
     async def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
         """``AsyncClient.stats``."""

@@ -16,6 +16,7 @@ from plainsong._sync.read import Reader, reading_in
 from plainsong._sync.retry import Channel
 from plainsong._sync.transaction import TransactionContext, publish_in_one
 from plainsong._sync.transactions import Transactions
+from plainsong.chains import Verifying
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from plainsong._sync.stream import Stream
     from plainsong.calls import Call
+    from plainsong.chains import ChainHead, ChainReport
     from plainsong.credentials import File
     from plainsong.messages import (
         Bodies,
@@ -954,6 +956,31 @@ class Client:
         ids = [each if isinstance(each, str) else each.hex() for each in (first, last)]
         return self._channel.call(calls.set_aside(self.namespace, topic, ids[0], ids[1]))
 
+    def chain_head(self, topic: str) -> ChainHead:
+        """The head of a chained topic: whoever keeps it can prove later that nothing before it has changed.
+
+        Raises:
+          TopicNotFound; NotFound: the topic is not chained.
+        """
+        return self._channel.call(calls.chain_head(self.namespace, topic))
+
+    def verify_chain(self, topic: str, *, known: ChainHead | None = None) -> ChainReport:
+        """Reads all of a chained topic, and verifies here that it is what its entries say.
+
+        What is published meanwhile is left to the next time.
+
+        Args:
+          known: a head that was kept: the chain must still have it, or its entry must have expired.
+        Raises:
+          TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
+          InvalidParameter: ``known`` is of another topic.
+        """
+        verifying = Verifying(self.chain_head(topic), known)
+        while (page := verifying.page()) is not None:
+            after, messages = page
+            verifying.take(self._channel.call(calls.chain_entries(self.namespace, topic, after, messages=messages)))
+        return verifying.report()
+
     def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
         """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
 
@@ -1137,6 +1164,14 @@ class Topic:
     def replace_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
         """``Client.replace_properties``."""
         return self._client.replace_properties(self.name, **properties)
+
+    def chain_head(self) -> ChainHead:
+        """``Client.chain_head``."""
+        return self._client.chain_head(self.name)
+
+    def verify_chain(self, *, known: ChainHead | None = None) -> ChainReport:
+        """``Client.verify_chain``."""
+        return self._client.verify_chain(self.name, known=known)
 
     def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
         """``Client.stats``."""

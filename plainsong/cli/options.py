@@ -190,12 +190,16 @@ def differences(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[s
     for name, value in wanted.items():
         has = current.get(name)
         # The daemon's other defaults are unknown here: only a property that is not shown is certain to have its default.
+        if has is None and value in _NOT_SHOWN.get(name, ()):
+            continue
         if has != value and not (value == DEFAULT and has in (None, *_KNOWN_DEFAULTS.get(name, ()))):
             found[name] = (has, value)
     return found
 
 
-_KNOWN_DEFAULTS = {"transactional": ("optional",), "deduplication": ("inherit",)}
+#: Values that the daemon does not show.
+_NOT_SHOWN = {"chain": ("none",)}
+_KNOWN_DEFAULTS = {"transactional": ("optional",), "deduplication": ("inherit",), "chain": ("none",)}
 
 
 def show_property(name: str, value: str | None) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from plainsong import calls
+from plainsong.chains import ChainHead
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
@@ -36,11 +38,16 @@ from plainsong.protocol.ids import bound_at
 from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from plainsong import Client
     from plainsong.calls import Call
+    from plainsong.chains import ChainReport
     from plainsong.cli.connection import Where
+
+
+#: Of a file with a head.
+MAX_HEAD_BYTES = 1 << 16
 
 
 @click.group(cls=VerbGroup)
@@ -395,6 +402,131 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
         rows = done["after"]["rows"]
         count = "all rows that can be read are" if rows is None else f"{output.counted(rows, 'row')} are"
         click.echo(f"set aside: {count} in {done['after']['file']} of the daemon's data directory")
+
+
+# --- chains ----------------------------------------------------------------------------------------
+
+
+@topic.command(
+    examples=[
+        "plainsong topic head system:audit",
+        "plainsong topic head orders --json > orders.head",
+    ]
+)
+@click.argument("topic", metavar="[NS:]TOPIC", shell_complete=complete_topic)
+@json_option
+@where_options
+def head(topic: str, as_json: bool, where: Where) -> None:
+    """Show the head of a chained topic: keep it, and verify the topic by it.
+
+    The head names the topic, its generation, its last entry and how many there
+    are, and a hash that no change to anything before it leaves as it is. It is
+    signed where the daemon has topic.chain_secret_file.
+    """
+    with _in_namespace(where, topic) as (client, name):
+        found = client.chain_head(name)
+    if as_json:
+        echo_json(found.shown())
+        return
+    rows = [
+        ("topic", found.topic),
+        ("generation", str(found.generation)),
+        ("entries", str(found.count)),
+        ("last", f"{found.id} ({show_time(found.at_ms)})"),
+        ("hash", found.hash),
+        ("signature", "none" if found.signature is None else found.signature["signature"]),
+    ]
+    for label, value in rows:
+        click.echo(f"{label:<12}{value}")
+
+
+@topic.command(
+    examples=[
+        "plainsong topic verify system:audit",
+        "plainsong topic verify orders --known orders.head",
+        "plainsong topic verify orders --json",
+    ]
+)
+@click.argument("topic", metavar="[NS:]TOPIC", shell_complete=complete_topic)
+@click.option(
+    "--known",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="A file with a head that was kept (topic head --json), which the topic must still have; - is stdin.",
+)
+@json_option
+@where_options
+def verify(topic: str, known: str | None, as_json: bool, where: Where) -> None:
+    """Verify that nothing in a chained topic was changed, removed or inserted.
+
+    Reads the whole topic and computes every hash anew, here. Without --known
+    it finds what does not fit together; with a head that was kept also a topic
+    that was made anew, cut off at its end, or put back to an older copy. Ends
+    with 1 if there is a fault, and names the id of the first.
+    """
+    expected = None if known is None else _known_head(known)
+    with _in_namespace(where, topic) as (client, name):
+        found = client.verify_chain(name, known=expected)
+    if as_json:
+        echo_json(found.shown())
+    else:
+        output.echo_lines(_verified(topic, found))
+    if not found.is_good:
+        first, count = found.faults[0], len(found.faults) + found.more_faults
+        raise CommandFailed(
+            f"topic {topic} is not as its chain says: {output.counted(count, 'fault')}, the first at {first.id}",
+            hint="plainsong topic messages shows what is there; compare it with a backup",
+        )
+
+
+def _known_head(file: str) -> ChainHead:
+    """The head in a file. Raises CommandFailed, InvalidParameter."""
+    try:
+        with click.open_file(file, "rb") as opened:
+            return ChainHead.parse(opened.read(MAX_HEAD_BYTES))
+    except OSError as error:
+        raise CommandFailed(f"cannot read {file}: {error.strerror}", code=Exit.USAGE) from error
+
+
+@contextmanager
+def _in_namespace(where: Where, topic: str) -> Iterator[tuple[Client, str]]:
+    """A client of the namespace that stands before the topic's name, or of its own; and the name alone."""
+    namespace, _, name = topic.rpartition(":")
+    if namespace:
+        where = replace(where, namespace=namespace)
+    with where.client(name) as client:
+        yield client, name
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{output.show_count(count)} entries"
+
+
+def _verified(topic: str, found: ChainReport) -> list[str]:
+    lines = [
+        f"{output.show_messages(found.messages)} of {topic} in {_entries(found.entries)} "
+        f"{'are' if found.is_good else 'are, apart from the faults below,'} as they were published"
+    ]
+    if found.begins_at is not None:
+        begun_ms = int(found.begins_at[:16], 16)
+        lines.append(f"the chain begins at {found.begins_at} ({show_time(begun_ms)}); it covers nothing before")
+    notes = {
+        "known": {
+            "found": "the head that was kept is one of the chain",
+            "cleaned": "the head that was kept has expired: it cannot be compared",
+        }.get(found.known or "", ""),
+        "expired": f"{_entries(found.expired)} with messages that have expired",
+        "set aside": f"{_entries(found.set_aside)} with rows that were set aside",
+        "found": f"{_entries(found.found)} were added at a start, after a crash",
+        "restored": f"the topic came back from a backup {output.counted(found.restored, 'time')}",
+    }
+    given = {"known": found.known, "expired": found.expired, "set aside": found.set_aside, "found": found.found}
+    given["restored"] = found.restored
+    lines += [text for key, text in notes.items() if given[key]]
+    lines.append(f"head: entry {found.head.count}, {found.head.hash}")
+    lines += [f"{each.id}  {each.kind}: {each.detail}" for each in found.faults]
+    if found.more_faults:
+        lines.append(f"and {output.counted(found.more_faults, 'fault')} more")
+    return lines
 
 
 # --- apply -----------------------------------------------------------------------------------------

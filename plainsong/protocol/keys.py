@@ -29,6 +29,8 @@ _POINTER = struct.Struct(">q")
 #: What follows the topic in a message key, and in a payload key.
 MESSAGE_TAIL_BYTES = _GENERATION.size + _POSITION.size
 PAYLOAD_TAIL_BYTES = _GENERATION.size + _PAYLOAD.size
+#: The pointer in the payload keys of a chain's entries: no transaction has it, and no staged message.
+CHAIN_POINTER = 0
 #: First byte of all rows of the metadata table other than topics' metadata.
 SYSTEM = b"\x00"
 #: Kinds of system rows. A letter is never given a second meaning.

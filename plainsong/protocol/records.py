@@ -4,7 +4,7 @@ Each is one version byte and a msgpack map with one-letter keys. A later version
 ignores; it raises the byte when older programs would misread the row.
 
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
-                 f floor  w creator  a set aside: first and last position, rows
+                 f floor  w creator  a set aside: first and last position, rows  h end of a chain  l restored up to
     high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
                  q last sequence id of each bucket  e last position of the buckets dropped
     reader       p position  c changed
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 _VERSION = 1
 _MAX_GENERATION = (1 << 31) - 1
 _BUCKET_NUMBERS = 5
+_LINK_BYTES = 32
+
+
+class ChainEnd(NamedTuple):
+    """The last entry of a chain that was switched off: the next one goes on behind it."""
+
+    position: bytes
+    """10 bytes."""
+    number: int
+    link: bytes
+    """32 bytes."""
 
 
 class SetAside(NamedTuple):
@@ -65,6 +76,10 @@ class Metadata:
     """The name that created it, or brought it back; empty: nobody was asked for a name."""
     set_aside: tuple[SetAside, ...] = ()
     """Ascending, and none overlaps the next."""
+    chain_end: ChainEnd | None = None
+    """Where the topic's chain ended that was switched off; None: it never was."""
+    restored: bytes | None = None
+    """The position (10 bytes) up to which a restore brought a chained topic back, until its chain says so."""
 
     @property
     def etag(self) -> str:
@@ -89,6 +104,10 @@ class Metadata:
             record["w"] = self.creator
         if self.set_aside:
             record["a"] = [list(each) for each in self.set_aside]
+        if self.chain_end is not None:
+            record["h"] = list(self.chain_end)
+        if self.restored is not None:
+            record["l"] = self.restored
         return pack_record(record)
 
     @classmethod
@@ -106,9 +125,18 @@ class Metadata:
                 floor_ms=checked_number(record.get("f", 0)),
                 creator=str(record.get("w", "")),
                 set_aside=tuple(_set_aside(each) for each in record.get("a", ())),
+                chain_end=None if "h" not in record else _chain_end(*record["h"]),
+                restored=_checked_position(record.get("l")),
             )
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
             raise DamagedRow(f"a metadata row lacks a field or has a wrong one: {error!r}") from error
+
+
+def _chain_end(position: object, number: object, link: object) -> ChainEnd:
+    checked = _checked_position(position)
+    if checked is None or not isinstance(link, bytes) or len(link) != _LINK_BYTES:
+        raise ValueError("the end of a chain has a position and a link")
+    return ChainEnd(checked, checked_number(number), link)
 
 
 def _set_aside(each: list[Any]) -> SetAside:

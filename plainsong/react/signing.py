@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import binascii
-import hashlib
-import hmac
 import os
-from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.signatures import HINT, MAX_FILE_BYTES, NoSecret, secrets_in, signatures_of
 
 if TYPE_CHECKING:
     from plainsong.messages import Message
-
-PREFIX = "whsec_"
-#: Bytes of a secret. Source: Standard Webhooks, symmetric signatures.
-MIN_SECRET_BYTES = 24
-MAX_SECRET_BYTES = 64
-#: The old and the new one, while receivers change from one to the other.
-MAX_SECRETS = 2
-MAX_FILE_BYTES = 4096
-_HINT = "one line, or two during a rotation: whsec_ and 24 to 64 random bytes in base64"
 
 
 class Signer:
@@ -46,12 +34,10 @@ class Signer:
         """
         self._load()
         webhook_id = f"{namespace}:{message.topic}:{message.id}"
-        signed = f"{webhook_id}.{now_s}.".encode() + message.payload
-        signatures = (b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in self._secrets)
         return [
             ("webhook-id", webhook_id),
             ("webhook-timestamp", str(now_s)),
-            ("webhook-signature", " ".join(f"v1,{signature}" for signature in signatures)),
+            ("webhook-signature", signatures_of(self._secrets, webhook_id, now_s, message.payload)),
         ]
 
     def _load(self) -> None:
@@ -63,21 +49,9 @@ class Signer:
                     return
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            raise InvalidParameter(f"cannot read the secrets in {self._path}: {error.strerror}", hint=_HINT) from None
-        lines = [line.strip() for line in data.splitlines() if line.strip()]
-        if len(data) > MAX_FILE_BYTES or not 1 <= len(lines) <= MAX_SECRETS:
-            raise InvalidParameter(f"{self._path} has not one or two secrets", hint=_HINT)
-        self._secrets = tuple(self._secret(number, line) for number, line in enumerate(lines, 1))
-        self._read_at = version
-
-    def _secret(self, number: int, line: bytes) -> bytes:
-        # The line is not quoted: it may be a secret all the same.
-        prefix = PREFIX.encode()
-        text = line.removeprefix(prefix).rstrip(b"=")
+            raise InvalidParameter(f"cannot read the secrets in {self._path}: {error.strerror}", hint=HINT) from None
         try:
-            secret = b64decode(text + b"=" * (-len(text) % 4), validate=True)
-        except binascii.Error:
-            secret = b""
-        if not line.startswith(prefix) or not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-            raise InvalidParameter(f"line {number} of {self._path} is no secret", hint=_HINT)
-        return secret
+            self._secrets = secrets_in(data)
+        except NoSecret as error:
+            raise InvalidParameter(f"{self._path}: {error}", hint=HINT) from None
+        self._read_at = version

@@ -10,6 +10,7 @@ from plainsong.protocol.keys import (
     PRODUCER,
     PRODUCERS,
     READER,
+    DamagedRow,
     metadata_key,
     parse_pointer_key,
     stop_after,
@@ -17,6 +18,7 @@ from plainsong.protocol.keys import (
 )
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.topic.chain_rules import chain_prefix, restore_chain
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.reading import Paging, key_range
@@ -94,6 +96,16 @@ class ModelStore:
         return sorted((key, value) for key, value in self.tables[table].items() if start <= key < stop)
 
 
+def loaded_chain(state, store):
+    """Take over the last entry of the chain; the position behind which rows have none."""
+    start = chain_prefix(state)
+    rows = store.scan(Table.PAYLOAD, start, stop_after(start))
+    try:
+        return restore_chain(state, (rows[-1][0][len(start) :], rows[-1][1]) if rows else None)
+    except DamagedRow:
+        return None
+
+
 def loaded_state(store, name=NAME, limits=None, authority=None):
     """The topic as the store has it."""
     state = TopicState(name, limits or TopicLimits(), authority=NoAuthority() if authority is None else authority)
@@ -113,7 +125,13 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
     readers = system_key(READER, name, metadata.generation)
     for key, value in store.scan(Table.METADATA, readers, stop_after(readers)):
         state.readers[key[len(readers) :].decode("ascii")] = Reader.decode(value)
+    covered = (
+        loaded_chain(state, store) if metadata.properties.chain != "none" and not metadata.partly_cleaned else None
+    )
     state.loaded()
+    if covered is not None:
+        rows = store.scan(Table.MESSAGE, state.prefix + covered + b"\x00", stop_after(state.prefix))
+        state.chain.cover([row for row in rows if row[0] not in state.torn])
     apply_known_decisions(state)
     for start, stop in torn_ranges(state):
         state.torn_payloads += [key for key, _ in store.scan(Table.PAYLOAD, start, stop)]

@@ -19,7 +19,7 @@ from plainsong.protocol.ids import ID_BYTES
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import Page
 from plainsong.protocol.properties import TopicProperties
-from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader, SetAside
+from plainsong.protocol.records import ChainEnd, HighWater, Metadata, NamespaceProperties, Reader, SetAside
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, Look, Publish, SetReader
 from plainsong.protocol.topic.core import TopicCore
@@ -199,6 +199,8 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
                 floor_ms=4,
                 creator="billing",
                 set_aside=(SetAside(bytes(10), bytes(10), 1),),
+                chain_end=ChainEnd(bytes(10), 1, bytes(32)),
+                restored=bytes(10),
             ),
         ),
         ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6, [0], bytes(10))),

@@ -423,6 +423,38 @@ class Stats(Ask[TopicStats]):
     """Count without reading."""
 
 
+# --- chains ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChainView:
+    """How far a topic's chain has come."""
+
+    generation: int
+    number: int
+    """Of the last entry; they are counted from 1."""
+    position: bytes
+    """Of the last entry, 10 bytes."""
+    link: bytes
+    """Of the last entry, 32 bytes."""
+    prefix: bytes
+    """What the keys of the topic's messages begin with."""
+    entries: bytes
+    """What the keys of the chain's entries begin with."""
+    oldest_ms: int
+    """What was published before has expired."""
+    now_ms: int
+    undecided: tuple[int, ...]
+    """Write pointers with messages here that may still be rolled back, so many at most as were asked for."""
+
+
+@dataclass(slots=True)
+class DescribeChain(Ask[ChainView]):
+    """How far the chain has come; NotFound where the topic has none."""
+
+    undecided: int = 0
+
+
 # --- readers ---------------------------------------------------------------------------------------
 
 
@@ -482,6 +514,8 @@ class CleaningPlan:
     """Pointers, each with ``[start, stop)`` of the keys of its stored messages, which are never published."""
     forget: tuple[int, int] | None = None
     """Generations, first and last, whose producers' rows may be removed."""
+    entries: tuple[bytes, bytes] | None = None
+    """``[start, stop)`` of keys of a chain's entries: all of them but the last one may be removed."""
 
 
 @dataclass(slots=True)

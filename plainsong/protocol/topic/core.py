@@ -21,6 +21,7 @@ from plainsong.protocol.topic.asks import (
     ClosePointers,
     Create,
     Describe,
+    DescribeChain,
     GetProducer,
     ListPointers,
     ListProducers,
@@ -47,6 +48,7 @@ from plainsong.protocol.topic.asks import (
     TopicStats,
     Undelete,
 )
+from plainsong.protocol.topic.chain_rules import describe_chain, write_due
 from plainsong.protocol.topic.checkpoint import (
     MAX_FORGOTTEN,
     schedule_snapshot,
@@ -103,6 +105,8 @@ class TopicCore:
             remove_torn_rows(state, step)
         if state.torn_payloads:
             remove_torn_payloads(state, step)
+        if state.chain is not None and state.chain.due:
+            write_due(state, step)
         if not state.follows(now.deduplication):
             follow_policy(state, step, now)
         to_mark = False
@@ -258,6 +262,7 @@ RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     ListProducers: list_producers,
     RemoveProducer: remove_producer,
     Describe: describe,
+    DescribeChain: describe_chain,
     Create: create,
     SetProperties: set_properties,
     Remove: remove,

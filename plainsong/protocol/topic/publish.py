@@ -26,6 +26,7 @@ from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Publish
+from plainsong.protocol.topic.chain_rules import chain_rows
 from plainsong.protocol.topic.deduplication import deduplicate, ensure_producer, record_publish, without_duplicates
 from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
 from plainsong.protocol.topic.step import own_ttls
@@ -145,6 +146,8 @@ def add_messages(
     first, messages = len(batch), request.messages
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
     own_expiry_ms = batch.add(runs, messages, ttls_s, pointer, row_extras)
+    if state.chain is not None:
+        chain_rows(state, step, batch, first, ttls_s, pointer, row_extras)
     for run in runs:
         values = batch.values[first : first + run.length]
         count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)

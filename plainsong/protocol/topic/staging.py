@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Put, Table, put_one
 from plainsong.protocol.errors import (
     AlreadyPublished,
+    Conflict,
     InvalidParameter,
     InvalidSequenceIds,
     NoMessages,
@@ -56,6 +57,18 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import PublishStaged, StoreStaged
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
+
+
+def check_storable(state: TopicState) -> None:
+    """Raise Conflict for a chained topic: its entries say what a request publishes, and stored messages come before.
+
+    Which of them a publish shows is decided only then, when the topic does not hold them any more.
+    """
+    if state.chain is not None:
+        raise Conflict(
+            f"topic {state.name} is chained, and takes no messages that are stored first and published later",
+            hint="publish them directly, in a transaction too; or store them in a topic whose chain is none",
+        )
 
 
 def check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:
@@ -206,10 +219,11 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
       TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
       TopicFull, TransactionTooLarge (too many segments), Overloaded, InvalidParameter (two routing keys),
       ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (what the segment had before is not staged any
-      more): nothing happened.
+      more), Conflict (the topic is chained): nothing happened.
     """
     request = ask.request
     metadata = _check_topic(state, request)
+    check_storable(state)
     known = find_staged(state, request.producer)
     dedup = _deduplicate(state, step, known, request)
     if dedup is not None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Put
     from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.chain import Chain
     from plainsong.protocol.topic.producer_state import NamespacePolicy
     from plainsong.protocol.transactions.transaction import Authority
 
@@ -199,6 +200,10 @@ class TopicState:
     """Bytes of these rows."""
     torn_payloads: list[bytes] = field(default_factory=list)
     """Keys of payload rows that a cut-off commit left behind: the next step removes them too."""
+    epoch: int = 0
+    """Of the owner that loaded it; 0 where a store has one writer."""
+    chain: Chain | None = None
+    """How far the chain of the last generation has come; None: it has none."""
     replaying: Replay | None = None
     """During a load: the producers' requests in rows behind the mark."""
 

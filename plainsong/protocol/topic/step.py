@@ -44,6 +44,7 @@ class Step:
     """The result of one step, in the order in which it has to happen."""
 
     __slots__ = (
+        "_links",
         "_payloads",
         "_prefix",
         "_row_batch",
@@ -85,6 +86,7 @@ class Step:
         #: ``expired``, ``evicted``, ``removed``.
         self.producer_outcomes: Counter[str] = Counter()
         self._payloads: list[Put] = []
+        self._links: Put | None = None
         self._row_batch: RowBatch | None = None
         self._prefix = b""
 
@@ -99,6 +101,17 @@ class Step:
         """Add rows of the payload table; they are written before the message rows that refer to them."""
         self._payloads.append(payloads)
 
+    def add_link(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        """Add an entry of the topic's chain; entries are written behind the message rows that were added before."""
+        links = self._links
+        if links is None or links.prefix != prefix:
+            self._links = Put(Table.PAYLOAD, prefix, [suffix], [value])
+            if links is not None:
+                self.operations.append(links)
+            return
+        links.suffixes.append(suffix)  # type: ignore[attr-defined]  # lists, as made above
+        links.values.append(value)  # type: ignore[attr-defined]
+
     def flush(self) -> None:
         self.operations += self._payloads
         self._payloads.clear()
@@ -106,6 +119,9 @@ class Step:
             self.operations.append(Put(Table.MESSAGE, self._prefix, self._row_batch.suffixes, self._row_batch.values))
             self.row_batches.append((self._prefix, self._row_batch))
         self._row_batch = None
+        if self._links is not None:
+            self.operations.append(self._links)
+            self._links = None
 
     def write(self, operation: Operation) -> None:
         """Add an operation after everything gathered so far."""

@@ -24,6 +24,8 @@ from plainsong.protocol.keys import payload_prefix, stop_after
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.rows import STAMP, MessageRow, encode_row
 from plainsong.protocol.topic.asks import PointerView
+from plainsong.protocol.topic.chain import ROLLBACK
+from plainsong.protocol.topic.chain_rules import add_entry
 from plainsong.protocol.topic.checkpoint import forget_pointer, touch_pointer, write_pointers
 from plainsong.protocol.topic.deduplication import (
     NEW_IDS,
@@ -51,6 +53,7 @@ from plainsong.protocol.topic.publish import (
 from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
 from plainsong.protocol.topic.staging import (
     check_segment,
+    check_storable,
     deduplicate_store,
     drop_stored,
     record_store,
@@ -197,11 +200,12 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
-      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer also what
-      ``deduplicate_store`` raises: nothing happened.
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded, Conflict (the topic is chained); with a
+      producer also what ``deduplicate_store`` raises: nothing happened.
     """
     request = ask.request
     metadata = state.living()
+    check_storable(state)
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     known = state.pending.get(pointer)
@@ -334,6 +338,8 @@ def _negate_rows(state: TopicState, step: Step, pointer: int, first: bytes, last
     if first <= last:
         step.write(RollBack(state.prefix + first, state.prefix + last + b"\x00", pointer))
         step.rolled_back.append((pointer, first, last))
+        # Behind the rollback: a load that finds neither rolls back again, and writes it then.
+        add_entry(state, step, ROLLBACK, p=pointer, f=first, l=last)
 
 
 # --- forgetting pointers ---------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import MAX_SET_ASIDE, Metadata, SetAside
 from plainsong.protocol.topic.asks import CleaningPlan, Description, Slice, Span, TopicChange, TopicStats
+from plainsong.protocol.topic.chain import SET_ASIDE
+from plainsong.protocol.topic.chain_rules import add_entry, begin_chain, chain_prefix, end_chain
 from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
 from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
@@ -70,8 +72,11 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     state.readers.clear()
     if old is not None:
         renew_producers(state, step, generation)
+    state.chain = None
     created = Metadata(generation, ask.properties, state.time_ms, state.time_ms, creator=ask.creator)
     description = _write(state, step, created)
+    if ask.properties.chain != "none":
+        begin_chain(state, step)
     follow_policy(state, step, now)
     for removal in removals:
         # Not at deletion: a generation that can still be restored needs its pointers' rows.
@@ -83,17 +88,28 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     """Replace all properties; messages that expired under the old ones stay expired.
 
     Raises:
-      TopicNotFound, PreconditionFailed, InvalidProperty: nothing happened.
+      TopicNotFound, PreconditionFailed, InvalidProperty, Conflict (a chain cannot begin while messages are stored that
+      may be published behind its beginning): nothing happened.
     """
     old = state.living()
     check_etag(old, ask.if_match)
     properties = parse_properties(ask.given, default_ttl_s=ask.default_ttl_s)
     changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)
-    change = TopicChange(old, changed, _held(state))
+    held = _held(state)
+    begins = properties.chain != "none" and old.properties.chain == "none"
+    if begins and any(each.last_stored is not None and each.published is None for each in state.pending.values()):
+        raise Conflict(
+            f"messages are stored in topic {state.name} that are not published",
+            hint="publish them, or have their transactions aborted; then switch the chain on",
+        )
     if not ask.dry_run:
+        if state.chain is not None and properties.chain == "none":
+            changed = replace(changed, chain_end=end_chain(state, step))
         _write(state, step, changed, renewed=False)
+        if begins:
+            begin_chain(state, step)
         follow_policy(state, step, now)
-    return change
+    return TopicChange(old, changed, held)
 
 
 def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
@@ -177,6 +193,7 @@ def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -
         raise Conflict(f"topic {state.name} has {len(kept)} stretches that are set aside", hint="set larger ones aside")
     noted = tuple(sorted([*kept, SetAside(first, last, rows)]))
     change = TopicChange(old, replace(old, set_aside=noted), _held(state))
+    add_entry(state, step, SET_ASIDE, f=ask.first, l=ask.last)
     _write(state, step, change.after)
     del now
     return change
@@ -240,7 +257,16 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
         now_ms=state.time_ms,
         orphans=tuple(orphans),
         forget=_old_generations(metadata, state.time_ms, ask.delete_grace_ms),
+        entries=_expired_entries(state, metadata),
     )
+
+
+def _expired_entries(state: TopicState, metadata: Metadata) -> tuple[bytes, bytes] | None:
+    """``[start, stop)`` of the keys of a chain's entries, all of which but the last one may be removed."""
+    if metadata.properties.chain == "none" and metadata.chain_end is None:
+        return None
+    prefix = chain_prefix(state)
+    return prefix, prefix + pack_position(state.oldest_ms, 0)
 
 
 def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
@@ -249,6 +275,7 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
         return CleaningPlan(purge=older_generations(metadata.generation))
     if not metadata.partly_cleaned:
         state.producers.clear()
+        state.chain = None
         state.metadata = replace(metadata, partly_cleaned=True)
         step.write(put_one(Table.METADATA, metadata_key(state.name), state.metadata.encode()))
         for removal in forget_all_pointers(state, step):

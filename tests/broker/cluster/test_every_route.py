@@ -35,6 +35,8 @@ CONTRACT = {
     "set_properties": ("admin", "topic"),
     "undelete_topic": ("admin", "topic"),
     "set_aside": ("admin", "topic"),
+    "get_chain": (LOOK, "topic"),
+    "list_chain": ("poll", "topic"),
     "publish": ("publish", "topic"),
     "store": ("publish", "topic"),
     "rollback": ("publish operate", "topic"),

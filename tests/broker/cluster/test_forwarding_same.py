@@ -129,6 +129,8 @@ COURSE = [
     ("get_topic", "HEAD", T, None, {}),
     ("delete_topic", "DELETE", T, None, {}),
     ("delete_topic", "DELETE", T, None, {}),
+    ("get_chain", "GET", T + "/chain", None, {}),
+    ("list_chain", "GET", T + "/chain/entries", None, {}),
     ("set_aside", "POST", T + "/set-aside", {"from": "0" * 40, "to": "0" * 40}, JSON),
     ("undelete_topic", "POST", T + "/undelete", None, {}),
     ("undelete_topic", "POST", T + "/undelete", None, {}),

@@ -1,0 +1,155 @@
+"""Reads a chained topic as whoever verifies it wants it: entries, and the messages that they cover, part by part.
+
+Below the last entry only the sign of a write pointer changes, and what has expired goes, so this needs no turn of the
+actor but for the two questions around it: how far the chain has come before, and what has expired after.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import GenerationChanged
+from plainsong.protocol.ids import POSITION_BYTES, pack_position
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.topic.asks import DescribeChain
+from plainsong.protocol.topic.chain import BEGIN, COVERING, END, ChainEntry
+from plainsong.protocol.topic.verify import row_of
+from storage.base import read_rows
+
+if TYPE_CHECKING:
+    from actors.directory import Directory
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import ChainView
+    from plainsong.protocol.topic.verify import VerifiedRow
+    from storage.base import Row, Store
+
+#: Entries of a part, and bytes of messages after which it ends with an entry.
+MAX_ENTRIES = 1_000
+MAX_BYTES = 1 << 20
+#: Undecided write pointers that a part names.
+_MAX_UNDECIDED = 1_000
+
+
+@dataclass(slots=True)
+class ChainPart:
+    """Entries one after the other, and the messages up to the last of them."""
+
+    view: ChainView
+    """As it was when everything had been read."""
+    entries: list[tuple[bytes, bytes]]
+    """Position and value."""
+    rows: list[VerifiedRow]
+    next: bytes | None
+    """The position behind which the next part begins; None: this is the last one."""
+
+
+async def read_part(
+    store: Store, directory: Directory, name: TopicName, since: bytes | None, limit: int, *, messages: bool
+) -> ChainPart:
+    """The entries behind the position ``since``, ``limit`` at most; None: from the first that is kept.
+
+    Messages that no entry covers, since they were published while the topic was not chained, are left out.
+
+    Raises:
+      TopicNotFound, NotFound (the topic has no chain), GenerationChanged (meanwhile), StoreError.
+    """
+    head = await directory.ask(name, DescribeChain())
+    # The entry at ``since`` itself comes first: whether the topic was chained behind it stands there.
+    start = head.entries + (since or bytes(POSITION_BYTES))
+    found = await read_rows(store, Table.PAYLOAD, start, head.entries + head.position + b"\x00", limit=limit + 2)
+    entries = [(key[-POSITION_BYTES:], value) for key, value in found]
+    before = entries.pop(0) if since is not None and entries and entries[0][0] == since else None
+    is_last = len(entries) <= limit
+    entries = entries[:limit]
+    rows: list[VerifiedRow] = []
+    if messages and entries:
+        reading = _Reading(head, entries)
+        if since is None:
+            await reading.look_before(store)
+        for low, high in _covered(entries, before, since):
+            await reading.read(store, low, high)
+            if reading.is_full:
+                break
+        upto = reading.upto
+        is_last &= upto == entries[-1][0]
+        entries = [each for each in entries if each[0] <= upto]
+        rows = [row for row in reading.rows if row.position <= upto]
+    view = await directory.ask(name, DescribeChain(_MAX_UNDECIDED))
+    if view.generation != head.generation:
+        raise GenerationChanged(f"topic {name} has generation {view.generation} now", hint="verify that one")
+    return ChainPart(view, entries, rows, None if is_last or not entries else entries[-1][0])
+
+
+class _Reading:
+    """Reads the messages that some entries cover, up to an entry behind which they are too many."""
+
+    def __init__(self, head: ChainView, entries: list[tuple[bytes, bytes]]) -> None:
+        self._prefix = head.prefix
+        self._oldest_ms = head.oldest_ms
+        self._positions = [position for position, _ in entries]
+        self._first = entries[0]
+        self._bytes = 0
+        self.upto = self._positions[-1]
+        self.rows: list[VerifiedRow] = []
+        self.is_full = False
+
+    async def look_before(self, store: Store) -> None:
+        """Take one message before the first entry that should have one: its entry is gone."""
+        entry = _decoded(*self._first)
+        if entry is None or entry.kind == BEGIN:
+            return
+        stop = entry.first if entry.kind in COVERING else entry.position
+        low = self._prefix + pack_position(self._oldest_ms, 0)
+        for key, value in await read_rows(store, Table.MESSAGE, low, self._prefix + stop, limit=1):
+            self.rows.append(row_of(key[-POSITION_BYTES:], value))
+
+    async def read(self, store: Store, low: bytes, high: bytes) -> None:
+        """Take the messages of ``[low, high]``."""
+
+        def take(found: list[Row]) -> bool:
+            for key, value in found:
+                position = key[-POSITION_BYTES:]
+                if position > self.upto:
+                    self.is_full = True
+                    return False
+                self.rows.append(row_of(position, value))
+                self._bytes += len(value)
+                if self._bytes > MAX_BYTES:
+                    self.upto = self._positions[bisect_left(self._positions, position)]
+            return True
+
+        await store.scan(Table.MESSAGE, self._prefix + low, self._prefix + high + b"\x00", take)
+        self.is_full |= high >= self.upto != self._positions[-1]
+
+
+def _covered(
+    entries: list[tuple[bytes, bytes]], before: tuple[bytes, bytes] | None, since: bytes | None
+) -> list[tuple[bytes, bytes]]:
+    """``[first, last]`` of the positions at which messages of a chained topic may stand, up to the last entry."""
+    previous = None if before is None else _decoded(*before)
+    stretches: list[tuple[bytes, bytes]] = []
+    low = None if since is None or (previous is not None and previous.kind == END) else since + b"\x00"
+    for position, value in entries:
+        entry = _decoded(position, value)
+        if entry is not None and entry.kind == BEGIN and (previous is None or previous.kind == END):
+            low = position
+        elif low is None:
+            low = entry.first if entry is not None and entry.kind in COVERING else position
+        if entry is not None and entry.kind == END:
+            stretches.append((low, position))
+            low = None
+        previous = entry
+    if low is not None:
+        stretches.append((low, entries[-1][0]))
+    return stretches
+
+
+def _decoded(position: bytes, value: bytes) -> ChainEntry | None:
+    """An entry, None if it cannot be read: whoever verifies it will see."""
+    try:
+        return ChainEntry.decode(position, value)
+    except DamagedRow:
+        return None

@@ -1,0 +1,138 @@
+"""Chained topics over HTTP: the head, signed where a secret is configured, and the entries with what they cover."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.chain import MAX_ENTRIES, read_part
+from broker.api.route import JSON_TYPE, json_answer, off_loop
+from broker.http.messages import Answer, flag, one_of, whole_number
+from broker.security.files import read_guarded
+from broker.tls import FileUnusable
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, parse_id, unpack_position
+from plainsong.protocol.page import items_in
+from plainsong.protocol.signatures import HINT, MAX_FILE_BYTES, NoSecret, secrets_in, signatures_of
+from plainsong.protocol.topic.asks import DescribeChain
+
+if TYPE_CHECKING:
+    from actors.chain import ChainPart
+    from actors.directory import Directory
+    from actors.observe import Clock
+    from broker.config.config import Config
+    from broker.http.messages import Request
+    from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import ChainView
+    from plainsong.protocol.topic.verify import VerifiedRow
+    from storage.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The routes of chains, at the topic's owner."""
+
+    directory: Directory
+    store: Store
+    clock: Clock
+    secrets: tuple[bytes, ...] = ()
+    """They sign heads; empty: heads are not signed."""
+
+    async def head(self, request: Request) -> Answer:
+        """The last entry of the topic's chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
+        request.parameters()
+        view = await self.directory.ask(request.name, DescribeChain())
+        head = _head(request.name, view)
+        return json_answer({**head, "signature": self._signature(request.name, head)})
+
+    def _signature(self, name: TopicName, head: dict[str, Any]) -> dict[str, Any] | None:
+        if not self.secrets:
+            return None
+        now_s = self.clock.now_ms() // 1000
+        webhook_id = f"chain:{name}:{head['generation']}:{head['count']}"
+        payload = f"{name} {head['generation']} {head['count']} {head['id']} {head['hash']}"
+        return {
+            "id": webhook_id,
+            "timestamp": now_s,
+            "payload": payload,
+            "signature": signatures_of(self.secrets, webhook_id, now_s, payload.encode()),
+        }
+
+    async def entries(self, request: Request) -> Answer:
+        """Entries behind one, oldest first, with the messages that they cover.
+
+        Raises:
+          TopicNotFound, NotFound (the topic has no chain), GenerationChanged, InvalidParameter, InvalidMessageId.
+        """
+        parameters = request.parameters("after", "limit", "messages")
+        limit = whole_number(parameters, "limit")
+        if limit is not None and not 1 <= limit <= MAX_ENTRIES:
+            raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_ENTRIES}")
+        after = parse_id(parameters["after"])[:POSITION_BYTES] if "after" in parameters else None
+        one_of(parameters, "messages", ("true", "false"), "true")
+        messages = flag({"messages": "true", **parameters}, "messages")
+        part = await read_part(self.store, self.directory, request.name, after, limit or MAX_ENTRIES, messages=messages)
+        size = sum(len(row.item or b"") for row in part.rows) + sum(len(value) for _, value in part.entries)
+        body = await off_loop(size, JSON, lambda: _encoded(request.name, part))
+        return Answer(200, body, JSON_TYPE)
+
+
+def _head(name: TopicName, view: ChainView) -> dict[str, Any]:
+    return {
+        "topic": str(name),
+        "generation": view.generation,
+        "count": view.number,
+        "id": _id(view.position),
+        "atMs": unpack_position(view.position)[0],
+        "hash": view.link.hex(),
+    }
+
+
+def _encoded(name: TopicName, part: ChainPart) -> bytes:
+    shown = {
+        "head": _head(name, part.view),
+        "entries": [{"id": _id(position), "base64": _base64(value)} for position, value in part.entries],
+        "messages": [_message(row) for row in part.rows],
+        "next": None if part.next is None else _id(part.next),
+        "oldestMs": part.view.oldest_ms,
+        "nowMs": part.view.now_ms,
+        "undecided": [str(pointer) for pointer in part.view.undecided],
+    }
+    return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _message(row: VerifiedRow) -> dict[str, Any]:
+    shown: dict[str, Any] = {"id": _id(row.position), "base64": None}
+    if row.item is not None:
+        ((_, payload),) = items_in(row.item)
+        shown["base64"] = _base64(payload)
+    if row.pointer:
+        shown["writePointer"] = str(row.pointer)
+    if row.attributes:
+        shown["attributes"] = dict(row.attributes)
+    return shown
+
+
+def _id(position: bytes) -> str:
+    return (position + NO_PAYLOAD_PART).hex()
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def chain_secrets(config: Config) -> tuple[bytes, ...]:
+    """The secrets that the settings name. Raises FileUnusable."""
+    file = config.topic.chain_secret_file
+    if not file:
+        return ()
+    try:
+        return secrets_in(read_guarded(Path(file), MAX_FILE_BYTES, secret=True)[0])
+    except OSError as error:
+        raise FileUnusable("topic.chain_secret_file", error.strerror or str(error), HINT) from error
+    except NoSecret as error:
+        raise FileUnusable("topic.chain_secret_file", f"{file}: {error}", HINT) from None

@@ -1,0 +1,249 @@
+"""Chained topics for those who verify them: the head to keep, what a verification comes to, and how it is made."""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plainsong.protocol.errors import GenerationChanged, InvalidParameter, MalformedBody
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plainsong.protocol.topic.verify import Verification, Verifier
+
+_HINT = "a head is what `plainsong topic head --json` prints"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainHead:
+    """The last entry of a topic's chain: whoever keeps it can prove later that nothing before it has changed."""
+
+    topic: str
+    """``namespace:topic``."""
+    generation: int
+    count: int
+    """Entries of the chain; the number of the last one."""
+    id: str
+    """Of the last entry."""
+    hash: str
+    """Its link, in hex: SHA-256 of what it adds and of the link before it."""
+    at_ms: int
+    """When it was written."""
+    signature: Mapping[str, Any] | None = None
+    """``id``, ``timestamp``, ``payload`` and ``signature`` as Standard Webhooks has them; None: it is not signed."""
+
+    @classmethod
+    def of(cls, found: object) -> ChainHead:
+        """A head as the daemon and ``plainsong topic head --json`` write it. Raises InvalidParameter."""
+        try:
+            fields: Any = found
+            head = cls(
+                str(fields["topic"]),
+                int(fields["generation"]),
+                int(fields["count"]),
+                str(fields["id"]),
+                str(fields["hash"]),
+                int(fields.get("atMs", 0)),
+                fields.get("signature"),
+            )
+            is_head = len(bytes.fromhex(head.id)) == 20 and len(bytes.fromhex(head.hash)) == 32
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidParameter(f"this is no head of a chain: {error!r}", hint=_HINT) from None
+        if not is_head:
+            raise InvalidParameter("this is no head of a chain: its id or its hash has another length", hint=_HINT)
+        return head
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> ChainHead:
+        """A head as JSON. Raises InvalidParameter."""
+        try:
+            return cls.of(json.loads(text))
+        except ValueError:
+            raise InvalidParameter("this is no head of a chain: it is no JSON", hint=_HINT) from None
+
+    def shown(self) -> dict[str, Any]:
+        """As the daemon writes it."""
+        return {
+            "topic": self.topic,
+            "generation": self.generation,
+            "count": self.count,
+            "id": self.id,
+            "atMs": self.at_ms,
+            "hash": self.hash,
+            "signature": self.signature,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFault:
+    """Something in a topic that is not as its chain says."""
+
+    kind: str
+    """``changed``, ``removed``, ``inserted``, ``unreadable``, ``hidden`` (rolled back, and no entry says so), ``shown``
+    (not rolled back, and an entry says so), ``entry-changed``, ``entry-removed``, ``other-chain``, ``cut-off``."""
+    id: str
+    """The id at which it was found."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """What verifying a chained topic came to."""
+
+    head: ChainHead
+    """The last entry that was verified: keep it for the next time."""
+    messages: int
+    """Messages that are as they were published."""
+    entries: int
+    begins_at: str | None
+    """The id at which the chain begins; None: its beginning has expired."""
+    expired: int
+    """Entries of which messages have expired: their links are right, and these messages cannot be verified."""
+    set_aside: int
+    """The same, of which an operator has set rows aside."""
+    found: int
+    """Entries that were added at a start of the daemon, of rows that a crash had left without one."""
+    restored: int
+    """How often the topic came back from a backup."""
+    known: str | None
+    """What became of the head that was given: ``found``, or ``cleaned`` where its entry has expired; None without one,
+    or where it is a fault."""
+    faults: tuple[ChainFault, ...]
+    """In the order of their ids, at most 100."""
+    more_faults: int
+    """Faults beyond those."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything is as the chain says."""
+        return not self.faults
+
+    def shown(self) -> dict[str, Any]:
+        """As ``plainsong topic verify --json`` prints it."""
+        return {
+            "good": self.is_good,
+            "head": self.head.shown(),
+            "messages": self.messages,
+            "entries": self.entries,
+            "beginsAt": self.begins_at,
+            "expired": self.expired,
+            "setAside": self.set_aside,
+            "found": self.found,
+            "restored": self.restored,
+            "known": self.known,
+            "faults": [{"kind": each.kind, "id": each.id, "detail": each.detail} for each in self.faults],
+            "moreFaults": self.more_faults,
+        }
+
+
+class Verifying:
+    """Verifies a topic page by page: ``page`` says what to ask for next, and ``take`` takes the answer.
+
+    Entries are read twice: first alone, for what was rolled back and set aside, then with the messages they cover, up
+    to the entry that was the last one at the start; then those that have come since, alone.
+    """
+
+    def __init__(self, head: ChainHead, known: ChainHead | None) -> None:
+        # Only whoever verifies a topic loads this.
+        from plainsong.protocol.topic.verify import KnownHead, Verifier
+
+        self._head = head
+        expected = None
+        if known is not None:
+            if known.topic != head.topic:
+                raise InvalidParameter(f"the known head is of topic {known.topic}, not of {head.topic}")
+            position = bytes.fromhex(known.id)[:10]
+            expected = KnownHead(known.generation, known.count, position, bytes.fromhex(known.hash))
+        self._verifier: Verifier = Verifier(head.topic, head.generation, expected)
+        self._stage = "survey"
+        self._after: str | None = None
+        self._until = ""
+        self._undecided: set[int] = set()
+        self._later: list[tuple[bytes, bytes]] = []
+
+    def page(self) -> tuple[str | None, bool] | None:
+        """The next page: behind which id, and whether with messages; None: there is none any more."""
+        return None if self._stage == "done" else (self._after, self._stage == "verify")
+
+    def take(self, page: Mapping[str, Any]) -> None:
+        """Take a page. Raises GenerationChanged, MalformedBody."""
+        try:
+            self._take(page)
+        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+            raise MalformedBody(f"the daemon's answer is no page of a chain: {error!r}") from error
+
+    def _take(self, page: Mapping[str, Any]) -> None:
+        if page["head"]["generation"] != self._head.generation:
+            raise GenerationChanged(f"topic {self._head.topic} was created anew meanwhile", hint="verify it again")
+        entries = [(bytes.fromhex(each["id"])[:10], b64decode(each["base64"])) for each in page["entries"]]
+        self._undecided = set(map(int, page["undecided"]))
+        if self._stage == "verify":
+            self._verify(entries, page)
+        elif self._stage == "survey":
+            for entry in entries:
+                self._verifier.survey(*entry)
+        else:
+            self._later += entries
+        if self._stage == "later" and not self._until:
+            self._until = page["head"]["id"]
+        self._after = page["next"]
+        # What is published meanwhile is not waited for.
+        if self._after is None or self._after >= (self._until or self._head.id):
+            self._end_stage()
+
+    def _verify(self, entries: list[tuple[bytes, bytes]], page: Mapping[str, Any]) -> None:
+        from plainsong.protocol.topic.chain import item_of
+        from plainsong.protocol.topic.verify import VerifiedRow
+
+        oldest_ms, now_ms = int(page["oldestMs"]), int(page["nowMs"])
+        rows = []
+        for each in page["messages"]:
+            position = bytes.fromhex(each["id"])[:10]
+            item = None if each["base64"] is None else item_of(position, b64decode(each["base64"]))
+            rows.append(VerifiedRow(position, item, int(each.get("writePointer", 0)), each.get("attributes", {})))
+        at = 0
+        for position, value in entries:
+            while at < len(rows) and rows[at].position <= position:
+                self._verifier.row(rows[at], oldest_ms)
+                at += 1
+            self._verifier.entry(position, value, oldest_ms=oldest_ms, now_ms=now_ms)
+        for row in rows[at:]:
+            self._verifier.row(row, oldest_ms)
+
+    def _end_stage(self) -> None:
+        if self._stage == "survey":
+            self._stage, self._after = "verify", None
+        elif self._stage == "verify":
+            # What was rolled back behind the survey is explained by entries behind it.
+            self._stage, self._after = "later", self._head.id
+        else:
+            self._stage = "done"
+
+    def report(self) -> ChainReport:
+        """What it came to, once there is no page any more."""
+        found: Verification = self._verifier.end(undecided=self._undecided, later=self._later)
+        last = found.last
+        head = self._head
+        if last is not None:
+            id_of_last = last.position.hex() + "0" * 20
+            at_ms = int.from_bytes(last.position[:8], "big")
+            head = ChainHead(head.topic, head.generation, last.number, id_of_last, last.link.hex(), at_ms)
+        if head.id == self._head.id and head.hash == self._head.hash:
+            head = self._head
+        return ChainReport(
+            head,
+            found.messages,
+            found.entries,
+            None if found.begun is None else found.begun.hex() + "0" * 20,
+            found.expired,
+            found.set_aside,
+            found.found,
+            found.restored,
+            found.known or None,
+            tuple(ChainFault(each.kind, each.id, each.detail) for each in found.faults),
+            found.more_faults,
+        )

@@ -1,0 +1,174 @@
+"""What requests, changes and loads of a topic add to its chain: see ``plainsong.protocol.topic.chain``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.errors import NotFound
+from plainsong.protocol.ids import pack_position, unpack_position
+from plainsong.protocol.keys import CHAIN_POINTER, metadata_key, payload_prefix
+from plainsong.protocol.records import ChainEnd
+from plainsong.protocol.rows import PLAIN_GAP, plain_wire
+from plainsong.protocol.topic.asks import ChainView
+from plainsong.protocol.topic.chain import (
+    BEGIN,
+    COUNT,
+    END,
+    ONE_PLAIN,
+    RESTORED,
+    Chain,
+    ChainEntry,
+    pieces,
+    record_of,
+    with_first,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from plainsong.protocol.topic.asks import DescribeChain
+    from plainsong.protocol.topic.row_extras import RowExtras
+    from plainsong.protocol.topic.state import Now, TopicState
+    from plainsong.protocol.topic.step import RowBatch, Step
+
+
+def chain_rows(
+    state: TopicState,
+    step: Step,
+    batch: RowBatch,
+    first: int,
+    ttls_s: Sequence[int | None] | None,
+    pointer: int | None,
+    row_extras: RowExtras | None,
+) -> None:
+    """Add the entries of the rows of ``batch`` from ``first`` on, which are those of one request."""
+    chain = state.chain
+    assert chain is not None
+    suffixes, values = batch.suffixes[first:], batch.values[first:]
+    prefix = chain_prefix(state)
+    plain = ttls_s is None and pointer is None and row_extras is None
+    if plain and len(suffixes) == 1:
+        (suffix,), (value,) = suffixes, values
+        digest = sha256(b"%b%b%b%b" % (ONE_PLAIN, suffix, PLAIN_GAP, value)).digest()
+        step.add_link(prefix, suffix, chain.next(suffix, {"d": digest}))
+        return
+    items = [] if plain else batch.items[-len(suffixes) :]
+    attributes: Mapping[int, Mapping[str, str]] = {}
+    if row_extras is not None and (row_extras.attributes is not None or row_extras.shared):
+        attributes = row_extras.attributes_from(0, len(suffixes))
+    for start, stop in pieces(list(map(len, values))):
+        covered = suffixes[start:stop]
+        if plain:
+            digest = sha256(COUNT.pack(stop - start) + plain_wire(covered, values[start:stop])).digest()
+            record = with_first(covered, {"d": digest})
+        else:
+            own = None if ttls_s is None else ttls_s[start:stop]
+            theirs = {index - start: attributes[index] for index in range(start, stop) if index in attributes}
+            record = record_of(covered, items[start:stop], theirs, own, pointer or 0)
+        step.add_link(prefix, covered[-1], chain.next(covered[-1], record))
+
+
+def chain_prefix(state: TopicState) -> bytes:
+    """The prefix of the keys of entries."""
+    return payload_prefix(state.name, state.living_or_last().generation, CHAIN_POINTER)
+
+
+def add_entry(state: TopicState, step: Step, kind: str, **record: object) -> None:
+    """Add an entry that is not about messages, at a position that no message gets; nothing where there is no chain."""
+    chain = state.chain
+    if chain is None:
+        return
+    (run,) = state.sequence.take(max(1, state.time_ms), 1)
+    position = pack_position(run.ts_ms, run.first)
+    step.add_link(chain_prefix(state), position, chain.next(position, {"k": kind, **record}))
+
+
+def begin_chain(state: TopicState, step: Step) -> None:
+    """Add the entry with which the chain begins; what was published before is not covered.
+
+    A chain that was switched off goes on behind its end.
+    """
+    metadata = state.living_or_last()
+    if state.chain is None:
+        end = metadata.chain_end
+        state.chain = Chain(state.epoch) if end is None else Chain(state.epoch, end.number, end.position, end.link)
+    add_entry(state, step, BEGIN, t=[str(state.name), metadata.generation])
+
+
+def end_chain(state: TopicState, step: Step) -> ChainEnd:
+    """Add the entry with which the chain ends; the answer is what the next one goes on from."""
+    assert state.chain is not None
+    add_entry(state, step, END)
+    end = ChainEnd(state.chain.position, state.chain.number, state.chain.link)
+    state.chain = None
+    return end
+
+
+def write_due(state: TopicState, step: Step) -> None:
+    """Add the entries that the load found missing."""
+    chain, metadata = state.chain, state.living_or_last()
+    assert chain is not None
+    chain.due = False
+    prefix = chain_prefix(state)
+    for suffix, value in chain.found:
+        step.add_link(prefix, suffix, value)
+    chain.found = []
+    if chain.begins:
+        chain.begins = False
+        begin_chain(state, step)
+    if metadata.restored is not None:
+        add_entry(state, step, RESTORED, l=metadata.restored)
+        state.metadata = replace(metadata, restored=None)
+        step.write(put_one(Table.METADATA, metadata_key(state.name), state.metadata.encode()))
+
+
+def describe_chain(state: TopicState, step: Step, ask: DescribeChain, now: Now) -> ChainView:
+    """Raises TopicNotFound, NotFound (the topic has no chain)."""
+    del step, now
+    metadata, chain = state.living(), state.chain
+    if chain is None:
+        raise NotFound(
+            f"topic {state.name} is not chained", hint=f"plainsong topic set {state.name} chain=sha256 begins a chain"
+        )
+    open_pointers = (each.pointer for each in state.pending.values() if each.pointer > 0 and not each.rolled_back)
+    return ChainView(
+        metadata.generation,
+        chain.number,
+        chain.position,
+        chain.link,
+        state.prefix,
+        chain_prefix(state),
+        state.oldest_ms,
+        state.time_ms,
+        tuple(islice(open_pointers, ask.undecided)),
+    )
+
+
+# --- loading ----------------------------------------------------------------------------------------
+
+
+def restore_chain(state: TopicState, last: tuple[bytes, bytes] | None) -> bytes | None:
+    """Take over the last entry of the last generation: position and value; None: there is none.
+
+    Returns the position behind which rows have no entry; None: the chain begins with the next step.
+
+    Raises DamagedRow: it cannot be read, and the next step begins the chain anew.
+    """
+    metadata = state.living_or_last()
+    end = metadata.chain_end
+    chain = state.chain = Chain(state.epoch, due=True, begins=True)
+    if end is not None:
+        chain.number, chain.position, chain.link = end.number, end.position, end.link
+    if last is not None:
+        state.sequence.advance_past(*unpack_position(last[0]))
+    entry = None if last is None else ChainEntry.decode(*last)
+    if entry is not None and (end is None or entry.position >= end.position):
+        chain.number, chain.position, chain.link = entry.number, entry.position, entry.link
+    # A commit was cut off behind the metadata that switched the chain on, or before the metadata that switched it off.
+    chain.begins = entry is None or entry.kind == END or (end is not None and entry.position <= end.position)
+    chain.due = chain.begins or metadata.restored is not None
+    return None if chain.begins else chain.position

@@ -1,0 +1,357 @@
+"""Verifies a chained topic: that its messages are those that its entries say, and that no entry is missing.
+
+    survey(entry)      all entries first: which rows were rolled back, and which were taken out
+    row(row)           then all rows and entries again, in the order of their positions
+    entry(entry)
+    end(…)
+
+Every fault has the id at which it was found. A fault ends nothing: the entries behind it are verified too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from plainsong.protocol.ids import NO_PAYLOAD_PART
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.rows import attributes_in, decode_row
+from plainsong.protocol.topic.chain import (
+    BEGIN,
+    COVERING,
+    END,
+    FOUND,
+    MAX_ROWS,
+    RESTORED,
+    ROLLBACK,
+    SET_ASIDE,
+    ChainEntry,
+    digest_of_some,
+    item_of,
+    ordinal,
+    position_at,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+#: Faults that are kept; more are only counted.
+MAX_FAULTS = 100
+#: Rows that are kept while no entry covers them; beyond, they are reported as rows that none covers.
+_MAX_OPEN = 4 * MAX_ROWS
+#: Rows rolled back that no entry has explained yet; beyond, they are faults at once.
+_MAX_UNEXPLAINED = 100_000
+
+
+class VerifiedRow(NamedTuple):
+    """A row of the message table, as a reader gets it."""
+
+    position: bytes
+    item: bytes | None
+    """Its message in wire form; None: the row cannot be read, or refers to stored messages."""
+    pointer: int = 0
+    """Its write pointer, below 0 if it is rolled back; 0: none."""
+    attributes: Mapping[str, str] = {}
+
+
+def row_of(position: bytes, value: bytes) -> VerifiedRow:
+    """A row of the message table, as it is verified; never raises, whatever its bytes are."""
+    try:
+        row = decode_row(value)
+        attributes = attributes_in(row.extras) or {}
+    except DamagedRow:
+        return VerifiedRow(position, None)
+    item = None if row.payload is None else item_of(position, row.payload)
+    return VerifiedRow(position, item, row.pointer or 0, attributes)
+
+
+class Fault(NamedTuple):
+    """Something that is not as the chain says."""
+
+    kind: str
+    """``changed``, ``removed``, ``inserted``, ``unreadable``, ``hidden`` (rolled back, and no entry says so), ``shown``
+    (not rolled back, and an entry says so), ``entry-changed``, ``entry-removed``, ``other-chain``, ``cut-off``."""
+    position: bytes
+    detail: str
+
+    @property
+    def id(self) -> str:
+        """The id at which it was found."""
+        return (self.position + NO_PAYLOAD_PART).hex()
+
+
+class KnownHead(NamedTuple):
+    """The last entry of a chain, as somebody knew it."""
+
+    generation: int
+    number: int
+    position: bytes
+    link: bytes
+
+
+@dataclass(slots=True)
+class Verification:
+    """What verifying a topic came to."""
+
+    messages: int = 0
+    """Messages that are as their entries say."""
+    entries: int = 0
+    before: int = 0
+    """Messages that no entry covers, since they were published while the topic was not chained."""
+    expired: int = 0
+    """Entries some of whose messages have expired: their links were verified, their messages were not."""
+    set_aside: int = 0
+    """The same, of which rows were set aside."""
+    found: int = 0
+    """Entries that were added at a start, of rows that a crash had left without one."""
+    restored: int = 0
+    """How often the topic came back from a backup."""
+    begun: bytes | None = None
+    """Where the chain begins, if its beginning is still there."""
+    first: ChainEntry | None = None
+    last: ChainEntry | None = None
+    known: str = ""
+    """What became of the head that was known: ``found``, ``cleaned`` (its entry has expired), or empty: none was."""
+    faults: list[Fault] = field(default_factory=list)
+    more_faults: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        return not self.faults
+
+
+class Verifier:
+    """Verifies one generation of a topic.
+
+    Args:
+      known: a head that the reader knows: the chain must still have it.
+    """
+
+    def __init__(self, topic: str, generation: int, known: KnownHead | None = None) -> None:
+        self.result = Verification()
+        self._topic = topic
+        self._generation = generation
+        self._known = known
+        self._rolled_back: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._taken_out: list[tuple[bytes, bytes]] = []
+        self._restored = b""
+        self._surveyed: ChainEntry | None = None
+        self._covers = False
+        self._open: list[VerifiedRow] = []
+        self._unexplained: dict[bytes, int] = {}
+        if known is not None and known.generation != generation:
+            there = f"generation {generation} is there, and {known.generation} known"
+            self._fault("other-chain", known.position, there)
+            self._known = None
+
+    # --- first ------------------------------------------------------------------------------------
+
+    def survey(self, position: bytes, value: bytes) -> None:
+        """Take an entry, in the order of positions; one that cannot be read is reported by ``entry``."""
+        try:
+            entry = ChainEntry.decode(position, value)
+        except DamagedRow:
+            return
+        if self._surveyed is None:
+            self._surveyed = entry
+        if entry.kind == ROLLBACK:
+            self._rolled_back.setdefault(entry.pointer, []).append((entry.first, entry.last))
+        elif entry.kind == SET_ASIDE:
+            self._taken_out.append((entry.first, entry.last))
+        elif entry.kind == RESTORED:
+            self._restored = max(self._restored, entry.last)
+
+    # --- then -------------------------------------------------------------------------------------
+
+    def row(self, row: VerifiedRow, oldest_ms: int) -> None:
+        """Take a row. ``oldest_ms``: what was published before has expired."""
+        start = self._surveyed
+        if self.result.entries == 0:
+            if start is None or start.kind == BEGIN:
+                self.result.before += 1
+                return
+            if row.position < (start.first if start.kind in COVERING else start.position):
+                if _ms(row.position) >= oldest_ms:
+                    self._fault("entry-removed", row.position, "the entries of this message are gone")
+                return
+        elif not self._covers:
+            self.result.before += 1
+            return
+        self._open.append(row)
+        if len(self._open) > _MAX_OPEN:
+            self._uncovered(self._open)
+            self._open = []
+
+    def entry(self, position: bytes, value: bytes, *, oldest_ms: int, now_ms: int) -> None:
+        """Take an entry, behind the rows up to its position."""
+        result = self.result
+        try:
+            entry = ChainEntry.decode(position, value)
+        except DamagedRow as error:
+            self._fault("entry-changed", position, error.detail)
+            self._open = []
+            return
+        last = result.last
+        if last is None:
+            result.first = entry
+            if entry.number == 1 and not entry.follows(bytes(len(entry.link))):
+                self._fault("entry-changed", position, f"entry {entry.number} is not the first one of a chain")
+        elif entry.number > last.number + 1 and _ms(position) < oldest_ms:
+            pass  # those between have expired while the topic was being read, and this is the last link that was kept
+        elif entry.number != last.number + 1:
+            self._fault("entry-removed", position, f"entry {entry.number} comes behind entry {last.number}")
+        elif not entry.follows(last.link):
+            self._fault("entry-changed", position, f"the link of entry {entry.number} is not that of what it says")
+        result.entries += 1
+        result.last = entry
+        if self._known is not None and entry.number == self._known.number:
+            self._compare(entry, self._known)
+        self._take(entry, oldest_ms, now_ms)
+
+    def _take(self, entry: ChainEntry, oldest_ms: int, now_ms: int) -> None:
+        result, rows = self.result, self._open
+        self._open = []
+        if entry.kind in COVERING:
+            self._covers = True
+            result.found += entry.kind == FOUND
+            self._verify(entry, rows, oldest_ms, now_ms)
+            return
+        self._uncovered(rows)
+        if entry.kind == BEGIN:
+            self._covers = True
+            result.begun = entry.position
+            if entry.of != (self._topic, self._generation) and not self._restored:
+                # A topic that was restored under another name is begun by the one that was backed up.
+                self._fault("other-chain", entry.position, f"this is the chain of {entry.of}")
+        elif entry.kind == END:
+            self._covers = False
+        else:
+            self._covers = True
+            result.restored += entry.kind == RESTORED
+
+    def _compare(self, entry: ChainEntry, known: KnownHead) -> None:
+        self.result.known = "found"
+        if (entry.position, entry.link) != (known.position, known.link):
+            self._fault(
+                "other-chain", entry.position, f"entry {entry.number} is another one than the one that is known"
+            )
+
+    def _verify(self, entry: ChainEntry, rows: Sequence[VerifiedRow], oldest_ms: int, now_ms: int) -> None:
+        """Compare the rows up to an entry with what it says."""
+        result = self.result
+        self._uncovered([row for row in rows if row.position < entry.first])
+        rows = [row for row in rows if row.position >= entry.first]
+        if _ms(entry.first) < oldest_ms:
+            result.expired += 1
+            return
+        if any(first <= entry.position and entry.first <= last for first, last in self._taken_out):
+            result.set_aside += 1
+            return
+        by_index = {ordinal(row.position) - ordinal(entry.first): row for row in rows}
+        dead: set[int] = set()
+        left = set(range(entry.rows))
+        good = True
+        for group in entry.expiring:
+            indexes = range(entry.rows) if group.indexes is None else group.indexes
+            left.difference_update(indexes)
+            if group.expires_ms < now_ms:
+                dead.update(indexes)
+            else:
+                good &= self._same(entry, sorted(indexes), group.digest, by_index)
+        if left and entry.digest is None:
+            self._fault("entry-changed", entry.position, f"entry {entry.number} says nothing of some of its messages")
+            good = False
+        elif entry.digest is not None:
+            good &= self._same(entry, sorted(left), entry.digest, by_index)
+        for index, row in by_index.items():
+            if index not in dead:
+                good &= self._sign(entry, row)
+        result.expired += bool(dead)
+        if good:
+            result.messages += entry.rows - len(dead)
+
+    def _same(
+        self, entry: ChainEntry, indexes: Sequence[int], digest: bytes, by_index: Mapping[int, VerifiedRow]
+    ) -> bool:
+        start = ordinal(entry.first)
+        missing = [index for index in indexes if index not in by_index]
+        if missing:
+            what = f"{len(missing)} of the {entry.rows} messages of entry {entry.number} are gone, this one first"
+            self._fault("removed", position_at(start + missing[0]), what)
+            return False
+        rows = [by_index[index] for index in indexes]
+        unreadable = next((row for row in rows if row.item is None), None)
+        if unreadable is not None:
+            self._fault("unreadable", unreadable.position, "the message cannot be read")
+            return False
+        other = next((row for row in rows if abs(row.pointer) != entry.pointer), None)
+        items = [row.item or b"" for row in rows]
+        attributes = {at: row.attributes for at, row in enumerate(rows) if row.attributes}
+        if other is not None or digest_of_some(range(len(rows)), items, attributes) != digest:
+            at = position_at(start + indexes[0]) if other is None else other.position
+            among = "" if len(rows) == 1 else f": it, or one of the {len(rows) - 1} that were published with it"
+            self._fault("changed", at, f"the message is not what was published{among}")
+            return False
+        return True
+
+    def _sign(self, entry: ChainEntry, row: VerifiedRow) -> bool:
+        """Compare whether a row is rolled back with what the entries say."""
+        pointer = abs(row.pointer)
+        said = any(first <= row.position <= last for first, last in self._rolled_back.get(pointer, ()))
+        if row.pointer > 0 and said:
+            self._fault(
+                "shown", row.position, f"entry {entry.number}: the message was rolled back, and is not any more"
+            )
+            return False
+        if row.pointer < 0 and not said and row.position > self._restored:
+            if len(self._unexplained) >= _MAX_UNEXPLAINED:
+                self._hidden(row.position, pointer)
+                return False
+            self._unexplained[row.position] = pointer
+        return True
+
+    def _hidden(self, position: bytes, pointer: int) -> None:
+        self._fault("hidden", position, f"write pointer {pointer} is rolled back here, and no entry says so")
+
+    def _uncovered(self, rows: Sequence[VerifiedRow]) -> None:
+        if rows:
+            self._fault("inserted", rows[0].position, f"no entry covers this message ({len(rows)} in a row)")
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end(self, *, undecided: Collection[int] = (), later: Sequence[tuple[bytes, bytes]] = ()) -> Verification:
+        """All rows and entries up to the last entry have been taken.
+
+        Args:
+          undecided: write pointers that the topic does not know to be decided: their rollback may be under way.
+          later: entries behind the last one, as position and value: they may say what was rolled back meanwhile.
+        """
+        for position, value in later:
+            self.survey(position, value)
+        self._uncovered(self._open)
+        self._open = []
+        for position, pointer in self._unexplained.items():
+            stretches = self._rolled_back.get(pointer, ())
+            if pointer not in undecided and not any(first <= position <= last for first, last in stretches):
+                self._hidden(position, pointer)
+        known, last, first = self._known, self.result.last, self.result.first
+        if known is not None and not self.result.known:
+            if first is not None and last is not None and first.number > known.number:
+                self.result.known = "cleaned"
+            else:
+                number = 0 if last is None else last.number
+                self._fault(
+                    "cut-off", known.position, f"the chain ends with entry {number}, and entry {known.number} is known"
+                )
+        self.result.faults.sort(key=lambda fault: fault.position)
+        return self.result
+
+    def _fault(self, kind: str, position: bytes, detail: str) -> None:
+        if len(self.result.faults) < MAX_FAULTS:
+            self.result.faults.append(Fault(kind, position, detail))
+        else:
+            self.result.more_faults += 1
+
+
+def _ms(position: bytes) -> int:
+    return int.from_bytes(position[:8], "big")

@@ -1,0 +1,168 @@
+"""Chained topics under real actors: what the janitor keeps, and what a failed write and a fall leave."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from actors_in_process import NAME, actors
+
+from actors.chain import read_part
+from actors.janitor import JanitorSettings
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import GenerationChanged, OutcomeUnknown
+from plainsong.protocol.keys import CHAIN_POINTER, payload_prefix, stop_after
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.topic.asks import Create, DescribeChain, NoteSetAside, Remove, RollBackPointer
+from plainsong.protocol.topic.verify import KnownHead, Verifier
+from storage.base import read_rows
+from storage.faulty import FaultyStore
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.memory import MemoryStore
+
+STEPS = JanitorSettings(interval_s=60, delete_grace_s=100, step_rows=3)
+ENTRIES = payload_prefix(NAME, 1, CHAIN_POINTER)
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+async def store(request, tmp_path):
+    if request.param == "memory":
+        yield FaultyStore(MemoryStore())
+        return
+    opened = await LevelDBStore.open(tmp_path / "db", LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0))
+    yield FaultyStore(opened)
+    await opened.aclose()
+
+
+async def verified(harness, known=None, limit=2):
+    """What a reader finds who asks for small parts."""
+    view = await harness.ask(DescribeChain())
+    verifier = Verifier(str(NAME), view.generation, known)
+    for with_messages in (False, True):
+        after = None
+        while True:
+            part = await read_part(harness.store, harness.directory, NAME, after, limit, messages=with_messages)
+            rows = list(part.rows)
+            for position, value in part.entries:
+                if not with_messages:
+                    verifier.survey(position, value)
+                    continue
+                while rows and rows[0].position <= position:
+                    verifier.row(rows.pop(0), part.view.oldest_ms)
+                verifier.entry(position, value, oldest_ms=part.view.oldest_ms, now_ms=part.view.now_ms)
+            after = part.next
+            if after is None:
+                break
+    return verifier.end(undecided=part.view.undecided)
+
+
+async def entries(harness):
+    return len(await read_rows(harness.store, Table.PAYLOAD, ENTRIES, stop_after(ENTRIES), limit=1000))
+
+
+async def head(harness):
+    view = await harness.ask(DescribeChain())
+    return KnownHead(view.generation, view.number, view.position, view.link)
+
+
+async def test_the_janitor_removes_entries_that_have_expired_and_keeps_the_last_of_them(store, autojump_clock):
+    async with actors(store, janitor=STEPS) as harness:
+        await harness.create(ttl_s=10, chain="sha256")
+        for number in range(8):
+            await harness.publish(f"{number}")
+        early = await head(harness)
+        harness.clock.ms += 5_000
+        await harness.publish("later", "and", "later")
+        harness.clock.ms += 5_001
+        await harness.janitor.clean_all()
+        assert await entries(harness) == 2
+        found = await verified(harness, early)
+        assert (found.faults, found.messages, found.entries, found.known) == ([], 3, 2, "found")
+        harness.clock.ms += 20_000
+        await harness.janitor.clean_all()
+        assert await entries(harness) == 1
+        await harness.publish("new")
+        found = await verified(harness, early)
+        assert (found.faults, found.messages, found.known) == ([], 1, "cleaned")
+
+
+async def test_messages_with_their_own_ttl_that_the_janitor_removed_are_no_fault(store, autojump_clock):
+    async with actors(store, janitor=STEPS) as harness:
+        await harness.create(ttl_s=1_000, chain="sha256")
+        for number in range(5):
+            await harness.publish(f"short {number}", f"long {number}", message_ttls_s=[1 + number, None])
+        harness.clock.ms += 3_500
+        await harness.janitor.clean_all()
+        assert len(await harness.read(cached=False)) == 7
+        found = await verified(harness)
+        assert (found.faults, found.messages, found.expired) == ([], 7, 3)
+
+
+async def test_a_purged_generation_loses_its_entries_and_the_next_has_a_chain_of_its_own(store, autojump_clock):
+    async with actors(store, janitor=STEPS) as harness:
+        await harness.create(chain="sha256")
+        await harness.publish("old")
+        old = await head(harness)
+        await harness.ask(Remove())
+        harness.clock.ms += 200_000
+        await harness.janitor.clean_all()
+        assert await entries(harness) == 0
+        await harness.ask(Create(TopicProperties(chain="sha256")))
+        await harness.publish("new")
+        found = await verified(harness, old)
+        assert [fault.kind for fault in found.faults] == ["other-chain"]
+        assert (await verified(harness)).messages == 1
+
+
+@pytest.mark.parametrize(("applied", "left", "unlinked"), [(False, 2, 0), (1, 3, 1), (2, 4, 1), (3, 4, 0)], ids=str)
+async def test_after_a_write_that_failed_the_chain_is_what_is_durable(applied, left, unlinked, autojump_clock):
+    store = FaultyStore(MemoryStore())
+    async with actors(store) as harness:
+        await harness.create(chain="sha256")
+        await harness.publish("one")
+        before = await head(harness)
+        store.fail_next("write", applied=applied)
+        with pytest.raises(OutcomeUnknown):
+            await harness.publish("two", "too")
+        harness.clock.ms += 1
+        await harness.publish("three")
+        found = await verified(harness, before)
+        assert (found.faults, found.known) == ([], "found")
+        assert found.messages == len(await harness.read(cached=False)) == left
+        assert found.found == unlinked
+
+
+async def test_rollbacks_and_rows_that_are_set_aside_are_entries(store, autojump_clock):
+    async with actors(store) as harness:
+        await harness.create(chain="sha256")
+        await harness.publish("one")
+        await harness.publish("two")
+        rows = await read_rows(harness.store, Table.MESSAGE, b"", b"\xff", limit=10)
+        position = rows[0][0][-10:]
+        await harness.ask(RollBackPointer(7, within=(position, position)))
+        await harness.ask(NoteSetAside(1, position, position, 1))
+        await harness.store.discard(Table.MESSAGE, [rows[0][0]])
+        found = await verified(harness)
+        assert (found.faults, found.messages, found.set_aside, found.entries) == ([], 1, 1, 5)
+
+
+async def test_a_topic_that_is_created_anew_while_it_is_read_says_so(autojump_clock):
+    class Slow(MemoryStore):
+        async def scan(self, table, *args, **more):
+            await super().scan(table, *args, **more)
+            if table is Table.PAYLOAD:
+                reached.set()
+                await trio.sleep(1)
+
+    reached = trio.Event()
+    async with actors(FaultyStore(Slow())) as harness, trio.open_nursery() as nursery:
+        await harness.create(chain="sha256")
+        await harness.publish("one")
+
+        async def read():
+            with pytest.raises(GenerationChanged):
+                await read_part(harness.store, harness.directory, NAME, None, 10, messages=True)
+
+        nursery.start_soon(read)
+        await reached.wait()
+        await harness.ask(Remove())
+        await harness.ask(Create(TopicProperties(chain="sha256")))

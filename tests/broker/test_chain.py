@@ -1,0 +1,261 @@
+"""Chained topics over HTTP: heads that are signed, and a client that verifies a topic and finds what was done to it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from dataclasses import replace
+
+import pytest
+from broker_in_process import START_MS, TOPICS, in_process
+
+from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
+from plainsong import AsyncClient, ChainHead
+from plainsong.chains import Verifying
+from plainsong.protocol.effects import Delete, Put, Table, put_one
+from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.keys import CHAIN_POINTER, generation_prefix, payload_prefix
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import plain_head
+from storage.backup.folder import BackupFolder
+from storage.base import read_rows
+from storage.copying import CopyRequest
+from storage.faulty import FaultyStore
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.memory import MemoryStore
+from tests.kept.make import back_up
+
+NAME = TopicName("ns", "t")
+PREFIX = generation_prefix(NAME, 1)
+ENTRIES = payload_prefix(NAME, 1, CHAIN_POINTER)
+ROUTE = f"{TOPICS}/t/chain"
+SECRET = base64.b64encode(b"k" * 32).decode()
+
+
+async def memory(tmp_path):
+    return None
+
+
+async def leveldb(tmp_path):
+    return await LevelDBStore.open(tmp_path / "db", LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0))
+
+
+@pytest.fixture(params=[memory, leveldb], ids=["memory", "leveldb"])
+async def daemon(request, tmp_path):
+    store = await request.param(tmp_path)
+    async with in_process(listener="lane", store=store) as daemon:
+        yield daemon
+    if store is not None:
+        await store.aclose()
+
+
+def client(daemon):
+    return AsyncClient(str(daemon.http.base_url), namespace="ns")
+
+
+async def verified(daemon, known=None):
+    async with client(daemon) as caller:
+        return await caller.verify_chain("t", known=known)
+
+
+async def head_of(daemon):
+    async with client(daemon) as caller:
+        return await caller.chain_head("t")
+
+
+async def write(daemon, *operations):
+    """Change the store behind the daemon's back."""
+    claim = await daemon.store.claim(NAME)
+    await daemon.store.write(list(operations), claim=claim)
+    daemon.service.directory.cache(NAME).clear()
+
+
+async def rows(daemon, table=Table.MESSAGE, prefix=PREFIX):
+    return await read_rows(daemon.store, table, prefix, prefix + b"\xff" * 18, limit=100)
+
+
+async def some_messages(daemon):
+    await daemon.create(chain="sha256")
+    for number in range(3):
+        daemon.clock.ms += 1
+        await daemon.publish(f"{number} a", f"{number} b")
+
+
+async def test_a_chained_topic_says_so_and_has_a_head_that_moves_with_every_request(daemon):
+    await daemon.create(chain="sha256")
+    assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["chain"] == "sha256"
+    first = (await daemon.call("GET", ROUTE)).json()
+    assert (first["topic"], first["generation"], first["count"], first["signature"]) == ("ns:t", 1, 1, None)
+    _, last_id = await daemon.publish("one")
+    second = (await daemon.call("GET", ROUTE)).json()
+    assert (second["count"], second["id"]) == (2, last_id)
+    assert second["hash"] != first["hash"]
+
+
+async def test_a_topic_without_a_chain_has_no_head(daemon):
+    await daemon.create()
+    await daemon.call("GET", ROUTE, status=404, code="not_found")
+    await daemon.call("GET", f"{ROUTE}/entries", status=404, code="not_found")
+    await daemon.call("GET", f"{TOPICS}/nowhere/chain", status=404, code="topic_not_found")
+
+
+async def test_a_client_verifies_what_was_published(daemon):
+    await some_messages(daemon)
+    known = await head_of(daemon)
+    await daemon.publish("later")
+    found = await verified(daemon, known)
+    assert found.is_good
+    assert (found.messages, found.entries, found.known) == (7, 5, "found")
+    assert found.head == await head_of(daemon)
+    assert ChainHead.parse(json.dumps(found.head.shown())) == found.head
+
+
+async def test_a_topic_is_verified_page_by_page_like_at_once(daemon, monkeypatch):
+    monkeypatch.setattr("actors.chain.MAX_BYTES", 10)
+    await daemon.create()
+    await daemon.publish("not covered")
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"chain": "sha256"})
+    for number in range(5):
+        await daemon.publish(*(f"{number} {index}" for index in range(number + 1)))
+        if number == 2:
+            await daemon.call("PUT", f"{TOPICS}/t/properties", json={})
+            await daemon.publish("not covered either", "nor this")
+            await daemon.call("PUT", f"{TOPICS}/t/properties", json={"chain": "sha256"})
+    after, pages, messages = None, 0, 0
+    while True:
+        query = "?limit=2" if after is None else f"?limit=2&after={after}"
+        page = (await daemon.call("GET", f"{ROUTE}/entries{query}")).json()
+        pages, messages, after = pages + 1, messages + len(page["messages"]), page["next"]
+        if after is None:
+            break
+    assert messages == 15
+    assert pages > 4
+    found = await verified(daemon)
+    assert (found.is_good, found.messages, found.entries) == (True, 15, 8)
+
+
+async def test_entries_alone_come_without_messages(daemon):
+    await some_messages(daemon)
+    page = (await daemon.call("GET", f"{ROUTE}/entries?messages=false")).json()
+    assert (len(page["entries"]), page["messages"], page["next"]) == (4, [], None)
+    await daemon.call("GET", f"{ROUTE}/entries?limit=0", status=400, code="invalid_parameter")
+    await daemon.call("GET", f"{ROUTE}/entries?after=xyz", status=400, code="invalid_message_id")
+    await daemon.call("GET", f"{ROUTE}/entries?messages=maybe", status=400, code="invalid_parameter")
+
+
+async def test_a_changed_message_is_found_and_its_id_named(daemon):
+    await some_messages(daemon)
+    key, _ = (await rows(daemon))[2]
+    await write(daemon, Delete(Table.MESSAGE, [key]))
+    await write(daemon, put_one(Table.MESSAGE, key, plain_head(3) + b"1 x"))
+    [fault] = (await verified(daemon)).faults
+    assert (fault.kind, fault.id) == ("changed", key[-10:].hex() + "0" * 20)
+
+
+async def test_a_removed_message_an_inserted_one_and_two_that_changed_places_are_found(daemon):
+    await some_messages(daemon)
+    (a, one), (b, two), (c, _), *_ = await rows(daemon)
+    await write(daemon, Delete(Table.MESSAGE, [a, b, c]))
+    await write(daemon, Put(Table.MESSAGE, b"", [a, b, a[:-2] + b"\x70\x00"], [two, one, one]))
+    faults = (await verified(daemon)).faults
+    assert [(fault.kind, fault.id[:20]) for fault in faults] == [
+        ("changed", a[-10:].hex()),
+        ("inserted", (a[-10:-2] + b"\x70\x00").hex()),
+        ("removed", c[-10:].hex()),
+    ]
+
+
+async def test_a_removed_entry_is_found(daemon):
+    await some_messages(daemon)
+    key, _ = (await rows(daemon, Table.PAYLOAD, ENTRIES))[2]
+    await write(daemon, Delete(Table.PAYLOAD, [key]))
+    assert "entry-removed" in [fault.kind for fault in (await verified(daemon)).faults]
+
+
+async def test_a_topic_that_is_not_the_one_of_a_head_that_was_kept_is_found_out(daemon):
+    await some_messages(daemon)
+    head = await head_of(daemon)
+    longer = replace(head, count=head.count + 5)
+    assert [fault.kind for fault in (await verified(daemon, longer)).faults] == ["cut-off"]
+    other = replace(head, hash="00" * 32)
+    assert [fault.kind for fault in (await verified(daemon, other)).faults] == ["other-chain"]
+    anew = replace(head, generation=2)
+    assert [fault.kind for fault in (await verified(daemon, anew)).faults] == ["other-chain"]
+    with pytest.raises(InvalidParameter, match="topic"):
+        Verifying(head, replace(head, topic="ns:other"))
+
+
+async def test_what_a_transaction_published_and_what_was_rolled_back_is_verified(daemon):
+    await daemon.create(chain="sha256")
+    pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
+    body = {"messages": ["undone", "too"], "transactionWritePointer": pointer}
+    await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+    during = await verified(daemon)
+    assert (during.is_good, during.messages) == (True, 2)
+    await daemon.call("POST", f"/v1/transactions/{pointer}/abort")
+    found = await verified(daemon)
+    assert (found.is_good, found.messages, found.entries) == (True, 2, 3)
+
+
+async def test_a_topic_goes_on_with_its_chain_after_a_restart(tmp_path):
+    store = await leveldb(tmp_path)
+    async with in_process(store=store) as daemon:
+        await some_messages(daemon)
+        known = (await daemon.call("GET", ROUTE)).json()
+    await store.aclose()
+    store = await leveldb(tmp_path)
+    async with in_process(listener="lane", store=store) as daemon:
+        daemon.clock.ms += 1_000
+        await daemon.publish("later")
+        found = await verified(daemon, ChainHead.of(known))
+    await store.aclose()
+    assert (found.is_good, found.messages, found.found, found.known) == (True, 7, 0, "found")
+
+
+async def test_a_head_is_signed_as_standard_webhooks_has_it(tmp_path):
+    file = tmp_path / "secrets"
+    file.write_text(f"whsec_{SECRET}\n")
+    file.chmod(0o600)
+    async with in_process(topic__chain_secret_file=str(file)) as daemon:
+        await daemon.create(chain="sha256")
+        head = (await daemon.call("GET", ROUTE)).json()
+        signed = head.pop("signature")
+        assert signed["payload"] == f"ns:t 1 1 {head['id']} {head['hash']}"
+        text = f"{signed['id']}.{signed['timestamp']}.{signed['payload']}".encode()
+        digest = hmac.digest(b"k" * 32, text, hashlib.sha256)
+        assert signed["signature"] == f"v1,{base64.b64encode(digest).decode()}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"topic": "a"}', '{"topic":"a:b","generation":1,"count":1,"id":"00","hash":"00"}']
+)
+def test_a_text_that_is_no_head_is_refused(text):
+    with pytest.raises(InvalidParameter, match="no head"):
+        ChainHead.parse(text)
+
+
+@pytest.mark.parametrize(("at_ms", "left", "faults"), [(None, 7, []), (START_MS + 2, 4, ["other-chain"])], ids=str)
+async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path, at_ms, left, faults):
+    """Of a transaction that was open the messages count as rolled back, without an entry of their own."""
+    async with in_process(listener="lane") as daemon:
+        await some_messages(daemon)
+        pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
+        body = {"messages": ["open"], "transactionWritePointer": pointer}
+        await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+        known = await head_of(daemon)
+        await back_up(daemon, tmp_path / "backups")
+    folder = BackupFolder.open(tmp_path / "backups")
+    manifest = folder.manifest(folder.last_id())
+    source = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), START_MS + 1_000)
+    target = FaultyStore(MemoryStore())
+    await RestoreRun(source, target, CopyRequest("kept")).run(lambda: START_MS + 1_000)
+    async with in_process(listener="lane", store=target) as daemon:
+        daemon.clock.ms += 2_000
+        await daemon.publish("later")
+        await daemon.publish("later still")
+        found = await verified(daemon)
+        assert (found.faults, found.messages, found.restored, found.found) == ((), left + 2, 1, 0)
+        again = await verified(daemon, known)
+        assert [fault.kind for fault in again.faults] == faults

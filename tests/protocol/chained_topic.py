@@ -1,0 +1,105 @@
+"""A chained topic over a store of dicts, and its verification as a reader makes it."""
+
+from __future__ import annotations
+
+from model_store import NAME, ModelStore, loaded_state
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.keys import CHAIN_POINTER, generation_prefix, payload_prefix, stop_after
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import own_ttl_s
+from plainsong.protocol.topic.asks import Create, Look, PlanCleaning, Publish, PublishUnder, SetProperties
+from plainsong.protocol.topic.core import TopicCore, span_of
+from plainsong.protocol.topic.state import Now, TopicLimits
+from plainsong.protocol.topic.verify import KnownHead, Verifier, row_of
+
+START_MS = 1_700_000_000_000
+
+
+class ChainedTopic:
+    """One topic, its store and its clock."""
+
+    def __init__(self, limits=None, authority=None, **properties):
+        self.store, self.limits, self.authority = ModelStore(), limits or TopicLimits(max_lifetime_ms=0), authority
+        self.now_ms = START_MS
+        self.load()
+        if properties.pop("create", True):
+            self.do(Create(TopicProperties(**{"ttl_s": 3600, "chain": "sha256", **properties})))
+
+    def load(self):
+        """What a start finds."""
+        self.core = TopicCore(loaded_state(self.store, limits=self.limits, authority=self.authority))
+
+    @property
+    def state(self):
+        return self.core.state
+
+    def do(self, *asks, rows=None):
+        """One step; with ``rows`` the power is cut behind so many rows of it, and the topic is loaded again."""
+        now = Now(self.now_ms, self.now_ms / 1000)
+        step = self.core.step([(index, ask) for index, ask in enumerate(asks)], now)
+        self.store.write(step.operations, rows)
+        if rows is not None:
+            self.load()
+            return None
+        answers = dict(self.core.settled(step, now))
+        for answer in answers.values():
+            if isinstance(answer, PlainsongError):
+                raise answer
+        return answers[0] if len(asks) == 1 else [answers[index] for index in range(len(asks))]
+
+    def publish(self, *messages, **fields):
+        return self.do(Publish(PublishRequest(list(messages), **fields), 1))
+
+    def publish_under(self, pointer, *messages, **fields):
+        return self.do(PublishUnder(PublishRequest(list(messages), write_pointer=pointer, **fields), 1))
+
+    def set(self, **properties):
+        return self.do(SetProperties({"ttl": 3600, **properties}))
+
+    def clean(self):
+        """As the janitor does, in full."""
+        plan = self.do(PlanCleaning(0))
+        for table, wanted, kept in ((Table.MESSAGE, plan.expired, 0), (Table.PAYLOAD, plan.entries, 1)):
+            if wanted is not None:
+                keys = [key for key, _ in self.store.scan(table, *wanted)]
+                for key in keys[: len(keys) - kept]:
+                    del self.store.tables[table][key]
+        for key, value in list(self.messages()):
+            ttl_s = own_ttl_s(value)
+            if ttl_s is not None and int.from_bytes(key[-10:-2], "big") + ttl_s * 1000 < plan.now_ms:
+                del self.store.tables[Table.MESSAGE][key]
+        return plan
+
+    # --- what the store has -----------------------------------------------------------------------
+
+    def messages(self):
+        start = generation_prefix(NAME, self.state.metadata.generation)
+        return self.store.scan(Table.MESSAGE, start, stop_after(start))
+
+    def entries(self):
+        start = payload_prefix(NAME, self.state.metadata.generation, CHAIN_POINTER)
+        return self.store.scan(Table.PAYLOAD, start, stop_after(start))
+
+    def head(self):
+        chain = self.state.chain
+        return KnownHead(self.state.metadata.generation, chain.number, chain.position, chain.link)
+
+    def verify(self, known=None):
+        """What a reader of the whole store finds."""
+        verifier = Verifier(str(NAME), self.state.metadata.generation, known)
+        entries = [(key[-10:], value) for key, value in self.entries()]
+        for entry in entries:
+            verifier.survey(*entry)
+        rows = [row_of(key[-10:], value) for key, value in self.messages()]
+        span = span_of(self.state, Look(FIRST_BOUND))
+        for position, value in entries:
+            while rows and rows[0].position <= position:
+                verifier.row(rows.pop(0), span.oldest_ms)
+            verifier.entry(position, value, oldest_ms=span.oldest_ms, now_ms=span.now_ms)
+        for row in rows:
+            verifier.row(row, span.oldest_ms)
+        return verifier.end(undecided=[each for each in self.state.pending if not self.state.pending[each].rolled_back])

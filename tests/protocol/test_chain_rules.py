@@ -1,0 +1,480 @@
+"""Chained topics: every request adds an entry, and whoever verifies the topic finds whatever was done to its rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from chained_topic import START_MS, ChainedTopic
+from model_store import NAME
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.errors import Conflict
+from plainsong.protocol.ids import NO_PAYLOAD_PART
+from plainsong.protocol.keys import metadata_key
+from plainsong.protocol.properties import parse_properties
+from plainsong.protocol.records import Metadata
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.rows import decode_row
+from plainsong.protocol.topic.asks import (
+    Create,
+    NoteSetAside,
+    Publish,
+    PublishUnder,
+    Remove,
+    RollBackPointer,
+    SetProperties,
+    Stats,
+    StoreStaged,
+    StoreUnder,
+    Undelete,
+)
+from plainsong.protocol.topic.chain import FOUND, MAX_BYTES, MAX_ROWS, ChainEntry
+from plainsong.protocol.topic.verify import KnownHead, Verifier, row_of
+
+
+def kinds(verification):
+    return [fault.kind for fault in verification.faults]
+
+
+def busy_topic():
+    """A topic with a bit of everything."""
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    topic.publish(b"two", b"three", attributes=[{"colour": "red"}, {}])
+    topic.publish(b"four", b"five", b"six", atomic=True)
+    topic.now_ms += 1
+    topic.publish_under(7, b"committed")
+    topic.publish_under(9, b"undone", b"undone too")
+    topic.do(RollBackPointer(9, by_client=True))
+    topic.publish(b"last", ttl_s=1000)
+    return topic
+
+
+def test_a_chained_topic_is_verified_with_all_of_its_messages():
+    found = busy_topic().verify()
+    assert found.is_good
+    assert found.messages == 10
+    # begin, three requests, two of transactions, a rollback, one more request
+    assert found.entries == 8
+    assert found.begun is not None
+
+
+def test_requests_of_one_step_have_an_entry_each():
+    topic = ChainedTopic()
+    topic.do(*(Publish(PublishRequest([b"%d" % number]), 1) for number in range(5)))
+    assert len(topic.entries()) == 6
+    assert topic.verify().messages == 5
+
+
+def test_a_large_request_has_entries_of_a_bounded_number_of_rows():
+    topic = ChainedTopic()
+    topic.publish(*[b"x"] * (MAX_ROWS + 1))
+    topic.publish(*[b"y" * (MAX_BYTES // 2)] * 3)
+    found = topic.verify()
+    assert found.is_good
+    assert found.messages == MAX_ROWS + 4
+    rows = [ChainEntry.decode(key[-10:], value).rows for key, value in topic.entries()[1:]]
+    assert rows == [MAX_ROWS, 1, 1, 1, 1]
+
+
+def test_a_topic_without_a_chain_has_no_entries_and_the_same_bytes_as_ever():
+    topic = ChainedTopic(chain="none")
+    topic.publish(b"one", b"two")
+    assert topic.entries() == []
+    assert topic.state.chain is None
+    assert b"chain" not in topic.store.tables[Table.METADATA][metadata_key(NAME)]
+    assert "chain" not in topic.state.metadata.properties.shown(1)
+
+
+def test_a_chain_is_a_property_that_is_shown_and_stored_where_it_is_on():
+    properties = parse_properties({"chain": "sha256"})
+    assert properties.shown(1)["chain"] == "sha256"
+    assert parse_properties(properties.stored()) == properties
+
+
+# --- attacks ----------------------------------------------------------------------------------------
+
+
+def at(topic, index):
+    return topic.messages()[index][0]
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_any_changed_byte_of_any_message_is_found_where_it_is(index):
+    known = busy_topic()
+    key, value = known.messages()[index]
+    for place in range(len(value)):
+        topic = busy_topic()
+        changed = bytearray(value)
+        changed[place] ^= 0x01
+        topic.store.tables[Table.MESSAGE][key] = bytes(changed)
+        if topic.verify().is_good:
+            # Not covered: a time to live that is not over, and how a producer's request was numbered.
+            assert not changes_what_readers_get(value, bytes(changed)), (index, place)
+
+
+def changes_what_readers_get(before, after):
+    return row_of(bytes(10), before) != row_of(bytes(10), after)
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_a_removed_message_is_found_and_named(index):
+    topic = busy_topic()
+    key = at(topic, index)
+    del topic.store.tables[Table.MESSAGE][key]
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.id) == ("removed", (key[-10:] + NO_PAYLOAD_PART).hex())
+
+
+def test_an_inserted_message_is_found_and_named():
+    topic = busy_topic()
+    key, value = topic.messages()[0]
+    inserted = key[:-2] + b"\x77\x77"
+    topic.store.tables[Table.MESSAGE][inserted] = value
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("inserted", inserted[-10:])
+
+
+def test_a_message_behind_the_last_entry_is_found():
+    topic = busy_topic()
+    key, value = topic.messages()[-1]
+    topic.store.tables[Table.MESSAGE][key[:-10] + b"\x00\x00\x7f" + key[-7:]] = value
+    assert kinds(topic.verify()) == ["inserted"]
+
+
+def test_two_messages_that_changed_places_are_found():
+    topic = ChainedTopic()
+    topic.publish(b"one", b"two")
+    rows = topic.store.tables[Table.MESSAGE]
+    first, second = at(topic, 0), at(topic, 1)
+    rows[first], rows[second] = rows[second], rows[first]
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("changed", first[-10:])
+
+
+def test_a_message_under_another_write_pointer_is_found():
+    topic = ChainedTopic()
+    topic.publish_under(7, b"one")
+    key, value = topic.messages()[0]
+    topic.store.tables[Table.MESSAGE][key] = value[:1] + (8).to_bytes(8, "big") + value[9:]
+    assert kinds(topic.verify()) == ["changed"]
+
+
+def test_a_message_that_is_rolled_back_behind_the_topics_back_is_found():
+    topic = busy_topic()
+    key, value = topic.messages()[6]
+    topic.state.pending.clear()
+    topic.store.tables[Table.MESSAGE][key] = value[:1] + (-7).to_bytes(8, "big", signed=True) + value[9:]
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("hidden", key[-10:])
+
+
+def test_a_rolled_back_message_that_is_shown_again_is_found():
+    topic = busy_topic()
+    key, value = topic.messages()[7]
+    topic.store.tables[Table.MESSAGE][key] = value[:1] + (9).to_bytes(8, "big") + value[9:]
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("shown", key[-10:])
+
+
+@pytest.mark.parametrize("index", range(1, 8))
+def test_any_changed_byte_of_an_entry_is_found(index):
+    known = busy_topic()
+    key, value = known.entries()[index]
+    for place in range(len(value)):
+        topic = busy_topic()
+        changed = bytearray(value)
+        changed[place] ^= 0x01
+        if place == 1 and decode_row(bytes(changed)) == decode_row(value):
+            continue  # the sign of the length, which says nothing
+        topic.store.tables[Table.PAYLOAD][key] = bytes(changed)
+        found = topic.verify(known.head())
+        assert not found.is_good, (index, place)
+
+
+def test_a_message_that_is_removed_with_its_entry_is_found():
+    topic = busy_topic()
+    del topic.store.tables[Table.MESSAGE][at(topic, 0)]
+    del topic.store.tables[Table.PAYLOAD][topic.entries()[1][0]]
+    assert "entry-removed" in kinds(topic.verify())
+
+
+def test_entries_that_were_made_again_from_other_messages_are_found_by_whoever_knows_a_head():
+    """Who can write the store can make a chain that is right in itself; only a link that was kept tells it apart."""
+    honest, forged = ChainedTopic(), ChainedTopic()
+    honest.publish(b"pay 100")
+    forged.publish(b"pay 900")
+    assert forged.verify().is_good
+    assert kinds(forged.verify(honest.head())) == ["other-chain"]
+
+
+def test_an_end_that_was_cut_off_is_found_by_whoever_knows_a_later_head():
+    topic = busy_topic()
+    head = topic.head()
+    del topic.store.tables[Table.MESSAGE][at(topic, 9)]
+    del topic.store.tables[Table.PAYLOAD][topic.entries()[-1][0]]
+    topic.load()
+    assert topic.verify().is_good
+    assert kinds(topic.verify(head)) == ["cut-off"]
+
+
+def test_a_store_that_is_an_older_copy_is_found_by_whoever_knows_a_later_head():
+    topic = busy_topic()
+    older = {table: dict(rows) for table, rows in topic.store.tables.items()}
+    topic.publish(b"later")
+    head = topic.head()
+    topic.store.tables = older
+    topic.load()
+    assert kinds(topic.verify(head)) == ["cut-off"]
+    topic.now_ms += 1
+    topic.publish(b"something else")
+    assert kinds(topic.verify(head)) == ["other-chain"]
+
+
+def test_a_head_that_was_known_is_found_as_long_as_its_entry_is_there():
+    topic = busy_topic()
+    head = topic.head()
+    topic.publish(b"later")
+    assert topic.verify(head).known == "found"
+
+
+def test_the_chain_of_another_topic_is_not_taken_for_this_ones():
+    topic = busy_topic()
+    topic.store.tables[Table.METADATA][metadata_key(NAME)] = replace(topic.state.metadata, generation=1).encode()
+    other = KnownHead(2, 1, bytes(10), bytes(32))
+    assert "other-chain" in kinds(topic.verify(other))
+
+
+# --- expiry and cleaning ----------------------------------------------------------------------------
+
+
+def test_cleaning_keeps_the_last_link_of_what_it_drops():
+    topic = ChainedTopic()
+    for number in range(5):
+        topic.publish(b"%d" % number)
+    dropped = topic.head()
+    topic.now_ms += 3_601_000
+    topic.publish(b"new")
+    topic.clean()
+    assert len(topic.entries()) == 2
+    found = topic.verify(dropped)
+    assert found.is_good
+    assert (found.messages, found.known, found.begun) == (1, "found", None)
+
+
+def test_a_head_from_before_the_last_link_that_is_kept_cannot_be_compared_and_is_no_fault():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    early = topic.head()
+    topic.publish(b"two")
+    topic.now_ms += 3_601_000
+    topic.clean()
+    assert topic.verify(early).known == "cleaned"
+    assert topic.verify(early).is_good
+
+
+def test_the_chain_of_a_topic_that_is_empty_again_goes_on():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    topic.now_ms += 3_601_000
+    topic.clean()
+    topic.load()
+    assert topic.state.chain.number == 2
+    topic.publish(b"two")
+    assert topic.verify().messages == 1
+
+
+def test_messages_that_expired_by_their_own_time_to_live_leave_their_digests():
+    topic = ChainedTopic()
+    topic.publish(b"long", b"short", b"short too", b"longer", message_ttls_s=[None, 1, 1, 2])
+    assert topic.verify().messages == 4
+    topic.now_ms += 1_500
+    topic.do(Stats())
+    assert topic.verify().messages == 2
+    topic.clean()
+    assert len(topic.messages()) == 2
+    found = topic.verify()
+    assert found.is_good
+    assert (found.messages, found.expired) == (2, 1)
+
+
+def test_a_message_that_is_gone_before_its_own_time_to_live_is_over_is_found():
+    topic = ChainedTopic()
+    topic.publish(b"long", b"short", message_ttls_s=[None, 1])
+    del topic.store.tables[Table.MESSAGE][at(topic, 1)]
+    assert kinds(topic.verify()) == ["removed"]
+
+
+def test_a_message_before_the_first_entry_that_has_not_expired_is_found():
+    """Entries that are dropped too early do not hide what they covered."""
+    topic = ChainedTopic()
+    for number in range(4):
+        topic.publish(b"%d" % number)
+    for key, _ in topic.entries()[:3]:
+        del topic.store.tables[Table.PAYLOAD][key]
+    assert kinds(topic.verify()) == ["entry-removed", "entry-removed"]
+
+
+def test_entries_that_are_cleaned_while_a_topic_is_being_read_are_no_fault():
+    topic = ChainedTopic()
+    for number in range(4):
+        topic.publish(b"%d" % number)
+    verifier = Verifier(str(NAME), 1)
+    entries = [(key[-10:], value) for key, value in topic.entries()]
+    for entry in entries:
+        verifier.survey(*entry)
+    verifier.entry(*entries[0], oldest_ms=0, now_ms=topic.now_ms)
+    topic.now_ms += 3_601_000
+    topic.publish(b"new")
+    topic.clean()
+    for key, value in topic.entries():
+        if key == topic.entries()[-1][0]:
+            position, row = topic.messages()[0]
+            verifier.row(row_of(position[-10:], row), topic.state.oldest_ms)
+        verifier.entry(key[-10:], value, oldest_ms=topic.state.oldest_ms, now_ms=topic.now_ms)
+    found = verifier.end()
+    assert (found.faults, found.messages) == ([], 1)
+
+
+# --- switching on and off ---------------------------------------------------------------------------
+
+
+def test_a_chain_that_is_switched_on_later_begins_there_and_says_so():
+    topic = ChainedTopic(chain="none")
+    topic.publish(b"before")
+    topic.set(chain="sha256")
+    topic.publish(b"after")
+    found = topic.verify()
+    assert found.is_good
+    assert (found.before, found.messages) == (1, 1)
+    assert found.begun > topic.messages()[0][0][-10:]
+
+
+def test_a_chain_that_is_switched_off_and_on_goes_on_from_its_end():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    known = topic.head()
+    topic.set()
+    topic.publish(b"not covered")
+    topic.load()
+    assert topic.state.chain is None
+    topic.set(chain="sha256")
+    topic.publish(b"two")
+    found = topic.verify(known)
+    assert found.is_good
+    assert (found.messages, found.before, found.known) == (2, 1, "found")
+    # begin, one, end, begin, two
+    assert topic.state.chain.number == 5
+
+
+def test_a_new_generation_has_a_new_chain():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    topic.do(Remove())
+    topic.do(Create(topic.state.metadata.properties))
+    assert topic.state.chain.number == 1
+    topic.publish(b"two")
+    assert topic.verify().messages == 1
+
+
+def test_a_topic_that_is_brought_back_goes_on_with_its_chain():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    topic.do(Remove())
+    topic.load()
+    topic.do(Undelete())
+    topic.publish(b"two")
+    found = topic.verify()
+    assert (found.is_good, found.messages, found.entries) == (True, 2, 3)
+
+
+def test_a_chain_does_not_begin_while_stored_messages_may_be_published_behind_its_beginning():
+    topic = ChainedTopic(chain="none")
+    topic.do(StoreUnder(PublishRequest([b"stored"], write_pointer=7), 1))
+    with pytest.raises(Conflict, match="stored"):
+        topic.set(chain="sha256")
+    topic.do(PublishUnder(PublishRequest([], write_pointer=7), 1))
+    topic.set(chain="sha256")
+    assert topic.verify().is_good
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        StoreUnder(PublishRequest([b"stored"], write_pointer=7), 1),
+        StoreStaged(PublishRequest([b"staged"], producer="job", segment="a"), 1),
+    ],
+)
+def test_a_chained_topic_takes_no_messages_that_are_stored_first(ask):
+    topic = ChainedTopic()
+    with pytest.raises(Conflict, match="chained"):
+        topic.do(ask)
+    assert len(topic.entries()) == 1
+
+
+def test_a_dry_run_of_a_change_adds_no_entry():
+    topic = ChainedTopic()
+    topic.do(SetProperties({"ttl": 1}, dry_run=True))
+    assert len(topic.entries()) == 1
+    assert topic.state.chain is not None
+
+
+# --- set aside, epochs, crashes ---------------------------------------------------------------------
+
+
+def test_rows_that_were_set_aside_are_in_an_entry_and_no_fault():
+    topic = busy_topic()
+    gone = topic.messages()[3:6]
+    topic.do(NoteSetAside(1, gone[0][0][-10:], gone[-1][0][-10:], 3))
+    for key, _ in gone:
+        del topic.store.tables[Table.MESSAGE][key]
+    found = topic.verify()
+    assert found.is_good
+    assert (found.set_aside, found.messages) == (1, 7)
+
+
+def test_an_entry_has_the_epoch_of_the_owner_that_wrote_it():
+    topic = ChainedTopic()
+    topic.state.epoch = topic.state.chain.epoch = 12
+    topic.publish(b"one")
+    assert [ChainEntry.decode(key[-10:], value).epoch for key, value in topic.entries()] == [0, 12]
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_rows_that_a_power_cut_left_without_an_entry_get_one_at_the_next_start(rows):
+    topic = ChainedTopic()
+    topic.publish(b"before")
+    asks = [Publish(PublishRequest([b"a", b"b"]), 1), Publish(PublishRequest([b"c", b"d"], ttl_s=10), 1)]
+    topic.do(*asks, rows=rows)
+    topic.publish(b"behind")
+    found = topic.verify()
+    assert found.is_good
+    assert found.messages == len(topic.messages())
+    left = [ChainEntry.decode(key[-10:], value).kind for key, value in topic.entries()].count(FOUND)
+    assert found.found == left == (1 if rows < 5 else 1 if rows == 5 else 0)
+
+
+def test_a_last_entry_that_cannot_be_read_keeps_no_topic_from_being_loaded_and_is_reported():
+    topic = busy_topic()
+    key, _ = topic.entries()[-1]
+    topic.store.tables[Table.PAYLOAD][key] = b"\x00\x00"
+    topic.load()
+    topic.publish(b"behind")
+    found = topic.verify()
+    assert (found.faults[0].kind, found.faults[0].position) == ("entry-changed", key[-10:])
+
+
+def test_metadata_keeps_where_a_chain_ended():
+    topic = ChainedTopic()
+    topic.set()
+    metadata = topic.state.metadata
+    assert metadata.chain_end.number == 2
+    assert Metadata.decode(metadata.encode()) == metadata
+
+
+def test_the_first_entry_says_whose_chain_it_is():
+    topic = ChainedTopic()
+    key, value = topic.entries()[0]
+    assert ChainEntry.decode(key[-10:], value).of == (str(NAME), 1)
+    assert int.from_bytes(key[-10:-2], "big") == START_MS
