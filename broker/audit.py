@@ -33,7 +33,7 @@ from plainsong.protocol.masking import masked
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.topic.asks import Create, Describe, ListReaders, Publish
+from plainsong.protocol.topic.asks import Create, Describe, ListReaders, Publish, SetProperties
 from storage.base import StoreError
 from storage.copy_parts import BACKUP_ORIGIN, COPY_KEY, DONE, copy_row
 
@@ -164,9 +164,15 @@ class Audit:
         self._count_lost()
 
     async def create(self) -> None:
-        """Makes the topic, if it is not there. Raises PlainsongError."""
+        """Makes the topic, chained, if it is not there. Raises PlainsongError."""
         with suppress(Conflict):  # it is there, with properties that somebody gave it
-            await self._ask(AUDIT, Create(TopicProperties(ttl_s=TTL_S), if_not_exists=True))
+            await self._ask(AUDIT, Create(TopicProperties(ttl_s=TTL_S, chain="sha256"), if_not_exists=True))
+            return
+        found = (await self._ask(AUDIT, Describe())).metadata
+        if found.properties.chain == "none" and found.chain_end is None:
+            # An earlier version made it. A chain that somebody switched off stays off.
+            given = {**found.properties.stored(), "chain": "sha256"}
+            await self._ask(AUDIT, SetProperties(given, if_match=frozenset((found.etag,))))
 
     async def run(self) -> None:
         """Makes the topic, and writes what is gathered, until cancelled."""

@@ -16,12 +16,15 @@ from broker.security.identity import Identity
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import Forbidden
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.topic.asks import Create, Describe, SetProperties
 from storage.copy_parts import COPY_KEY, DONE, CopyRow
 from tests.patience import PATIENCE_S
 from tests.security.named import named
 
 T = "/v1/namespaces/ns/topics"
 AUDIT = "/v1/namespaces/system/topics/audit"
+AUDIT_TOPIC_NAME = TopicName("system", "audit")
 
 
 async def records(daemon):
@@ -365,3 +368,29 @@ def test_every_action_is_of_a_route_that_changes_something():
     for name in set(ACTIONS) & set(routes):
         assert not routes[name].reads_only
     assert {"create_topic", "delete_topic", "truncate", "abort"} <= set(routes)
+
+
+# --- the chain of the audit ---------------------------------------------------------------------------
+
+
+async def test_the_audit_is_chained_and_its_records_are_verified(daemon):
+    await daemon.ask("operator", "PUT", "/v1/namespaces/shop/topics/orders", json={})
+    await gathered(daemon, 1)
+    head = (await daemon.ask("operator", "GET", f"{AUDIT}/chain")).json()
+    page = (await daemon.ask("operator", "GET", f"{AUDIT}/chain/entries")).json()
+    assert head["topic"] == "system:audit"
+    assert page["head"]["count"] == head["count"] == len(page["entries"])
+    assert len(page["messages"]) == len(page["entries"]) - 1
+
+
+async def test_an_audit_of_before_is_chained_from_the_next_start_on_unless_that_was_switched_off(tmp_path):
+    async with named(tmp_path) as running:
+        service = running.daemon.service
+        await service.directory.ask(AUDIT_TOPIC_NAME, Create(TopicProperties(ttl_s=7)))
+        await service.audit.create()
+        properties = (await service.directory.ask(AUDIT_TOPIC_NAME, Describe())).metadata.properties
+        assert properties == TopicProperties(ttl_s=7, chain="sha256")
+        await service.directory.ask(AUDIT_TOPIC_NAME, SetProperties({"ttl": 7}))
+        await service.audit.create()
+        properties = (await service.directory.ask(AUDIT_TOPIC_NAME, Describe())).metadata.properties
+        assert properties == TopicProperties(ttl_s=7)
