@@ -190,7 +190,7 @@ ROUTES: tuple[Route[Any], ...] = (
         answer=ref("Change"),
         answer_headers=("ETag",),
         body=Body(ref("Properties"), example={"ttl": 86400, "max_bytes": 1073741824}, required=False),
-        errors=(*WRITES, *BODY, "invalid_property", "precondition_failed"),
+        errors=(*WRITES, *BODY, "invalid_property", "conflict", "precondition_failed"),
     ),
     Route(
         "undelete_topic",
@@ -314,7 +314,7 @@ ROUTES: tuple[Route[Any], ...] = (
             types=(JSON_TYPE, AVRO_TYPE),
             example={"transactionWritePointer": _POINTER, "messages": ["first", "second"], "segment": "task-7"},
         ),
-        errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "already_published"),
+        errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "already_published", "conflict"),
     ),
     Route(
         "rollback",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol import keys
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import pack_id
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, pack_id
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader, unpack_record
 from plainsong.protocol.rows import (
@@ -23,6 +23,7 @@ from plainsong.protocol.rows import (
     attributes_in,
     decode_row,
 )
+from plainsong.protocol.topic.chain import ChainEntry
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.transactions.ledger_rows import (
@@ -56,7 +57,7 @@ class DescribedRow:
     value: bytes
     kind: str = "unparseable"
     """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``,
-    ``reference``, ``payload``; ``namespace``; ``copying``; of the transaction service ``transactions``,
+    ``reference``, ``payload``, ``chain-entry``; ``namespace``; ``copying``; of the transaction service ``transactions``,
     ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
@@ -124,9 +125,31 @@ def _message(row: DescribedRow) -> None:
     row.kind = "message" if message.payload is not None else "reference"
 
 
+def _entry(row: DescribedRow) -> None:
+    """Describe an entry of a topic's chain."""
+    row.time_ms, row.position = None, row.key[-POSITION_BYTES:]
+    entry = ChainEntry.decode(row.position, row.value)
+    row.kind = "chain-entry"
+    row.fields = {
+        "id": (entry.position + NO_PAYLOAD_PART).hex(),
+        "number": entry.number,
+        "about": entry.kind,
+        "link": entry.link.hex(),
+        "first": entry.first.hex(),
+        "last": entry.last.hex(),
+    }
+    if entry.pointer:
+        row.fields["write_pointer"] = entry.pointer
+    if entry.epoch:
+        row.fields["epoch"] = entry.epoch
+
+
 def _payload(row: DescribedRow) -> None:
     row.name, row.generation, pointer, ts, seq = keys.parse_payload_key(row.key)
     row.time_ms = ts
+    if pointer == keys.CHAIN_POINTER:
+        _entry(row)
+        return
     under = "write_pointer" if pointer > 0 else "staged_pointer"
     row.fields = {under: pointer, "write_ts_ms": ts, "payload_sequence_id": seq}
     message = _value(row)

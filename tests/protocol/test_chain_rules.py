@@ -31,6 +31,7 @@ from plainsong.protocol.topic.asks import (
 )
 from plainsong.protocol.topic.chain import FOUND, MAX_BYTES, MAX_ROWS, ChainEntry
 from plainsong.protocol.topic.verify import KnownHead, Verifier, row_of
+from storage.inspect.describe import describe
 
 
 def kinds(verification):
@@ -478,3 +479,11 @@ def test_the_first_entry_says_whose_chain_it_is():
     key, value = topic.entries()[0]
     assert ChainEntry.decode(key[-10:], value).of == (str(NAME), 1)
     assert int.from_bytes(key[-10:-2], "big") == START_MS
+
+
+def test_entries_are_described_for_those_who_look_into_a_stopped_store():
+    topic = busy_topic()
+    found = [describe(Table.PAYLOAD, key, value).shown() for key, value in topic.entries()]
+    assert {each["kind"] for each in found} == {"chain-entry"}
+    assert [each["number"] for each in found] == list(range(1, 9))
+    assert found[-1]["link"] == topic.head().link.hex()
