@@ -19,7 +19,13 @@ from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
 from broker.thrift import TephraMethods, failure
-from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TransactionsUnavailable
+from plainsong.protocol.errors import (
+    BadRequest,
+    InvalidParameter,
+    OutcomeUnknown,
+    PlainsongError,
+    TransactionsUnavailable,
+)
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
 from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
@@ -63,7 +69,13 @@ class LinkedPeer:
         return bool((await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
 
     async def as_of(self, at_ms: int) -> Moment:
-        reply = await self._call("tx.as_of", at_ms, ANSWER_S)
+        try:
+            reply = await self._call("tx.as_of", at_ms, ANSWER_S)
+        except BadRequest as error:
+            if isinstance(error, InvalidParameter):
+                raise  # the moment is still to come
+            why = "the instance that owns the transaction service is of a version that knows no moments"
+            raise TransactionsUnavailable(why, hint="upgrade it") from error
         return Moment.unpack(await collect(reply.body))
 
     async def owner_of(self, pointer: int) -> str | None:

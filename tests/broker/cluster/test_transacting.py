@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import trio
 import trio.testing
@@ -273,3 +275,49 @@ async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes
     )
     with pytest.raises(ApplicationError, match="no instance owns"):
         decode_reply(answer, "startShort", 1)
+
+
+async def past(at_ms):
+    """Until the clock, which all instances share, has passed a time."""
+    await until(lambda: time.time_ns() // 1_000_000 > at_ms)
+
+
+async def shown(node, topic, at_ms, **more):
+    return await node.poll(topic, asOfMs=at_ms, **more)
+
+
+async def test_a_poll_as_of_a_moment_is_the_same_through_every_instance_in_every_topic(nodes):
+    # Long ones, which do not time out on a slow machine.
+    early, late = [(await nodes[name].call("POST", SERVICE, json={"type": "long"})).json()["id"] for name in "ab"]
+    for topic in "tu":
+        await publish_under(nodes["c"], topic, late, "late")
+        await publish_under(nodes["a"], topic, early, "early")
+    decided_ms = []
+    for pointer in (early, late):
+        await commit(nodes["c"], pointer)
+        told = (await nodes["b"].call("GET", f"{SERVICE}/{pointer}")).json()
+        decided_ms.append(told["decidedMs"])
+        await past(told["decidedMs"])
+        # From now on nothing is decided up to this moment.
+        assert len(await shown(nodes["b"], "u", told["decidedMs"])) == len(decided_ms)
+    assert decided_ms[0] < decided_ms[1]
+    for node in nodes.values():
+        for topic in "tu":
+            assert await shown(node, topic, decided_ms[0] - 1) == []
+            assert await shown(node, topic, decided_ms[0]) == ["early"]
+            assert await shown(node, topic, decided_ms[1] - 1) == ["early"]
+            assert await shown(node, topic, decided_ms[1]) == ["late", "early"]
+
+
+async def test_a_moment_that_is_still_to_come_is_refused_through_every_instance(nodes):
+    body = {"asOfMs": time.time_ns() // 1_000_000 + 86_400_000}
+    for node in nodes.values():
+        for topic in "tu":
+            await node.call("POST", f"{TOPICS}/{topic}/poll", json=body, status=400, code="invalid_parameter")
+
+
+async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_them(nodes):
+    del nodes["a"].cluster.dispatcher.kinds["tx.as_of"]
+    body = {"asOfMs": 1}
+    await nodes["b"].call("POST", f"{TOPICS}/t/poll", json=body, status=503, code="transactions_unavailable")
+    assert await committed(nodes["b"], "t") == []
