@@ -31,8 +31,9 @@ def test_a_seed_is_the_same_history_in_every_process():
     assert json.loads(once.stdout)["story"]
 
 
-def test_histories_are_equal_to_the_last_answer_and_its_time():
-    once, again = (simulation("--count", "20", "--first", "100", "--digest") for _ in range(2))
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.torture)])
+def test_histories_are_equal_to_the_last_answer_and_its_time(count):
+    once, again = (simulation("--count", str(count), "--first", "100", "--digest") for _ in range(2))
     assert json.loads(once.stdout)["digest"] == json.loads(again.stdout)["digest"]
 
 
