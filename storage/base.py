@@ -376,7 +376,7 @@ async def drop_rows(store: Store, table: Table, ranges: Sequence[tuple[bytes, by
 #: Lists do not grow beyond this: longer ones save nothing, and a cancelled reader waits for its list.
 MAX_CHUNK_ROWS = 1000
 #: Bytes of values in a list, unless it is a single row.
-MAX_CHUNK_BYTES = 4 << 20
+MAX_CHUNK_BYTES = 1 << 20
 #: How many times longer the next list may be.
 GROWTH = 4
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -24,11 +23,12 @@ import trio
 from actors.set_aside import shown_id
 from broker.api.messages import query_bound
 from broker.api.poll import CommittedReader, Reading, behind
-from broker.api.route import off_loop
+from broker.api.route import in_steps
 from broker.api.set_aside import entry
 from broker.http.messages import EVENT_STREAM, PING, PING_S, Answer, one_of, problem_of, whole_number
-from plainsong.protocol.codec import JSON
-from plainsong.protocol.codec.json import payload_writer
+from plainsong.protocol.codec import gathered
+from plainsong.protocol.codec.base import PIECE_BYTES
+from plainsong.protocol.codec.json import payload_pieces, payload_writer
 from plainsong.protocol.errors import InvalidParameter, NoOwner, Overloaded, PlainsongError, ShuttingDown
 from plainsong.protocol.ids import FIRST_BOUND, after, before, parse_id, unpack_position
 from plainsong.protocol.page import messages_of
@@ -36,7 +36,7 @@ from plainsong.protocol.requests import PollRequest
 from plainsong.protocol.topic.asks import Look
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 
     from broker.api.poll import Found, Polling
     from broker.http.budgets import AnswerRoom
@@ -167,8 +167,8 @@ class MessageEvents:
                 found = await self._next(following, deadline_s, announced)
                 page, passed = found.page, found.passed_set_aside()
                 if page.count or passed:
-                    write = partial(_written, page, passed, payload_base64=following.payload_base64)
-                    chunk = await off_loop(page.payload_bytes, JSON, write)
+                    pieces = gathered(_pieces(page, passed, payload_base64=following.payload_base64))
+                    chunk = b"".join(await in_steps(page.payload_bytes, pieces))
                     polling.rates.delivered(following.name, page.count, trio.current_time())
                     if following.left is not None:
                         following.left -= page.count
@@ -206,30 +206,32 @@ class MessageEvents:
         return found
 
 
-def _written(page: Page, passed: Sequence[SetAside], *, payload_base64: bool) -> bytes:
+def _pieces(page: Page, passed: Sequence[SetAside], *, payload_base64: bool) -> Iterator[bytes]:
     """Each message of a page as an event, and, in their places among them, the stretches that were set aside."""
     written = payload_writer(payload_base64=payload_base64)
-    out = []
     stretches = deque(passed)
     for index, (message_id, payload) in enumerate(messages_of(page)):
         while stretches and stretches[0].first < message_id[:10]:
-            out.append(_set_aside(stretches.popleft()))
+            yield _set_aside(stretches.popleft())
         text_id = message_id.hex()
         published_ms = unpack_position(message_id[:10])[0]
         attributes = _attributes(page.attributes.get(index))
-        out.append(
-            f'id: {text_id}\nevent: message\ndata: {{"id":"{text_id}","publishTimeMs":{published_ms},'
-            f'"payload":{written(payload)},"attributes":{attributes}}}\n\n'
-        )
-    out += map(_set_aside, stretches)
-    return "".join(out).encode()
+        head = f'id: {text_id}\nevent: message\ndata: {{"id":"{text_id}","publishTimeMs":{published_ms},"payload":'
+        tail = f',"attributes":{attributes}}}\n\n'
+        if len(payload) <= PIECE_BYTES:
+            yield f"{head}{written(payload)}{tail}".encode()
+        else:
+            yield head.encode()
+            yield from payload_pieces(payload, payload_base64=payload_base64)
+            yield tail.encode()
+    yield from map(_set_aside, stretches)
 
 
-def _set_aside(stretch: SetAside) -> str:
+def _set_aside(stretch: SetAside) -> bytes:
     """A stretch as an event. Its id is the stretch's last one: a client that is cut off goes on behind it."""
     told = entry(stretch)
     data = {name: told[name] for name in ("from", "to", "rows")}
-    return event("set-aside", data, shown_id(stretch.last)).decode()
+    return event("set-aside", data, shown_id(stretch.last))
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from binascii import b2a_base64
 from codecs import utf_8_decode
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
+from actors.set_aside import shown_id
 from broker.api.poll import bytes_within, hold_gathered, page_bytes
-from broker.api.route import json_answer, off_loop
+from broker.api.route import in_steps, json_answer, off_loop
 from broker.api.set_aside import entry, passed
 from broker.http.messages import Answer, one_of, whole_number
 from broker.security.guard import forbidden
-from plainsong.protocol.codec import JSON
+from plainsong.protocol.codec import JSON, gathered
+from plainsong.protocol.codec.json import text_pieces
 from plainsong.protocol.codec.json_values import parse_query_position
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidParameter, NotFound, TransactionsUnavailable
@@ -36,7 +40,7 @@ from plainsong.protocol.topic.reading import Walk
 from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from actors.directory import Directory
     from broker.authority import Transactions
@@ -102,7 +106,7 @@ class Messages:
             text=parameters.get("filter", "").encode(),
         )
         form = await self._gather(request, parameters, ttl_ms, shown)
-        return await off_loop(shown.bytes, JSON, partial(_answer, shown, form))
+        return await _answer(shown, form)
 
     async def show_one(self, request: Request) -> Answer:
         """One message, whole; its bare payload, if that is what the client accepts.
@@ -351,7 +355,7 @@ class _Form:
         }
 
 
-def _answer(shown: _Shown, form: _Form) -> Answer:
+async def _answer(shown: _Shown, form: _Form) -> Answer:
     """What was gathered, with the headers a poll has."""
     headers = [("Plainsong-End", "more" if shown.cut else "end")]
     last_id = shown.messages[-1].message_id if shown.cut and shown.messages else shown.span.resume
@@ -363,9 +367,26 @@ def _answer(shown: _Shown, form: _Form) -> Answer:
     cut_at = shown.messages[-1].message_id if shown.cut and shown.messages else None
     stretches = _passed(shown, last_id if cut_at is None or shown.text else cut_at)
     headers += passed(stretches)
-    return json_answer(
-        _with_set_aside(shown, [form.written(each) for each in shown.messages], stretches), headers=headers
-    )
+    pieces = gathered(_pieces(_with_set_aside(shown, form, stretches)))
+    body = b"".join(await in_steps(shown.bytes, pieces))
+    return Answer(200, body, JSON.content_type, headers)
+
+
+def _pieces(entries: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """A list as JSON has it, a field of an entry at a time."""
+    before = b"["
+    for each in entries:
+        separator = before + b"{"
+        for name, value in each.items():
+            yield b'%b"%b":' % (separator, name.encode())
+            separator = b","
+            if isinstance(value, str):
+                yield from text_pieces(value)
+            else:
+                yield json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        yield b"}"
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
 def _passed(shown: _Shown, last_id: bytes | None) -> list[SetAside]:
@@ -377,12 +398,16 @@ def _passed(shown: _Shown, last_id: bytes | None) -> list[SetAside]:
     return [each for each in every if not shown.cut or last_id is None or each.first + NO_PAYLOAD_PART >= last_id]
 
 
-def _with_set_aside(shown: _Shown, rows: list[dict[str, Any]], stretches: Sequence[SetAside]) -> list[dict[str, Any]]:
-    """The messages, with an entry for each stretch at its place."""
+def _with_set_aside(shown: _Shown, form: _Form, stretches: Sequence[SetAside]) -> Iterator[dict[str, Any]]:
+    """The messages, with an entry for each stretch at its place; each is written when it is asked for."""
     if not stretches:
-        return rows
-    entries = [*rows, *map(entry, stretches)]
-    return sorted(entries, key=lambda each: str(each.get("id") or each["from"]), reverse=shown.reverse)
+        return map(form.written, shown.messages)
+    every: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+        (each.message_id.hex(), partial(form.written, each)) for each in shown.messages
+    ]
+    every += [(shown_id(each.first), partial(entry, each)) for each in stretches]
+    every.sort(key=itemgetter(0), reverse=shown.reverse)
+    return (write() for _, write in every)
 
 
 def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | dict[str, str]:

@@ -12,10 +12,10 @@ import trio
 
 from actors.reading import read_page
 from broker.api.readers import READER_HEADER
-from broker.api.route import off_loop
+from broker.api.route import LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
 from broker.api.set_aside import passed
 from broker.authority import SwitchedOff
-from broker.http.messages import Answer, one_of, parse_query, whole_number
+from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
 from plainsong.protocol.codec import (
     AVRO_END,
     BATCH_TYPE,
@@ -23,10 +23,10 @@ from plainsong.protocol.codec import (
     PageOptions,
     accept_frames,
     accepts_events,
-    avro_block,
+    avro_block_pieces,
     codec_for,
-    encode_events,
-    encode_frames,
+    events_pieces,
+    frames_pieces,
 )
 from plainsong.protocol.codec.cloud_events import BYTES_EACH
 from plainsong.protocol.errors import (
@@ -45,7 +45,7 @@ from plainsong.protocol.topic.asks import Describe, Look
 from plainsong.protocol.transactions.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from actors.decisions import AskTopic
     from actors.directory import Directory
@@ -178,18 +178,19 @@ class Polling:
             self.named_readers.polled(name, request, page.last_id, self.clock.now_ms())
         if frames is not None:
             self.rates.delivered(name, page.count, trio.current_time())
-            content = await off_loop(page.payload_bytes, codec, partial(encode_frames, page, frames))
-            return Answer(200, content, frames.content_type, headers_of(found))
+            content = body_of(await in_steps(page.payload_bytes, frames_pieces(page, frames)))
+            return _answer(content, frames.content_type, found)
         if accepts_events(request.headers.get("accept")):
-            content = await self._written(name, found, reading, JSON, _events_of(name, options), BYTES_EACH)
+            content = await self._written(name, found, reading, _events_of(name, options), BYTES_EACH)
             self.rates.delivered(name, found.page.count, trio.current_time())
-            return Answer(200, content, BATCH_TYPE, headers_of(found))
+            return _answer(content, BATCH_TYPE, found)
         if not codec.bounded and page.end == "more" and page.count != body.limit:
             self.rates.delivered(name, page.count, trio.current_time())
             return Answer(200, self._stream(name, found, body.limit, request.room), codec.content_type)
-        content = await self._written(name, found, reading, codec, partial(_encoded, codec, options))
+        at_once = LOOP_BYTES if codec.bounded else LOOP_AVRO_BYTES
+        content = await self._written(name, found, reading, partial(_pieces, codec, options), at_once_bytes=at_once)
         self.rates.delivered(name, found.page.count, trio.current_time())
-        return Answer(200, content, codec.content_type, headers_of(found))
+        return _answer(content, codec.content_type, found)
 
     def _note_delivery(self, found: Found, asked_ms: int) -> None:
         """Measures from the publish of a page's first message, if the poll had to wait for it."""
@@ -202,21 +203,22 @@ class Polling:
         name: TopicName,
         found: Found,
         reading: Reading,
-        codec: Codec,
-        encode: Callable[[Page], bytes],
+        pieces: Callable[[Page], Iterator[bytes]],
         bytes_each: int = 0,
-    ) -> bytes:
+        at_once_bytes: int = LOOP_BYTES,
+    ) -> bytes | BodyPieces:
         """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text.
 
         Args:
+          pieces: encodes it.
           bytes_each: what to encode a message takes besides its payload, as bytes of payload.
         """
         room = reading.room
         while True:
             page = found.page
             size = page.payload_bytes + bytes_each * page.count
-            content = await off_loop(size, codec, partial(encode, page))
-            if room is None or page.count <= 1 or len(content) <= room.reserved_bytes or room.has(len(content)):
+            content = body_of(await in_steps(size, pieces(page), at_once_bytes=at_once_bytes))
+            if room is None or room.has(len(content)) or page.count <= 1:
                 return content
             del content  # while a shorter one is made it must not be held
             read = partial(self.pages.read, name, found.span, limit=reading.limit, view=found.view)
@@ -346,7 +348,9 @@ class Polling:
         span, page = found.span, found.page
         found.page = Page()  # it must not be held behind its block
         sent = page.count
-        yield avro_block(page)
+        for piece in avro_block_pieces(page):
+            yield piece
+        page.parts = ()
         while page.end == "more" and sent != limit and page.last_id is not None:
             if (await self.ask_owner(name, Describe())).metadata.generation != span.generation:
                 raise TopicNotFound(f"topic {name} has been re-created meanwhile")
@@ -356,8 +360,8 @@ class Polling:
             page = await self._page_of(name, span, found.view, block)
             sent += page.count
             self.rates.delivered(name, page.count, trio.current_time())
-            if page.count:
-                yield avro_block(page)
+            for piece in avro_block_pieces(page):
+                yield piece
         yield AVRO_END
 
 
@@ -379,14 +383,19 @@ def poll_wait_ms(request: Request) -> int:
     return body.wait_ms or 0
 
 
-def _events_of(name: TopicName, options: PageOptions | None) -> Callable[[Page], bytes]:
+def _answer(content: bytes | BodyPieces, content_type: str, found: Found) -> Answer:
+    length = content.length if isinstance(content, BodyPieces) else None
+    return Answer(200, content, content_type, headers_of(found), length)
+
+
+def _events_of(name: TopicName, options: PageOptions | None) -> Callable[[Page], Iterator[bytes]]:
     """Writes pages as events; those that are none come from the topic itself."""
     source = f"/v1/namespaces/{quote(name.namespace, safe='')}/topics/{quote(name.topic, safe='')}"
-    return partial(encode_events, source=source, payload_base64=options is not None and options.payload_base64)
+    return partial(events_pieces, source=source, payload_base64=options is not None and options.payload_base64)
 
 
-def _encoded(codec: Codec, options: PageOptions | None, page: Page) -> bytes:
-    return codec.encode_page(page) if options is None else codec.encode_page(page, options)
+def _pieces(codec: Codec, options: PageOptions | None, page: Page) -> Iterator[bytes]:
+    return codec.page_pieces(page) if options is None else codec.page_pieces(page, options)
 
 
 def apply_query(body: PollRequest, query: str) -> PageOptions | None:

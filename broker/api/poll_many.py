@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count as count_up
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,11 +17,11 @@ from broker.api.poll import (
     page_bytes,
     wait_for_decision,
 )
-from broker.api.route import off_loop
+from broker.api.route import in_steps
 from broker.api.set_aside import rows_of
 from broker.http.messages import Answer, answer_for
 from broker.security.guard import forbidden
-from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions
+from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions, gathered
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
 from plainsong.protocol.errors import InvalidParameter, NoOwner, PlainsongError, RequestTooLarge
@@ -34,7 +33,7 @@ from plainsong.protocol.topic.asks import Look
 from plainsong.protocol.transactions.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from actors.directory import Directory
     from actors.pointers import PointerIndex
@@ -154,7 +153,7 @@ class PollingMany:
         if access is None:
             _refuse_strangers(wanted)
         size = sum(one.page.payload_bytes for one in wanted)
-        content = await off_loop(size, JSON, partial(_encoded, wanted, options))
+        content = b"".join(await in_steps(size, gathered(_pieces(wanted, options))))
         return Answer(200, content, JSON.content_type)
 
     async def _read_or_wait(
@@ -335,22 +334,30 @@ async def _read(access: TopicsAccess, one: _Wanted, limit: int, max_bytes: int, 
         return one.unread
 
 
-def _encoded(wanted: list[_Wanted], options: PageOptions) -> bytes:
-    return b'{"topics":{%b}}' % b",".join(b'"%b":%b' % (one.name.topic.encode(), _one(one, options)) for one in wanted)
+def _pieces(wanted: list[_Wanted], options: PageOptions) -> Iterator[bytes]:
+    """What is answered, piece by piece."""
+    before = b'{"topics":{'
+    for one in wanted:
+        yield b'%b"%b":' % (before, one.name.topic.encode())
+        yield from _pieces_of(one, options)
+        before = b","
+    yield b"}}"
 
 
-def _one(one: _Wanted, options: PageOptions) -> bytes:
+def _pieces_of(one: _Wanted, options: PageOptions) -> Iterator[bytes]:
     if one.error is not None:
         problem = answer_for(one.error).body
         assert isinstance(problem, bytes)  # problems always are
-        return b'{"error":%b}' % problem
+        yield b'{"error":%b}' % problem
+        return
     page = one.page
     last_id = b"null" if page.last_id is None else b'"%b"' % page.last_id.hex().encode()
     held = b"" if page.held is None else _held(page.held, options)
     rows = 0 if one.span is None else rows_of(one.span.passed_set_aside(page.last_id, one.asked_from))
     passed = b',"setAside":%d' % rows if rows else b""
-    messages = JSON.encode_page(page, options)
-    return b'{"messages":%b,"lastId":%b,"end":"%b"%b%b}' % (messages, last_id, page.end.encode(), held, passed)
+    yield b'{"messages":'
+    yield from JSON.page_pieces(page, options)
+    yield b',"lastId":%b,"end":"%b"%b%b}' % (last_id, page.end.encode(), held, passed)
 
 
 def _held(held: Held, options: PageOptions) -> bytes:

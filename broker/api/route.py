@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 
 import trio
 
-from broker.http.messages import Answer, Handler, Request, only_plain, status_of
+from broker.http.messages import Answer, BodyPieces, Handler, Request, only_plain, status_of
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from broker.api.schemas import Schema
     from broker.logs import AccessLog
@@ -181,22 +181,49 @@ def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> 
 #: 10 ns a byte for JSON; version 1 of Avro is so much faster that only its very large bodies are worth a thread.
 LOOP_BYTES = 256 * 1024
 LOOP_AVRO_BYTES = 4 * 1024 * 1024
-#: What is longer than this has a thread of its own, so that what is not need not wait for it.
+#: What is longer than this has a thread of its own, so that what is not need not wait for it; large answers likewise.
 LARGE_BYTES = 4 * 1024 * 1024
+#: Answers up to this size are sent as one: that is sooner done than to send each of their pieces.
+JOINED_BYTES = 2 * 1024 * 1024
 
 
 async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
     """Do ``work`` here, or in a thread when it is about so many bytes that others would notice.
 
     There are two threads for it in all, one of them for what is large. It holds the interpreter's lock, so that more
-    would do no more of it; but each takes the lock from the event loop, and a hundred readers of large pages who did
-    not read them made others wait for seconds.
+    would do no more of it; but each takes the lock from the event loop.
     """
     if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
         return work()
     return await trio.to_thread.run_sync(work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
 
 
+async def in_steps(size: int, pieces: Iterator[bytes], *, at_once_bytes: int = LOOP_BYTES) -> list[bytes]:
+    """The pieces of an answer, which are about ``size`` bytes together; those of a small one at once.
+
+    A large one is made on the event loop, a piece in each of its turns, and the next one when it is done: however many
+    ask for large pages at the same time, a turn has two pieces in it at most. Answers of up to ``LARGE_BYTES`` do not
+    wait for longer ones. In a thread they would not be made faster, since encoding holds the interpreter's lock, and
+    each time that the event loop calls the system it would have to wait for that lock.
+    """
+    if size <= at_once_bytes:
+        return list(pieces)
+    made = []
+    async with _limiter(_large_answers if size > LARGE_BYTES else _medium_answers):
+        for piece in pieces:
+            if piece:
+                made.append(piece)
+            await trio.lowlevel.checkpoint()
+    return made
+
+
+def body_of(made: list[bytes]) -> bytes | BodyPieces:
+    """Pieces as the body of an answer: those of a large one are not joined, which would hold the event loop."""
+    return b"".join(made) if sum(map(len, made)) <= JOINED_BYTES else BodyPieces(made)
+
+
+_medium_answers: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("medium answers")
+_large_answers: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("large answers")
 _medium: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("medium work off the loop")
 _large: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("large work off the loop")
 

@@ -168,6 +168,8 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
         answer = await handler(request)
         if isinstance(answer.body, bytes):
             quotas.owe(request.who, namespace, topic, "poll_bytes_per_s", len(answer.body))
+        elif answer.length is not None:
+            quotas.owe(request.who, namespace, topic, "poll_bytes_per_s", answer.length)
         else:
             waits = EVENT_STREAM in route.answer_types and answer.status == 200
             pause_s = partial(quotas.read_pause_s, request.who, namespace, topic)

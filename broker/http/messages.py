@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 from urllib.parse import parse_qsl
 
 from broker.http.peer import NO_PEER, Peer
@@ -55,6 +56,31 @@ class BodyStream(Protocol):
 
     async def aclose(self) -> None:
         """Ends it, and frees what it holds; a second call does nothing."""
+
+
+class BodyPieces:
+    """A large body that has been made, in pieces, each of which is let go of as it is sent. A ``BodyStream``."""
+
+    __slots__ = ("_pieces", "length")
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = deque(pieces)
+        self.length = sum(map(len, self._pieces))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._pieces:
+            raise StopAsyncIteration
+        return self._pieces.popleft()
+
+    async def aclose(self) -> None:
+        """See ``BodyStream.aclose``."""
+        self._pieces.clear()
 
 
 @dataclass(slots=True)

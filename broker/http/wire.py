@@ -8,18 +8,18 @@ import re
 import time
 import zlib
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import trio
 
 from broker.http.budgets import FREE_BYTES, AnswerRoom
-from broker.http.messages import answer_for, only_plain
+from broker.http.messages import BodyPieces, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from broker.http.messages import Answer, BodyStream, Handler, Request
 
@@ -93,7 +93,7 @@ async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> An
         answer = await handler(request)
         if answer.headers:
             _check_headers(answer.headers)
-        if not isinstance(answer.body, bytes):
+        if not isinstance(answer.body, bytes | BodyPieces):
             answer.body = await begun(answer.body)
         elif len(answer.body) < gzip_min_bytes:
             return answer
@@ -161,7 +161,7 @@ async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Ans
       only_looks: nothing was done by the request, so that it may be refused.
     """
     body = answer.body
-    if isinstance(body, bytes):
+    if isinstance(body, bytes | BodyPieces):
         size = len(body)
         if size <= FREE_BYTES:
             room.release()
@@ -242,7 +242,21 @@ async def gzipped(body: bytes) -> bytes:
     packer = zlib.compressobj(LEVEL, wbits=GZIP_WINDOW)
     if len(body) <= INLINE_BYTES:
         return packer.compress(body) + packer.flush()
-    return await trio.to_thread.run_sync(packer.compress, body) + packer.flush()
+    return await _off_loop(partial(packer.compress, body)) + packer.flush()
+
+
+#: Threads that compress answers: on few cores more would take them from the event loop.
+COMPRESSING_THREADS = 2
+_compressing: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("compressing answers")
+
+
+async def _off_loop(compress: Callable[[], bytes]) -> bytes:
+    try:
+        limiter = _compressing.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(COMPRESSING_THREADS)
+        _compressing.set(limiter)
+    return await trio.to_thread.run_sync(compress, limiter=limiter)
 
 
 class GzippedStream:
@@ -266,7 +280,7 @@ class GzippedStream:
             if len(chunk) <= INLINE_BYTES:
                 packed = self._packer.compress(chunk)
             else:
-                packed = await trio.to_thread.run_sync(self._packer.compress, chunk)
+                packed = await _off_loop(partial(self._packer.compress, chunk))
             if packed:
                 return packed
         raise StopAsyncIteration

@@ -6,12 +6,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from broker.http.messages import OWNER_HEADER, Answer, Request
+from broker.http.messages import OWNER_HEADER, Answer, BodyPieces, Request
 from broker.http.peer import Peer
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from broker.security.identity import ANONYMOUS, Identity
+from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS
 from plainsong.protocol.errors import MalformedBody
 from plainsong.protocol.page import Page
@@ -92,7 +93,7 @@ async def encode_admitted(answering: Awaitable[Answer], room: AnswerRoom, *, onl
     """
     try:
         answer = await answering
-        if not isinstance(answer.body, bytes):
+        if not isinstance(answer.body, bytes | BodyPieces):
             answer.body = await begun(answer.body)
         return encode_answer(await admitted(answer, room, only_looks=only_looks), room)
     except BaseException:
@@ -121,7 +122,9 @@ async def decode_answer(reply: Reply, owner: Instance | None) -> Answer:
 def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
     """A page, whose messages are the body."""
     sizes = [len(part) for part in page.parts]
-    return Reply([replace(page, parts=()), sizes], budgeted(b"".join(page.parts), room))
+    is_short = sum(sizes) <= INLINE_BYTES
+    body = b"".join(page.parts) if is_short else BodyPieces(gathered(page.parts))
+    return Reply([replace(page, parts=()), sizes], budgeted(body, room))
 
 
 async def decode_page(reply: Reply) -> Page:

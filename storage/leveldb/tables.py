@@ -13,6 +13,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,6 +47,38 @@ _MEASURE_EVERY_S = 1.0
 #: Operations on rows; the others are the store's own.
 _OF_TABLES = (Put, Delete)
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
+
+
+class Turn:
+    """A lock that threads have in the order in which they asked for it.
+
+    A thread that gives up a ``threading.Lock`` and asks for it again has it again, since it runs and the others sleep: a
+    poll of one message would wait for the whole of a large page.
+    """
+
+    __slots__ = ("_held", "_mutex", "_waiting")
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            given = threading.Lock()
+            given.acquire()
+            self._waiting.append(given)
+        given.acquire()  # whoever has the turn gives it up in the end
+
+    def __exit__(self, kind: object, error: object, tb: object) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
 
 
 @dataclass(slots=True)
@@ -126,8 +159,8 @@ class LevelDBTables:
                 raise opening_failed(error, directory) from error
             opened.pop_all()
         self.upkeep = UpkeepThread()
-        #: Scans take turns, list by list: the one that iterates has this lock.
-        self._turn = threading.Lock()
+        #: Scans take turns, list by list: the one that iterates, and takes what it finds, has this lock.
+        self._turn = Turn()
         #: A write has failed: nobody knows what is in the newest volume.
         self._failed = False
         self._measure_at_s = 0.0
@@ -204,10 +237,13 @@ class LevelDBTables:
         with closing(self._chunks(table, start, stop, reverse, first_chunk, values, view)) as lists:
             while True:
                 # plyvel releases the interpreter lock at every row, so two threads that iterate at once pass it
-                # back and forth row by row: four readers together had half the throughput of one.
+                # back and forth row by row: four readers together had half the throughput of one. What a list is fed
+                # to holds the interpreter lock all the time, so that it belongs to the turn: the event loop, which
+                # wants that lock after each system call, then waits for one reader and not for all of them.
                 with self._turn:
                     chunk = next(lists, None)
-                if chunk is None or not feed(chunk):
+                    wants_more = chunk is not None and feed(chunk)
+                if not wants_more:
                     return
                 between()
                 if self.leaving:

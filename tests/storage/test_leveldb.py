@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -20,8 +21,12 @@ from plainsong.protocol.effects import Delete, Expect, Put, put_one
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
 from storage.leveldb.store import DISCARD_ROWS
+from storage.leveldb.tables import Turn
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything, numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 
@@ -297,3 +302,39 @@ async def test_when_a_group_fails_all_of_it_learns_so_each_with_an_exception_of_
     assert len(errors) == len({id(error) for error in errors}) == 10
     assert any("No space left" in error.detail and "free some space" in error.hint for error in errors)
     assert len(spy.batches) == 1
+
+
+def test_threads_have_the_turn_in_the_order_in_which_they_asked_for_it() -> None:
+    turn, order = Turn(), []
+
+    def take(name: str) -> None:
+        with turn:
+            order.append(name)
+
+    with turn:
+        waiting = []
+        for name in ("first", "second"):
+            thread = threading.Thread(target=take, args=(name,))
+            thread.start()
+            waiting.append(thread)
+            until(lambda: len(turn._waiting) == len(waiting))
+    # Whoever had it asks again while they still sleep, and is behind them.
+    take("the one before")
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+    assert order == ["first", "second", "the one before"]
+
+
+def test_a_turn_that_ends_with_an_error_is_the_next_ones() -> None:
+    turn = Turn()
+    with pytest.raises(ValueError, match="it failed"), turn:
+        raise ValueError("it failed")
+    with turn:
+        pass
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)

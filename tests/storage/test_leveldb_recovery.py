@@ -10,6 +10,7 @@ import pytest
 import trio
 from disks import fill, small_disk, write_commits
 from spy import Spy
+from trio.testing import wait_all_tasks_blocked
 
 from plainsong.protocol.names import TopicName
 from storage.base import StoreError
@@ -148,28 +149,23 @@ async def test_readers_that_fill_their_threads_hold_up_no_writer(tmp_path):
         claim = await store.claim(NAME)
         await store.write([numbered(10)], claim=claim)
         release = threading.Event()
-        most, inside, lock, entered = 0, 0, threading.Lock(), threading.Semaphore(0)
+        entered = threading.Semaphore(0)
 
         def feed(chunk: list[object]) -> bool:
-            nonlocal most, inside
-            with lock:
-                inside += 1
-                most = max(most, inside)
             entered.release()
             release.wait()
-            with lock:
-                inside -= 1
             return False
 
         async with trio.open_nursery() as nursery:
             for _ in range(6):
                 nursery.start_soon(store.scan, MESSAGE, b"", LAST, feed)
-            for _ in range(2):
-                await trio.to_thread.run_sync(entered.acquire)
+            await trio.to_thread.run_sync(entered.acquire)
+            await wait_all_tasks_blocked()
+            readers = store._readers.statistics()
+            assert (readers.borrowed_tokens, readers.tasks_waiting) == (2, 4)
             await store.write([numbered(10, b"z")], claim=claim)
             await store.reclaim(MESSAGE, b"", LAST)
             release.set()
-    assert most == 2
 
 
 async def test_statistics_say_what_is_stored_and_shrink_when_space_is_reclaimed(tmp_path):

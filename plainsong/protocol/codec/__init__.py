@@ -5,11 +5,32 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.codec.avro import AVRO_END, Avro2Codec, AvroCodec, avro_block
-from plainsong.protocol.codec.base import DEFAULT_OPTIONS, Codec, Message, PageOptions, rollback_of_all, rolls_back_all
-from plainsong.protocol.codec.cloud_events import BATCH_TYPE, accepts_events, decode_events, encode_events, event_mode
+from plainsong.protocol.codec.avro import AVRO_END, Avro2Codec, AvroCodec, avro_block, avro_block_pieces
+from plainsong.protocol.codec.base import (
+    DEFAULT_OPTIONS,
+    Codec,
+    Message,
+    PageOptions,
+    gathered,
+    rollback_of_all,
+    rolls_back_all,
+)
+from plainsong.protocol.codec.cloud_events import (
+    BATCH_TYPE,
+    accepts_events,
+    decode_events,
+    encode_events,
+    event_mode,
+    events_pieces,
+)
 from plainsong.protocol.codec.json import JsonCodec
-from plainsong.protocol.codec.media import FramesOptions, accept_frames, encode_frames, parse_media_type
+from plainsong.protocol.codec.media import (
+    FramesOptions,
+    accept_frames,
+    encode_frames,
+    frames_pieces,
+    parse_media_type,
+)
 from plainsong.protocol.errors import UnsupportedMediaType
 
 if TYPE_CHECKING:
@@ -29,11 +50,15 @@ __all__ = [
     "accept_frames",
     "accepts_events",
     "avro_block",
+    "avro_block_pieces",
     "codec_for",
     "decode_events",
     "encode_events",
     "encode_frames",
     "event_mode",
+    "events_pieces",
+    "frames_pieces",
+    "gathered",
     "rollback_of_all",
     "rolls_back_all",
 ]

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from fastavro import parse_schema, schemaless_writer
 
 from plainsong.protocol.codec.avro_cursor import NO_BOUND, Cursor, read_longs
-from plainsong.protocol.codec.base import DEFAULT_OPTIONS, Message, PageOptions
+from plainsong.protocol.codec.base import DEFAULT_OPTIONS, PIECE_BYTES, Message, PageOptions, cut
 from plainsong.protocol.page import ITEM_HEAD_BYTES, length_prefix, read_varint, varint
 from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from plainsong.protocol.page import Page
 
@@ -109,6 +109,24 @@ def avro_block(page: Page) -> bytes:
     return b"".join((varint(page.count), *page.parts)) if page.count else b""
 
 
+def avro_block_pieces(page: Page) -> Iterator[bytes]:
+    """The same in pieces of about ``PIECE_BYTES``."""
+    out, size = [varint(page.count)] if page.count else [], 0
+    for part in page.parts:
+        if len(part) > PIECE_BYTES:
+            yield b"".join(out)
+            yield from cut(part)
+            out, size = [], 0
+            continue
+        out.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES:
+            yield b"".join(out)
+            out, size = [], 0
+    if out:
+        yield b"".join(out)
+
+
 def written(schema: Schema, record: Any) -> bytes:
     out = BytesIO()
     schemaless_writer(out, schema, record)
@@ -170,6 +188,11 @@ class AvroCodec:
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """A whole answer: one block and the end. Pages have this form already."""
         return b"".join((varint(page.count), *page.parts, AVRO_END)) if page.count else AVRO_END
+
+    def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
+        """See ``Codec.page_pieces``."""
+        yield from avro_block_pieces(page)
+        yield AVRO_END
 
 
 def read_poll(cursor: Cursor) -> PollRequest:
@@ -349,31 +372,37 @@ class Avro2Codec:
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """A whole answer: every item unchanged, followed by its attributes."""
-        if not page.count:
-            return AVRO_END
-        out = [varint(page.count)]
-        index = 0
+        return b"".join(self.page_pieces(page, options))
+
+    def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
+        """See ``Codec.page_pieces``."""
+        attributes = page.attributes
+        out = [varint(page.count)] if page.count else []
+        bytes_out = index = 0
         for part in page.parts:
-            index = _add_items(out, part, index, page.attributes)
+            at, end = 0, len(part)
+            while at < end:
+                start = at
+                size = part[at + ITEM_HEAD_BYTES]
+                if size < 0x80:
+                    at += ITEM_HEAD_BYTES + 1 + (size >> 1)
+                else:
+                    size, after_size = read_varint(part, at + ITEM_HEAD_BYTES)
+                    at = after_size + size
+                if at - start > PIECE_BYTES:
+                    yield b"".join(out)
+                    yield from cut(part[start:at])
+                    out, bytes_out = [], 0
+                else:
+                    out.append(part[start:at])
+                    bytes_out += at - start
+                out.append(_string_map(attributes[index]) if index in attributes else AVRO_END)
+                index += 1
+                if bytes_out >= PIECE_BYTES:
+                    yield b"".join(out)
+                    out, bytes_out = [], 0
         out.append(AVRO_END)
-        return b"".join(out)
-
-
-def _add_items(out: list[bytes], part: bytes, index: int, attributes: Mapping[int, Mapping[str, str]]) -> int:
-    """Add each item of ``part`` with its attributes to ``out``; ``index`` of the next part's first item."""
-    at = 0
-    while at < len(part):
-        start = at
-        size = part[at + ITEM_HEAD_BYTES]
-        if size < 0x80:
-            at += ITEM_HEAD_BYTES + 1 + (size >> 1)
-        else:
-            size, after_size = read_varint(part, at + ITEM_HEAD_BYTES)
-            at = after_size + size
-        out.append(part[start:at])
-        out.append(_string_map(attributes[index]) if index in attributes else AVRO_END)
-        index += 1
-    return index
+        yield b"".join(out)
 
 
 def _string_map(strings: Mapping[str, str]) -> bytes:

@@ -10,15 +10,47 @@ from plainsong.protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS
 from plainsong.protocol.requests import PublishResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from plainsong.protocol.page import Page
     from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
+
+#: A page is written in pieces: each ends with the message that brings it to so many bytes, or to so many messages. One
+#: takes about a millisecond, which others may wait. A long payload is several pieces.
+PIECE_BYTES = 128 << 10
+PIECE_MESSAGES = 1024
+
+
+def cut(payload: bytes) -> Iterator[bytes]:
+    """What is longer than a piece, in pieces; anything else as it is."""
+    if len(payload) <= PIECE_BYTES:
+        yield payload
+        return
+    for at in range(0, len(payload), PIECE_BYTES):
+        yield payload[at : at + PIECE_BYTES]
+
 
 #: Most messages in one request; at a byte each they take fifty times their body in memory.
 MAX_MESSAGES = 1 << 20
 #: Most values in all its lists and objects together: four for each message, as many as an item of JSON needs.
 MAX_VALUES = 4 * MAX_MESSAGES
+
+
+def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Short pieces put together; an empty one, which only takes time to make, is passed on."""
+    out: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if not piece:
+            yield piece
+            continue
+        out.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES or len(out) >= PIECE_MESSAGES:
+            yield b"".join(out)
+            out, size = [], 0
+    if out:
+        yield b"".join(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +116,10 @@ class Codec(Protocol):
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """The whole answer to a poll."""
+        ...
+
+    def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
+        """The same in pieces of about ``PIECE_BYTES``, some of which may be empty, each made when it is asked for."""
         ...
 
     # The client's side. A rollback sends ``encode_publish_response``'s bytes back, unread.

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import json
 from binascii import b2a_base64
+from codecs import getincrementaldecoder
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.codec import json_values as values
-from plainsong.protocol.codec.base import DEFAULT_OPTIONS, MAX_MESSAGES, Message, PageOptions, rollback_of_all
+from plainsong.protocol.codec.base import (
+    DEFAULT_OPTIONS,
+    MAX_MESSAGES,
+    PIECE_BYTES,
+    PIECE_MESSAGES,
+    Message,
+    PageOptions,
+    cut,
+    rollback_of_all,
+)
 from plainsong.protocol.codec.json_values import parse_position
 from plainsong.protocol.errors import InvalidSequenceIds, MalformedBody, RequestTooLarge, UnknownField, nearest
 from plainsong.protocol.ids import parse_id
@@ -22,10 +32,12 @@ from plainsong.protocol.page import messages_of
 from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from plainsong.protocol.page import Page
 
+#: Three bytes are four characters.
+_BASE64_PIECE = PIECE_BYTES // 3 * 3
 _ITEM: Mapping[str, tuple[str, values.Kind]] = {
     "payload": ("payload", values.payload),
     "ttlSeconds": ("ttl_s", values.nullable(values.int32, "int")),
@@ -262,15 +274,32 @@ class JsonCodec:
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """A whole answer: a list of messages, each with its attributes if it has any."""
+        return b"".join(self.page_pieces(page, options))
+
+    def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
+        """See ``Codec.page_pieces``."""
         written = payload_writer(payload_base64=options.payload_base64)
         attributes = page.attributes
-        out = []
+        before = "["
+        out: list[str] = []
+        bytes_out = 0
         for index, (message_id, payload) in enumerate(messages_of(page)):
             more = ""
             if attributes.get(index):
                 more = ',"attributes":' + json.dumps(dict(attributes[index]), ensure_ascii=False, separators=(",", ":"))
-            out.append(f'{{"id":"{message_id.hex()}","payload":{written(payload)}{more}}}')
-        return ("[" + ",".join(out) + "]").encode()
+            if len(payload) > PIECE_BYTES:
+                out.append(f'{before}{{"id":"{message_id.hex()}","payload":')
+                yield "".join(out).encode()
+                yield from payload_pieces(payload, payload_base64=options.payload_base64)
+                out, bytes_out = [more + "}"], 0
+            else:
+                out.append(f'{before}{{"id":"{message_id.hex()}","payload":{written(payload)}{more}}}')
+                bytes_out += len(payload)
+                if bytes_out >= PIECE_BYTES or len(out) >= PIECE_MESSAGES:
+                    yield "".join(out).encode()
+                    out, bytes_out = [], 0
+            before = ","
+        yield ("".join(out) + ("[]" if before == "[" else "]")).encode()
 
 
 def _require(given: Mapping[str, Any], names: Mapping[str, Any] | tuple[str, ...]) -> None:
@@ -303,6 +332,41 @@ def _payload(raw: bytes) -> str | dict[str, str]:
 def payload_writer(*, payload_base64: bool) -> Callable[[bytes], str]:
     """Writes payloads as JSON has them: text where it is UTF-8, or never."""
     return _base64_object if payload_base64 else _text_or_base64
+
+
+def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
+    """A long payload as ``payload_writer`` writes it, in pieces; those made while it is found out to be text are empty."""
+    texts: list[str] = []
+    if not payload_base64:
+        decoder = getincrementaldecoder("utf-8")()
+        try:
+            for piece in cut(raw):
+                texts.append(decoder.decode(piece))
+                yield b""
+            decoder.decode(b"", True)
+        except UnicodeDecodeError:
+            texts.clear()
+    if not texts:
+        yield b'{"base64":"'
+        # A multiple of three bytes each, so that only the last one is padded.
+        yield from (b2a_base64(raw[at : at + _BASE64_PIECE], newline=False) for at in range(0, len(raw), _BASE64_PIECE))
+        yield b'"}'
+        return
+    yield b'"'
+    for text in texts:
+        yield encode_basestring(text)[1:-1].encode()
+    yield b'"'
+
+
+def text_pieces(text: str) -> Iterator[bytes]:
+    """A string as JSON has it; a long one in pieces."""
+    if len(text) <= PIECE_BYTES:
+        yield encode_basestring(text).encode()
+        return
+    yield b'"'
+    for at in range(0, len(text), PIECE_BYTES):
+        yield encode_basestring(text[at : at + PIECE_BYTES])[1:-1].encode()
+    yield b'"'
 
 
 def _text_or_base64(raw: bytes) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
+from plainsong.protocol.codec.base import PIECE_BYTES, PIECE_MESSAGES, cut
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import FRAMES_END, FRAMES_TYPE, NO_ATTRIBUTES_PACKED
 from plainsong.protocol.page import messages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from plainsong.protocol.page import Page
 
@@ -67,6 +68,8 @@ def _unquoted(value: str) -> str:
 
 _SIZE = struct.Struct(">I")
 _POINTER_AND_SIZE = struct.Struct(">qI")
+#: A message takes as long as so many more bytes of payload.
+_BESIDE_BYTES = PIECE_BYTES // PIECE_MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +108,23 @@ def accept_frames(accept: str | None) -> FramesOptions | None:
 
 
 def encode_frames(page: Page, options: FramesOptions) -> bytes:
-    out: list[bytes] = []
+    return b"".join(frames_pieces(page, options))
+
+
+def frames_pieces(page: Page, options: FramesOptions) -> Iterator[bytes]:
+    """The same in pieces of about ``PIECE_BYTES``, each made when it is asked for."""
     if options.pointers or (options.attributes and page.attributes):
-        _add_rich(out, page, options)
+        frames = _rich(page, options)
     else:
-        _add_plain(out, page, NO_ATTRIBUTES_PACKED if options.attributes else b"")
-    out += (FRAMES_END, _SIZE.pack(page.count))
-    return b"".join(out)
+        frames = _plain(page, NO_ATTRIBUTES_PACKED if options.attributes else b"")
+    yield from frames
+    yield FRAMES_END + _SIZE.pack(page.count)
 
 
-def _add_plain(out: list[bytes], page: Page, tail: bytes) -> None:
+def _plain(page: Page, tail: bytes) -> Iterator[bytes]:
     """Messages with id and payload alone; ``tail`` follows each."""
+    out: list[bytes] = []
+    bytes_out = 0
     last_size = -1
     head = b""
     for message_id, payload in messages_of(page):
@@ -124,16 +133,37 @@ def _add_plain(out: list[bytes], page: Page, tail: bytes) -> None:
             head = _SIZE.pack(size)
             last_size = size
         out += (message_id, head, payload, tail)
+        bytes_out += size + _BESIDE_BYTES
+        if bytes_out >= PIECE_BYTES:
+            yield from _pieces(out, bytes_out)
+            out, bytes_out = [], 0
+    yield b"".join(out)
 
 
-def _add_rich(out: list[bytes], page: Page, options: FramesOptions) -> None:
+def _rich(page: Page, options: FramesOptions) -> Iterator[bytes]:
     pointers = page.pointers
+    out: list[bytes] = []
+    bytes_out = 0
     for index, (message_id, payload) in enumerate(messages_of(page)):
         size = len(payload)
         head = _POINTER_AND_SIZE.pack(pointers.get(index, 0), size) if options.pointers else _SIZE.pack(size)
         out += (message_id, head, payload)
         if options.attributes:
             out.append(_attributes(page.attributes.get(index)))
+        bytes_out += size + _BESIDE_BYTES
+        if bytes_out >= PIECE_BYTES:
+            yield from _pieces(out, bytes_out)
+            out, bytes_out = [], 0
+    yield b"".join(out)
+
+
+def _pieces(parts: list[bytes], size: int) -> Iterator[bytes]:
+    """Parts as one piece; those of a long payload in several."""
+    if size <= 2 * PIECE_BYTES:
+        yield b"".join(parts)
+        return
+    for part in parts:
+        yield from cut(part)
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> bytes:
