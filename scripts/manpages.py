@@ -129,7 +129,7 @@ def verb_page(name: str) -> str:
         lines += [f".SS {_roff(ctx.command_path)}", *_text(ctx.command.help or ""), *_details(ctx, ".PP")]
     if any(isinstance(option, WhereOption) for ctx in found for option in ctx.command.get_params(ctx)):
         lines += [".SH WHICH DAEMON", "The options that choose a daemon, and", ".BR \\-\\-json ,"]
-        lines += ["may stand before or behind the verb; they are in", ".BR plainsong (1)."]
+        lines += ["work before or after the verb; they are in", ".BR plainsong (1)."]
     lines += [".SH EXIT STATUS", "As in", ".BR plainsong (1).", ".SH SEE ALSO", ".BR plainsong (1)"]
     return "\n".join(lines) + "\n"
 

@@ -53,9 +53,9 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 def backup() -> None:
     """Back up a running deployment; verify, restore and remove backups.
 
-    DIR keeps any number of backups, which share what is the same in them. Only
-    `create` needs a daemon. A backup has no tokens, grants or keys; it has every
-    message, so DIR is readable by its owner alone.
+    DIR holds any number of backups, which share identical data. Only `create`
+    needs a daemon. A backup contains no tokens, grants or keys, but every
+    message, so only its owner can read DIR.
     """
 
 
@@ -342,15 +342,15 @@ def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | No
     cls=Verb, examples=["plainsong backup prune /backup --keep 7d", "plainsong backup prune /backup --keep-last 10"]
 )
 @_FOLDER
-@click.option("--keep", "keep_ms", type=Length(0.001), metavar="TIME", help="Keep the backups of so long, as 7d.")
-@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep so many of the newest.")
+@click.option("--keep", "keep_ms", type=Length(0.001), metavar="TIME", help="Keep backups younger than this, e.g. 7d.")
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep this many of the newest.")
 @json_option
 def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: bool) -> None:
     """Remove old backups, then the objects that no other backup has.
 
-    A backup stays that either option keeps; the newest one always stays, and
-    the newest that left nothing out. Where a manifest cannot be read, that
-    backup and every object stay, and it exits with 1.
+    A backup stays if either option keeps it. The newest always stays, and so
+    does the newest that left nothing out. If a manifest cannot be read, that
+    backup and all objects stay, and the command exits with 1.
     """
     if keep_ms is None and keep_last is None:
         raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
@@ -387,7 +387,7 @@ def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: boo
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
 @click.option("--id", "backup_id", metavar="ID", help="Which backup; the newest by default.")
 @click.option("--at", "at", metavar="TIME", help="Leave out what was published later.")
-@click.option("--as", "renamed", metavar="NS:TOPIC", help="What the one topic is called from now on.")
+@click.option("--as", "renamed", metavar="NS:TOPIC", help="New name of the one topic restored.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
 @click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
 @json_option
@@ -402,7 +402,7 @@ def restore(
     shown: bool | None,
     as_json: bool,
 ) -> None:
-    """Make a store of a backup, for a daemon to serve.
+    """Restore a backup into a store that a daemon can serve.
 
     Verifies the backup first, writes only where none of its topics is, and
     compares at the end. After an interruption, run the same command again: it

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def config() -> None:
     """Check and show the daemon's settings.
 
-    The later wins: defaults, the file of --config, the environment
-    (PLAINSONG_HTTP__BIND for http.bind; PORT for its port), flags.
+    Later sources override earlier ones: defaults, the file of --config, the
+    environment (PLAINSONG_HTTP__BIND for http.bind; PORT for its port), flags.
     """
 
 

@@ -32,7 +32,9 @@ def grants() -> None:
 
 @grants.command(name="list", examples=["plainsong grants list --file grants.toml --as billing"])
 @click.option("--as", "name", metavar="NAME", help="Only what this name is granted.")
-@click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group that its provider says. Repeatable.")
+@click.option(
+    "--group", "groups", multiple=True, metavar="GROUP", help="Group that its identity provider reports. Repeatable."
+)
 @file_options("grants")
 @json_option
 def list_grants(
@@ -60,8 +62,10 @@ def list_grants(
         "    operate service",
     ]
 )
-@click.option("--as", "name", metavar="NAME", required=True, help="Who would ask.")
-@click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group that its provider says. Repeatable.")
+@click.option("--as", "name", metavar="NAME", required=True, help="Name that would ask.")
+@click.option(
+    "--group", "groups", multiple=True, metavar="GROUP", help="Group that its identity provider reports. Repeatable."
+)
 @click.argument("verb", type=click.Choice(VERBS), metavar="VERB")
 @click.argument("resource", metavar="NS:TOPIC|service")
 @file_options("grants")
@@ -76,7 +80,7 @@ def check(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say whether a name may, and which line grants it.
+    """Tell whether a name may do something, and which line grants it.
 
     Exits with 0 when it may, else with 1. NS:* asks about a whole namespace.
     """

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 _OPTIONS = (
     click.option("--config", "file", type=click.Path(path_type=Path), help="Read this TOML file; none by default."),
-    click.option("--data-dir", metavar="DIR", help="Keep the messages here (storage.data_dir)."),
+    click.option("--data-dir", metavar="DIR", help="Data directory (storage.data_dir)."),
     click.option(
         "--bind",
         metavar="HOST:PORT",
-        help="Listen here (http.bind): HOST:PORT, or unix:/PATH; port 0 takes a free one.",
+        help="Listen here (http.bind): HOST:PORT, or unix:/PATH; port 0 picks a free one.",
     ),
     click.option(
-        "--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting, as http.lane=false. Repeatable."
+        "--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting, e.g. http.lane=false. Repeatable."
     ),
 )
 

@@ -32,7 +32,7 @@ _TABLES = {table.name.lower(): table for table in Table}
 _WHERE = (
     click.option("--config", "file", type=click.Path(path_type=Path), help="Read this TOML file for storage.*."),
     click.option("--data-dir", metavar="DIR", help="The daemon's data directory (storage.data_dir)."),
-    click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set a setting, as storage.kind=hbase."),
+    click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set a setting, e.g. storage.kind=hbase."),
 )
 
 
@@ -56,10 +56,9 @@ class Position(click.ParamType[bytes]):
 def store() -> None:
     """Look into a stopped data directory, or a store in HBase.
 
-    Nothing is changed: of a directory a copy is opened, beside it or under
-    TMPDIR, and removed afterwards; in HBase (storage.kind=hbase) daemons may
-    go on meanwhile. A daemon that runs answers the same questions at its HTTP
-    address.
+    Changes nothing: it opens a copy of the directory, made beside it or under
+    TMPDIR and removed afterwards. With HBase (storage.kind=hbase) the daemons
+    may keep running. A running daemon answers the same questions over HTTP.
     """
 
 
@@ -72,13 +71,13 @@ def _where(command: Callable[..., None]) -> Callable[..., None]:
 @store.command()
 @_where
 @click.option("--namespace", help="Only rows of this namespace.")
-@click.option("--topic", metavar="[NS:]NAME", help="Only rows of topics of this name.")
+@click.option("--topic", metavar="[NS:]NAME", help="Only rows of topics with this name.")
 @click.option("--generation", type=click.IntRange(1), help="Only rows of this generation.")
 @click.option("--from", "first", type=Position(), help="Messages from here on.")
 @click.option("--to", "stop", type=Position(), help="Messages before this one.")
 @click.option("--table", "tables", multiple=True, type=click.Choice(list(_TABLES)), help="Repeatable; all by default.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many rows.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+@click.option("--limit", type=click.IntRange(1), help="Show at most this many rows.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
 def dump(
     file: Path | None,
     data_dir: str | None,

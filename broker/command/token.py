@@ -96,11 +96,11 @@ class Overlap(click.ParamType[int]):
 
 @click.group(cls=VerbGroup)
 def token() -> None:
-    """Make, list and revoke the tokens that clients show.
+    """Create, list and revoke clients' tokens.
 
     Works on the tokens file (security.tokens_file), which a running daemon
     reads again within two seconds. The file holds hashes: a token is shown
-    once, when it is made.
+    once, when it is created.
     """
 
 
@@ -119,7 +119,7 @@ def new_token_options(command: F) -> F:
         "    --expires 2027-01-31 --write-to billing.token",
     ]
 )
-@click.option("--name", required=True, help="Whom the token names; several tokens may have one name.")
+@click.option("--name", required=True, help="Name of the client; several tokens may share it.")
 @click.option(
     "--expires", "expires_ms", type=Expiry(), required=True, help="90d, 2027-01-31 or never; at most 397 days."
 )
@@ -135,7 +135,7 @@ def create(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Make a token and show it, once."""
+    """Create a token and show it once."""
     path = chosen_file("tokens", file, config, sets)
     _refuse_name(name)
     if len(note) > MAX_NOTE or not note.isprintable():
@@ -241,7 +241,7 @@ def rotate(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Make a new token of the same name; the old one ends after the overlap."""
+    """Create a new token of the same name; the old one ends after the overlap."""
     path = chosen_file("tokens", file, config, sets)
     now = now_ms()
     old = next((entry for entry in _read(path).entries if entry.id == token_id), None)

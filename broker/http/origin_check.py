@@ -93,7 +93,7 @@ class OriginCheck:
         if self.allows_name(name):
             return None
         return Forbidden(
-            f"this daemon is not to be addressed as {name!r}", hint=f"add {name} to security.allowed_hosts"
+            f"this daemon does not answer to the name {name!r}", hint=f"add {name} to security.allowed_hosts"
         )
 
     def allows_name(self, name: str) -> bool:

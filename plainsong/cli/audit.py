@@ -27,10 +27,10 @@ NAMESPACE, TOPIC = "system", "audit"
         "plainsong audit --name billing --from -7d --json",
     ],
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep following until Ctrl-C.")
 @click.option("--name", help="Only what this name did.")
-@click.option("--action", help="Only this action, such as topic.delete; a beginning will do.")
-@click.option("--from", "start", type=Place(), default="-24h", show_default=True, help="Where to begin.")
+@click.option("--action", help="Only this action, e.g. topic.delete; a prefix matches too.")
+@click.option("--from", "start", type=Place(), default="-24h", show_default=True, help="Start here.")
 @json_option
 @where_options
 def audit(
@@ -38,8 +38,8 @@ def audit(
 ) -> None:
     """Show who changed what, and who was refused.
 
-    The daemon records it in the topic system:audit, with
-    security.authentication. Reading it takes poll on system:audit.
+    With security.authentication, the daemon records this in the topic
+    system:audit. Reading it takes the verb poll on that topic.
     """
     with where.client(namespace=NAMESPACE) as client, client.read(TOPIC, start, follow=follow) as reader:
         for message in reader:

@@ -127,7 +127,7 @@ class Report:
     type=Lag(),
     multiple=True,
     metavar="NS:TOPIC/READER=N",
-    help="Warn when a reader has more than N messages before it; may be repeated.",
+    help="Warn when a reader is more than N messages behind. Repeatable.",
 )
 @click.option(
     "--max-transaction-age",
@@ -165,13 +165,13 @@ def check(
 ) -> int:
     """Check daemons for a monitoring system.
 
-    Prints one line as Nagios' plugins do, with figures behind a bar. Asks every
-    URL that is given. Ends with Nagios' codes, not with those of other verbs:
-    0 OK; 1 a warning; 2 critical, as when a daemon is not ready or refuses the
-    connection; 3 when nobody can tell, as for wrong arguments, without an answer
-    in time, or for a name that may not inspect the service.
+    Prints one line in the format of Nagios plugins, with performance data after
+    a bar. Asks every URL given. Exits with the codes of Nagios, not with those
+    of other commands: 0 OK; 1 warning; 2 critical, also when a daemon is not
+    ready or refuses the connection; 3 unknown: wrong arguments, no answer in
+    time, or a name that may not inspect the service.
 
-    Without --backup-age nothing is said of a daemon that never had a backup.
+    Without --backup-age a daemon that never had a backup is not reported.
     """
     report = Report()
     timeout_s = where.timeout_s or TIMEOUT_S

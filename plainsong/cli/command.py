@@ -133,11 +133,11 @@ class WhereOption(SharedOption):
 #: Options of every verb that talks to a daemon, in the order of its help; without a metavar it is a flag.
 WHERE_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "context": (("--context",), "NAME", "Name from `plainsong context ls`."),
-    "url": (("--url",), "URL", "Address; several, with commas, for a cluster."),
+    "url": (("--url",), "URL", "Address; comma-separated for a cluster."),
     "namespace": (("-n", "--namespace"), "NAME", "Namespace of the topics; default: `default`."),
     "token_file": (("--token-file",), "FILE", "File with a bearer token on its only line."),
-    "ca_file": (("--ca-file",), "FILE", "Authorities trusted for https; default: the system's."),
-    "certificate": (("--certificate",), "FILE", "Certificate to show to the daemon; with --key."),
+    "ca_file": (("--ca-file",), "FILE", "CA certificates to trust for https; default: the system's."),
+    "certificate": (("--certificate",), "FILE", "Client certificate; needs --key."),
     "key": (("--key",), "FILE", "Key of that certificate."),
     "insecure": (("--insecure",), "", "Send the token unencrypted to another machine."),
     "timeout_ms": (("--timeout", "timeout_ms"), "TIME", "Time limit of each call; default: 15s."),
@@ -178,7 +178,7 @@ def verbose_option(*, hidden: bool = False) -> click.Option:
         expose_value=False,
         callback=_be_verbose,
         hidden=hidden,
-        help="Say on standard error what is sent and what comes back.",
+        help="Log requests and responses to standard error.",
     )
 
 

@@ -73,10 +73,10 @@ def export(file: Path, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def import_(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
-    """Make namespaces, topics and pins as FILE says; - is standard input.
+    """Create namespaces, topics and pins from FILE; - is standard input.
 
-    The file is checked as a whole before anything happens. Twice changes
-    nothing; an import that failed is run again.
+    The file is checked as a whole before anything happens. Importing it again
+    changes nothing, so run an import that failed once more.
     """
     given = _read(file)
     with where.client() as client:

@@ -53,10 +53,10 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
     "--data-dir", metavar="DIR", help="The daemon's data directory; default: that of a local daemon, else ./data."
 )
 @click.option("--no-daemon", is_flag=True, help="Check this machine only.")
-@click.option("--bundle", metavar="FILE.tar.gz", help="Also write what was found, without secrets, for somebody else.")
+@click.option("--bundle", metavar="FILE.tar.gz", help="Also write the findings, without secrets, to share.")
 @click.option("--config", metavar="FILE", help="With --bundle: the daemon's settings file.")
 @click.option("--log", metavar="FILE", help="With --bundle: the daemon's log; default: the journal of its unit.")
-@click.option("--no-names", is_flag=True, help="With --bundle: hashes for the names of topics.")
+@click.option("--no-names", is_flag=True, help="With --bundle: replace the names of topics by hashes.")
 @json_option
 @where_options
 def doctor(
@@ -72,8 +72,8 @@ def doctor(
     """Check disk, clock, limits and daemon.
 
     Measures how long the data disk takes to sync (with a small file of its own,
-    for a second at most) and whether that is plausible, and says what an
-    acknowledged message survives. Ends with 1 when a check is bad.
+    for a second at most), checks whether that is plausible, and tells what an
+    acknowledged message survives. Exits with 1 when a check fails.
 
     --bundle writes a tar file with these findings, versions, settings, metrics,
     instances, what needs attention, open transactions and the end of the log,

@@ -33,13 +33,13 @@ MAX_OPEN = 100
 @json_option
 @where_options
 def events(topics: tuple[str, ...], kinds: tuple[str, ...], limit: int | None, as_json: bool, where: Where) -> None:
-    """Follow what changes at the service.
+    """Follow changes as they happen.
 
-    Prints what needs attention, which transactions are open and how the
-    cluster is, and each change of these as it happens; also the figures of
-    topics that are named, here or as namespace:topic. Runs until Ctrl-C, also
-    across restarts of the daemon. With --json, prints one object for each
-    event, with all there is of its kind.
+    Prints what needs attention, the open transactions and the state of the
+    cluster, then every change to them; also the figures of each TOPIC given
+    (NAMESPACE:TOPIC names one of another namespace). Runs until Ctrl-C, also
+    across restarts of the daemon. With --json, prints one object per event,
+    with all its details.
     """
     if "topics" in kinds and not topics:
         raise click.UsageError("--kind topics needs the names of topics")

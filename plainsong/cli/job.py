@@ -290,7 +290,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 # --- options -----------------------------------------------------------------------------------------
 
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
 _OPTIONS = (
     json_option,
     click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal."),
@@ -298,7 +298,7 @@ _OPTIONS = (
         "--metrics-file",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="Write metrics as Prometheus text, atomically, again and again.",
+        help="Keep writing metrics to FILE as Prometheus text, atomically.",
     ),
 )
 _TRACE = click.option("--trace", is_flag=True, help="Show the whole traceback of a failure.")

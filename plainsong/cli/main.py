@@ -50,12 +50,12 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "stats": Listed("plainsong.cli.stats:stats", "Show message counts, sizes, ages and rates."),
         "top": Listed("plainsong.cli.stats:top", "Watch topics live."),
         "attention": Listed("plainsong.cli.attention:attention", "Show what needs attention, worst first."),
-        "events": Listed("plainsong.cli.events:events", "Follow what changes at the service."),
+        "events": Listed("plainsong.cli.events:events", "Follow changes as they happen."),
     },
     "The daemon": {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
-        "token": Listed("broker.command.token:token", "Make, list and revoke the tokens that clients show."),
+        "token": Listed("broker.command.token:token", "Create, list and revoke clients' tokens."),
         "grants": Listed("broker.command.grants:grants", "Show and check what names may do."),
         "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
@@ -74,7 +74,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     },
     "Jobs": {
         "pipeline": Listed(
-            "pyspark_plainsong.pipeline.command:pipeline", "Start the jobs that move, record and show messages."
+            "pyspark_plainsong.pipeline.command:pipeline", "Run the jobs that archive, replay and audit messages."
         ),
     },
     "This program": {
@@ -229,7 +229,7 @@ def program() -> None:
       plainsong poll greetings
 
     Every command has --help, and prints JSON with --json. The options below
-    may stand before or behind a command.
+    work before or after the command.
 
     \b
     Exit codes: 0 done, 1 failed, 2 invalid command line or settings, 3 the

@@ -85,7 +85,7 @@ class EffectOptions:
 @click.argument("topic", shell_complete=complete_topic)
 @click.option("--run", "command", metavar="CMD", help="Run CMD for each message; stdin is the payload.")
 @click.option("--shell", is_flag=True, help="Run CMD by /bin/sh; default: without a shell.")
-@click.option("--prefix", is_flag=True, help="Put the message's id before each line of CMD's output.")
+@click.option("--prefix", is_flag=True, help="Prefix each line of CMD's output with the message's id.")
 @click.option("--post", "post_to", metavar="URL", help="POST each message to URL; the payload is the body.")
 @click.option(
     "--content-type", default="", metavar="TYPE", help="Content type of posts; default: application/octet-stream."
@@ -134,7 +134,7 @@ class EffectOptions:
     type=Length(0.001),
     default="30s",
     metavar="TIME",
-    help="Time for a running attempt at shutdown.",
+    help="Time a running attempt gets at shutdown.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
 @json_option

@@ -157,15 +157,15 @@ def _get(ask_one: Ask, url: str, path: str, found: ProbeResult) -> Any:
     ],
 )
 @click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="Pings to each.")
-@click.option("--live", is_flag=True, help="Ask only whether it lives, as a health check that restarts it does.")
+@click.option("--live", is_flag=True, help="Check only that it is alive, as for restarting it when it is not.")
 @json_option
 @where_options
 def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
     """Check whether daemons are reachable and ready.
 
     Asks each URL. Ends with 0 when at least one daemon is ready, with 5 when
-    none is. With --live a daemon that is not ready (its disk is full, or it
-    recovers) is as good as one that is: to restart it would mend nothing.
+    none is. With --live a daemon counts even when it is not ready (its disk is
+    full, or it is recovering): a restart would not help.
     """
     found = ask(where, count=count, live=live)
     if as_json:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tx-timeout", "tx_timeout_s", type=Length(), metavar="TIME", help="Time-out of the transaction; default 30s."
 )
-@click.option("--producer", metavar="NAME", help="Producer name: what is sent again under it is stored once.")
+@click.option("--producer", metavar="NAME", help="Producer name; messages it sends again are stored once.")
 @click.option(
     "--sequence-id", type=click.IntRange(0), metavar="N", help="Sequence id of the first message; default: the next."
 )

@@ -44,7 +44,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
     IN and OUT are messages published and polled per second over about the last
     minute; WAITING counts polls that wait for the next message; OPEN counts
     undecided transactions in the topic, and HIDDEN the messages that
-    committed readers do not see for them. A ~ marks an estimate. For a single
+    committed readers do not see because of them. A ~ marks an estimate. For a single
     topic it shows more, a line for each figure.
     """
     if len(topics) == 1 and not is_pattern(topics[0]):

@@ -378,11 +378,12 @@ def undelete(topic: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_json: bool, where: Where) -> None:
-    """Take damaged rows out of a topic, so that readers pass.
+    """Take damaged rows out of a topic, so that readers get past them.
 
-    FROM and TO are ids, both included, as the scrub names them (GET /v1/scrub).
-    The daemon copies the rows as they are to a file in its data directory, and
-    readers never see them again; whole ones among them are lost to readers too.
+    FROM and TO are ids, both included, as the scrub reports them (GET
+    /v1/scrub). The daemon copies the rows as they are to a file in its data
+    directory, and readers never see them again; intact rows among them are lost
+    to readers too.
     """
     namespace, colon, name = topic.rpartition(":")
     with where.client(name) as client:

@@ -58,10 +58,10 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 
 @click.group(cls=VerbGroup)
 def pipeline() -> None:
-    """Start the jobs that move, record and show messages.
+    """Run the jobs that archive, replay and audit messages.
 
-    They need the distribution `plainsong-spark` and Java 17, but for maintain, which
-    runs without Spark. Each can be killed at any moment and started again.
+    They need the distribution `plainsong-spark` and Java 17; only maintain runs
+    without Spark. Each can be killed at any moment and started again.
     """
 
 
@@ -84,7 +84,7 @@ def list_jobs(as_json: bool) -> None:
         "    archive append orders --root hdfs://host/archive",
     ],
 )
-@click.option("--master", metavar="URL", help="Of Spark; local[*] by default.")
+@click.option("--master", metavar="URL", help="Spark master; default: local[*].")
 @click.option("--print", "print_it", is_flag=True, help="Print the spark-submit line for a cluster, start nothing.")
 @click.option("--zip", "zip_name", default=ZIP, metavar="FILE", help=f"For --print: what executors get; {ZIP}.")
 @json_option
@@ -93,9 +93,9 @@ def list_jobs(as_json: bool) -> None:
 def run(master: str | None, print_it: bool, zip_name: str, as_json: bool, job: str, arguments: Sequence[str]) -> None:
     """Start a job on this machine, or print how to submit it to a cluster.
 
-    What stands behind JOB is the job's own, --json as well; `plainsong
-    pipeline run JOB --help` explains it. This process becomes the job: signals
-    and the exit code are its own.
+    Everything after JOB goes to the job, --json too; `plainsong pipeline run JOB
+    --help` explains it. This process becomes the job: signals reach it, and the
+    exit code is its own.
     """
     listed = job_named(job)
     if print_it:

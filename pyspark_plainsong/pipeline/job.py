@@ -103,7 +103,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
 
 
 _OF_SPARK = {
-    "master": click.option("--master", metavar="URL", help="Of Spark; local[*] by default."),
+    "master": click.option("--master", metavar="URL", help="Spark master; default: local[*]."),
     "conf": click.option(
         "--conf", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
     ),

@@ -50,9 +50,13 @@ def _run(*, master: str | None, conf: tuple[str, ...], **fields: Any) -> JobRun:
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
 @click.option(
-    "--parts", type=click.IntRange(1, 1000), default=2, show_default=True, help="To cut expired ranges into, by time."
+    "--parts",
+    type=click.IntRange(1, 1000),
+    default=2,
+    show_default=True,
+    help="Parts to cut expired ranges into, by time.",
 )
-@click.option("--thrift", metavar="HOST:PORT", help="HBase's Thrift gateways, with commas: storage.hbase.thrift.")
+@click.option("--thrift", metavar="HOST:PORT", help="HBase's Thrift gateways, comma-separated: storage.hbase.thrift.")
 @click.option("--thrift-ca", metavar="FILE", help="Speak TLS to them: as storage.hbase.tls_ca.")
 @click.option("--thrift-certificate", metavar="FILE", help="As storage.hbase.tls_certificate.")
 @click.option("--thrift-key", metavar="FILE", help="As storage.hbase.tls_key.")
@@ -71,10 +75,10 @@ def maintain(
     """Show what waits to be cleaned, and clean tables in HBase.
 
     A daemon with a store of its own cleans by itself, and no other process can
-    open that store: then the command shows what waits, and does nothing. In
-    HBase it cleans beside the daemons, many ranges of keys at a time. With
-    --dry-run it only shows which ranges may be removed, and why. Asking makes
-    the daemon record each topic's time on disk.
+    open that store: the command then only shows what is waiting. In HBase it
+    cleans beside the daemons, many ranges of keys at a time. With --dry-run it
+    only shows which ranges may be removed, and why. It first has the daemon
+    record each topic's time on disk.
     """
     with run.client() as client:
         kind = store_kind(client)
