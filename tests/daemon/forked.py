@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
-#: What a daemon imports until it serves, and what commands that move its data do. What is imported for HBase, ZooKeeper,
-#: TLS or tokens alone is left to those that use them.
+#: What a daemon imports until it serves, and what commands that move its data do.
 IMPORTED = (
     *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
     *("broker.command.backup", "broker.command.copy", "broker.command.maintain.command", "plainsong._sync.client"),
 )
+#: What a daemon with such a setting imports beside it: the server does for the first of them.
+IMPORTED_FOR = {"storage.kind=hbase": "storage.hbase.store", "cluster.zookeeper=": "kazoo.client"}
 #: Of a request: arguments and an environment.
 MOST_BYTES = 1 << 17
 #: Neither a limit under test nor ever waited out: importing takes a second.
@@ -177,6 +178,10 @@ def serve(asks: socket.socket) -> list[str] | None:
                 if not said:
                     return None
                 asked = json.loads(said)
+                for setting, module in IMPORTED_FOR.items():
+                    if any(each.startswith(setting) for each in asked["arguments"]):
+                        import_module(module)
+                gc.freeze()
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
@@ -225,7 +230,6 @@ def main() -> None:
     gc.disable()
     for name in IMPORTED:
         import_module(name)
-    gc.freeze()
     arguments = serve(socket.socket(fileno=int(sys.argv[1])))
     if arguments is None:
         return
