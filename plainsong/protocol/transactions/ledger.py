@@ -230,7 +230,8 @@ class Ledger:
             for record in reversed(self.outcomes.values()):
                 if record.decided_ms <= at_ms:
                     break
-                found.update(pointer for pointer in record.pointers if pointer < stop)
+                if record.transaction_id < stop:  # most have begun after the moment, too
+                    found.update(pointer for pointer in record.pointers if pointer < stop)
             known = self._undecided_at[at_ms] = frozenset(found)
             if len(self._undecided_at) > _MOMENTS_KEPT:
                 self._undecided_at.popitem(last=False)
