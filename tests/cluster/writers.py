@@ -184,7 +184,10 @@ async def decide(voice: Voice, transaction: Transaction, verb: str) -> None:
     except Refused as refused:
         if refused.code != "transaction_not_in_progress":
             raise
-        state = "committed" if verb != "commit" else "undone"
+        # An abort is refused as soon as the commit is under way, and that may still give up.
+        state = "undone" if verb == "commit" else (await voice.tell("GET", f"{TX}/{transaction.id}"))["state"]
+        if state not in ("committed", "aborted", "invalid", "undone"):
+            raise
     told_s = trio.current_time()
     if state == "committed":
         transaction.committed_s = min(transaction.committed_s, told_s)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimulatedStage
 
 TOPIC = "brief"
-#: The topic's time to live at first, and once somebody has asked for a longer one; a message's own, which is shorter.
-TTL_S, LONGER_S, OWN_S = 2, 4, 1
+#: What the topic's time to live may be, at first and later; a message's own, which is not longer.
+TTLS_S, OWN_S = (1, 2, 4), 1
 #: A reader may have seen a message gone by a time that is so far ahead of what the next owner finds.
 LAG_MS = 1_000
 
@@ -69,7 +69,7 @@ class Look:
     least_ms: int
     most_ms: int
     ttl_s: tuple[int, int]
-    """The shortest and the longest time to live that the topic may have had by then."""
+    """The shortest time to live that the topic may have had so far, and the longest that it may have had just then."""
 
 
 @dataclass(slots=True)
@@ -78,6 +78,8 @@ class Notes:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
+    floors: list[tuple[float, int]] = field(default_factory=list)
+    """When a change of the time to live was acknowledged, and what had been published before had expired by then."""
 
 
 def judged(notes: Notes) -> list[Anomaly]:
@@ -85,7 +87,7 @@ def judged(notes: Notes) -> list[Anomaly]:
     ids = dict[bytes, bytes]()
     for look in notes.looks:
         ids.update((payload, message_id) for message_id, payload in look.poll.messages)
-    return [*_of_pages(notes), *_of_times(notes, ids), *_of_returns(notes, ids)]
+    return [*_of_pages(notes), *_of_times(notes, ids), *_of_returns(notes, ids), *_of_floors(notes)]
 
 
 def _of_pages(notes: Notes) -> Iterator[Anomaly]:
@@ -153,6 +155,16 @@ def _of_returns(notes: Notes, ids: dict[bytes, bytes]) -> Iterator[Anomaly]:
                 missed_s, by = poll.ended_s, f"and {poll.name} at {poll.ended_s:.3f} s"
 
 
+def _of_floors(notes: Notes) -> Iterator[Anomaly]:
+    """What had expired when the time to live was changed stays so, also under a longer one."""
+    for look in notes.looks:
+        floor_ms = max((floor_ms for at_s, floor_ms in notes.floors if at_s < look.poll.began_s), default=0)
+        for message_id, payload in look.poll.messages:
+            if _published_ms(message_id) < floor_ms:
+                told = f"{look.poll.name} at {look.poll.began_s:.3f} s was shown {payload!r}"
+                yield Anomaly("came back", f"{told}, which had expired when the time to live was changed")
+
+
 def _covers(poll: Poll, place: bytes) -> bool:
     """Whether it passed that id."""
     return poll.since <= place and (poll.end == "end" or place <= poll.last)
@@ -170,26 +182,35 @@ class Watcher:
 
     def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
         self.stage, self.voice, self.notes = stage, voice, stage.brief
-        self._ttl_s = (TTL_S, TTL_S)
+        first_s = voice.rng.choice(TTLS_S)
+        self._first_s, self._shortest_s, self._acknowledged_s = first_s, first_s, first_s
+        #: Asked for, and not answered: they may hold from some time on.
+        self._doubted_s: set[int] = set()
         self._count = 0
+        #: How likely a request is a publish: a topic to which hardly anybody publishes learns the time by its readers.
+        self._publishes = voice.rng.choice((0.45, 0.15))
 
     async def make(self) -> None:
         """Create the topic."""
         await at_last(
-            self.stage, partial(self.voice.tell, "PUT", topic_path(TOPIC, "?ifNotExists=true"), {"ttl": TTL_S})
+            self.stage, partial(self.voice.tell, "PUT", topic_path(TOPIC, "?ifNotExists=true"), {"ttl": self._first_s})
         )
+
+    @property
+    def _longest_s(self) -> int:
+        return max(self._doubted_s | {self._acknowledged_s})
 
     async def act(self) -> None:
         """One request of some kind. Raises NotSent, Doubt, Refused."""
         chance = self.voice.rng.random()
-        if chance < 0.5:
-            await self._publish()
+        if chance < self._publishes:
+            await self.publish()
         elif chance < 0.95:
             await self.look()
         else:
-            await self._live_longer()
+            await self.live_as_long_as(self.voice.rng.choice(TTLS_S))
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         own_s = self.voice.rng.choice((None, OWN_S))
         sent = [self._message(own_s) for _ in range(self.voice.rng.choice((1, 1, 3)))]
         request = PublishRequest([each.payload for each in sent], ttl_s=own_s, atomic=self.voice.rng.random() < 0.3)
@@ -214,21 +235,30 @@ class Watcher:
         committed = self.voice.rng.random() < 0.3
         limit = self.voice.rng.choice((2, None, None))
         while True:
-            since = world.watch()
+            since, longest_s = world.watch(), self._longest_s
             poll = await read_page(self.voice, TOPIC, position, committed=committed, limit=limit, at=at, noted=False)
             least_ms, most_ms = world.between(since)
-            self.notes.looks.append(Look(poll, least_ms, most_ms, self._ttl_s))
+            self.notes.looks.append(Look(poll, least_ms, most_ms, (self._shortest_s, longest_s)))
             if poll.end != "more":
                 return
             position = poll.through
 
-    async def _live_longer(self) -> None:
-        self._ttl_s = (TTL_S, LONGER_S)  # from here on it may be either
-        await self.voice.tell("PUT", topic_path(TOPIC, "/properties"), {"ttl": LONGER_S})
+    async def live_as_long_as(self, ttl_s: int) -> None:
+        """Change the topic's time to live. Raises NotSent, Doubt, Refused."""
+        world, before_s = self.stage.world, self._longest_s
+        least_ms, _ = world.between(world.watch())
+        self._shortest_s = min(self._shortest_s, ttl_s)  # perhaps only for a moment, and what expired stays so
+        try:
+            await self.voice.tell("PUT", topic_path(TOPIC, "/properties"), {"ttl": ttl_s})
+        except Doubt:
+            self._doubted_s.add(ttl_s)
+            raise
+        self.notes.floors.append((world.now_s(), least_ms - before_s * 1000))
+        self._acknowledged_s = ttl_s
 
 
 async def watch(stage: SimulatedStage, seed: int, pause_s: float) -> None:
-    """Until all is over."""
+    """Until all is over; then publish once more, and look at it at every instance until it has gone."""
     async with stage.voice(seed) as voice:
         watcher = Watcher(stage, voice)
         await watcher.make()
@@ -236,16 +266,23 @@ async def watch(stage: SimulatedStage, seed: int, pause_s: float) -> None:
             with suppress(NotSent, Doubt, Refused):
                 await watcher.act()
             await stage.rest(pause_s)
-
-
-async def outlive(stage: SimulatedStage, seed: int) -> None:
-    """When all is well: publish once more, and look at it at every instance until it has gone."""
-    async with stage.voice(seed) as voice:
-        watcher = Watcher(stage, voice)
-        watcher._ttl_s = (TTL_S, LONGER_S)
-        watcher._count = 1_000_000
-        await at_last(stage, watcher._publish)
+        await at_last(stage, watcher.publish)
         for _ in range(4):
             for instance in stage.cluster.instances:
                 await at_last(stage, partial(watcher.look, instance))
+            chance = voice.rng.random()
+            if chance < 0.3:
+                await at_last(stage, partial(watcher.live_as_long_as, voice.rng.choice(TTLS_S)))
+            elif chance < 0.45:
+                await _led_astray(watcher)
             await stage.world.sleep(voice.rng.choice((0.4, 0.9, 1.7)))
+
+
+async def _led_astray(watcher: Watcher) -> None:
+    """All clocks are ahead until all instances start again: what was seen to expire meanwhile has expired."""
+    stage, by_s = watcher.stage, watcher.voice.rng.choice((3, 7))
+    stage.world.jump_all(by_s)
+    for instance in stage.cluster.instances:
+        await at_last(stage, partial(watcher.look, instance))
+    stage.world.end_all()
+    stage.world.jump_all(-by_s)

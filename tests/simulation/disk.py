@@ -16,7 +16,7 @@ from plainsong.protocol.effects import Delete, Expect, Operation, Put, RollBack,
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.names import TopicName
 from storage.base import Claim, Deposed, NothingWritten, Row, StoreConflict, StoreError
-from storage.memory import MemoryStore
+from storage.memory import MemoryStore, MemoryView
 from tests.simulation.clocks import time_now
 
 
@@ -290,6 +290,11 @@ class SharedDiskStore(DiskStore):
             self.apply(commit)
             await self._reach(self.weather.write_s / 2)
 
+    async def pin(self, max_s: float) -> MemoryView:
+        """Of no one moment, as HBase's."""
+        await self._read()
+        return ChangingView(self, trio.current_time() + max_s)
+
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         await self._reach(0)
         self.apply([Delete(table, keys)])
@@ -297,3 +302,17 @@ class SharedDiskStore(DiskStore):
     def _refuse_if_deposed(self, claim: Claim) -> None:
         if self.disk.epochs.get(claim.name) != claim.epoch:
             raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=False)
+
+
+class ChangingView(MemoryView):
+    """A view that sees later commits too."""
+
+    exact = False
+
+    def __init__(self, store: SharedDiskStore, ends_at: float) -> None:
+        self._store = store
+        self._ends_at = ends_at
+
+    async def aclose(self) -> None:
+        """There is nothing to let go of."""
+        await trio.lowlevel.checkpoint()

@@ -17,7 +17,7 @@ from plainsong.protocol.requests import PublishRequest
 from tests.cluster.course import at_last
 from tests.cluster.readers import read_page
 from tests.cluster.voices import Doubt, NotSent, Refused, Voice
-from tests.cluster.writers import RECEIPT
+from tests.cluster.writers import RECEIPT, TX
 from tests.daemon.talk import topic_path
 
 if TYPE_CHECKING:
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 TOPIC = "garden"
 #: How long a deleted topic can be brought back, in the configuration of the instances.
-GRACE_S = 3
+GRACE_S = 1
 #: What is mostly done with it.
-OF_A_LIVING_ONE = ("publish", "publish", "publish", "read", "read", "read", "delete", "delete", "undelete", "create")
+OF_A_LIVING_ONE = (
+    *("publish", "publish", "publish", "read", "read", "read"),
+    *("delete", "delete", "undelete", "create", "store"),
+)
 OF_NONE = ("publish", "read", "delete", "undelete", "undelete", "undelete", "create", "create")
 #: More worlds than this are not followed.
 MOST_WORLDS = 400
@@ -146,15 +149,19 @@ class Gardener:
         if verb == "publish":
             payloads = tuple(self._payload() for _ in range(self.voice.rng.choice((1, 1, 3))))
         began_ms = self.stage.world.watch()[0]
+        if verb == "undelete" and self.voice.rng.random() < 0.3:
+            await self.stage.world.sleep(self.voice.rng.choice((0.5, 1.0, 1.5)) * GRACE_S)
         try:
             if verb == "read":
                 await self.read()
+            elif verb == "store":
+                await self._store()
             else:
                 await self._change(verb, payloads)
         except NotSent:
             pass
         except Doubt:
-            if verb != "read":
+            if verb not in ("read", "store"):
                 model.unknown(verb, payloads)
             if verb == "delete":
                 self._doubted_ms = min(self._doubted_ms, began_ms)
@@ -193,6 +200,12 @@ class Gardener:
             ):
                 model.wrong.append("it could not be brought back within its grace")
             model.buried()
+
+    async def _store(self) -> None:
+        """Messages under a pointer that is left alone: no reader ever sees them. Raises NotSent, Doubt, Refused."""
+        begun = await self.voice.tell("POST", TX, {"timeoutSeconds": 30, "clientId": "gardener"})
+        body = JSON.encode_publish(PublishRequest((b"seed",), begun["writePointer"]))
+        await self.voice.ask("POST", topic_path(TOPIC, "/store"), body, RECEIPT)
 
     async def read(self, at: Instance | None = None) -> None:
         """All of it, in one page. Raises NotSent, Doubt, Refused."""

@@ -36,6 +36,21 @@ TRANSACTIONAL = "plainsong.protocol.topic.transactional"
 CORE = "plainsong.protocol.topic.core"
 UPKEEP = "plainsong.protocol.topic.upkeep"
 
+#: What stands between the beginning of a commit and what the cache learns of it.
+_BETWEEN = """\
+        if step.pointers:
+            self._environment.pointers.begin(self.name, step.pointers)
+
+    def _commit_ends(self, step: Step) -> None:
+        if step.pointers:
+            self._environment.pointers.end(step.pointers)
+
+    def _committed(self, core: TopicCore, step: Step) -> None:
+        pointers = self._environment.pointers
+        if step.dropped:
+            self._drop_pointers(core, step)
+"""
+
 MISTAKES = (
     Mistake(
         "answered before the commit",
@@ -74,11 +89,19 @@ MISTAKES = (
         "            self.compare(expect)",
     ),
     Mistake(
+        # And with it the cache, and who waits: in a step of the core, nothing looks at the watermark before its end.
         "the watermark moves before the commit",
         "what is read stays",
-        CORE,
-        "        step.flush()\n        if state.producers.changed and state.producers.due_s is None:",
-        "        step.flush()\n        state.advance_watermark()\n        if state.producers.changed and state.producers.due_s is None:",
+        TOPIC,
+        "        self._commit_begun_s = trio.current_time()\n"
+        + _BETWEEN
+        + "        self._update_cache(core.state.prefix, step)\n",
+        "        self._commit_begun_s = trio.current_time()\n"
+        "        if self.core is not None and self.core.state.metadata is not None:\n"
+        "            self._update_cache(self.core.state.prefix, step)\n"
+        "            self.core.state.advance_watermark()\n"
+        "            parked = self.core.parking.take_reached(self.core.state.until)\n"
+        "            settle_all([(each.ticket, self.core._span(each.look)) for each in parked])\n" + _BETWEEN,
     ),
     Mistake(
         "positions from the clock alone",
@@ -362,6 +385,13 @@ MISTAKES = (
         UPKEEP,
         "    generation = 1 if old is None else old.generation + 1\n",
         "    generation = 1 if old is None else old.generation\n",
+    ),
+    Mistake(
+        "a restore counts what began while the backup was read",
+        "transactions are whole",
+        "actors.restoring",
+        '        if not self._manifest["exact"]:\n',
+        "        if False:\n",
     ),
 )
 

@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from tests.cluster.history import records
+from tests.simulation import brief
 from tests.simulation.planted import MISTAKES, Mistake
 
 DOCUMENT = Path(__file__).parents[2] / "docs/reliability.md"
@@ -26,12 +29,30 @@ class Finding:
     mistake: Mistake
     histories: int
     cpu_s: float
+    seed: int | None
+    """The first bad history; None: it was not found."""
     words: tuple[str, ...]
-    """What the checker called it; empty: it was not found."""
+    """What was wrong with that, as its judges call it."""
 
     def row(self) -> str:
-        found = f"{self.histories} | {self.cpu_s:.1f}" if self.words else f"not in {self.histories} | {self.cpu_s:.0f}"
-        return f"| {self.mistake.name} | {self.mistake.promise} | {found} | {', '.join(self.words) or 'nothing'} |"
+        if self.seed is None:
+            return (
+                f"| {self.mistake.name} | {self.mistake.promise} | not in {self.histories} | {self.cpu_s:.0f} | | | |"
+            )
+        judges = ", ".join(dict.fromkeys(map(judge_of, self.words)))
+        return (
+            f"| {self.mistake.name} | {self.mistake.promise} | {self.histories} | {self.cpu_s:.1f} "
+            f"| {self.seed} | {judges} | {', '.join(self.words)} |"
+        )
+
+
+def judge_of(word: str) -> str:
+    """Who calls it so."""
+    if word in get_args(records.Kind):
+        return "clients' histories"
+    if word in get_args(brief.Kind):
+        return "expiry"
+    return {"garden": "lives of topics", "asleep": "who waits"}.get(word, "answers")
 
 
 def look_for(mistake: Mistake, most: int = MOST) -> Finding:
@@ -46,19 +67,23 @@ def look_for(mistake: Mistake, most: int = MOST) -> Finding:
         words.update(kind for kind, _ in bad["anomalies"])
         if bad["unexplained"] and not bad["anomalies"]:
             words["unexplained answer, or no end"] += 1
-    return Finding(mistake, lines[-1]["histories"], lines[-1]["cpuSeconds"], tuple(sorted(words)))
+    seed = lines[-1]["bad"][0] if lines[-1]["bad"] else None
+    return Finding(mistake, lines[-1]["histories"], lines[-1]["cpuSeconds"], seed, tuple(sorted(words)))
 
 
 def table(findings: Iterable[Finding], most: int = MOST) -> str:
     """In Markdown."""
     findings = list(findings)
-    found = [each for each in findings if each.words]
+    found = [each for each in findings if each.seed is not None]
     histories = sorted(each.histories for each in found)
-    head = f"{len(found)} of {len(findings)} are found within {most:,} histories".replace(",", " ")
+    head = f"{len(found)} of {len(findings)} are found, each looked for in up to {most:,} histories"
     if histories:
         head += f", half of them within {histories[len(histories) // 2]}, nine in ten within {histories[len(histories) * 9 // 10]}"
-    rows = [each.row() for each in sorted(findings, key=lambda each: (not each.words, each.histories))]
-    columns = "| mistake | breaks | found after histories | seconds of one core | called |\n|---|---|--:|--:|---|"
+    rows = [each.row() for each in sorted(findings, key=lambda each: (each.seed is None, each.histories))]
+    columns = (
+        "| mistake | breaks | found after histories | seconds of one core | seed | judge | calls it |\n"
+        "|---|---|--:|--:|--:|---|---|"
+    )
     return "\n".join([f"{head}.", "", columns, *rows])
 
 

@@ -62,6 +62,13 @@ def test_what_is_wrong_with_expiry_is_named(kind, wrong):
     assert kind in {each.kind for each in judged(wrong)}
 
 
+def test_what_had_expired_when_the_time_to_live_was_changed_stays_gone():
+    for changed_s, kinds in ((1.0, []), (0.7, ["came back"])):
+        found = notes(look(0.6, 0.0, 0.5), look(0.9, 0.0, 0.5))
+        found.floors.append((changed_s, BEGAN_MS + 300))
+        assert [each.kind for each in judged(found)] == kinds
+
+
 def a_garden(*happened: str) -> Model:
     model = Model()
     for number, verb in enumerate(happened):

@@ -15,8 +15,13 @@ from tests.simulation.planted import MISTAKES, named, with_mistake
 #: Some that are found soon, and more than twice as many histories as that takes.
 SOON = {
     "a failed commit is acknowledged": 20,
-    "what failed is said not to have happened": 60,
-    "rows behind the mark are not replayed": 10,
+    "the mark forgets the last position": 20,
+    "the watermark moves before the commit": 40,
+    "readers see what is in progress": 20,
+    "an opened session keeps its epoch": 20,
+    "what readers saw expire is forgotten with the owner": 20,
+    "what failed is said not to have happened": 50,
+    "a parked poll is not told of news": 20,
 }
 
 

@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
+
+from tests.simulation.world import AMONG_SEVERAL, CLIENTS, EVERYWHERE, KNOBS, plan_of
 
 #: Histories of the ordinary run, a quarter of a minute of one core; ``make torture`` and ``make simulate`` go on from there.
 COUNT = 200
@@ -23,6 +26,18 @@ def test_histories_of_one_and_of_several_instances_keep_every_promise():
     done = simulation("--count", str(COUNT))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1])["histories"] == COUNT
+
+
+def test_each_kind_of_client_of_fault_and_of_setting_is_in_many_histories():
+    plans = [plan_of(seed) for seed in range(500)]
+    for had, every in (
+        ((set(plan.clients) for plan in plans), {"moments", *(name for name, _ in CLIENTS)}),
+        ((set(plan.faults) for plan in plans), {*EVERYWHERE, *AMONG_SEVERAL}),
+        (({name for name, _ in plan.knobs} for plan in plans), {name for name, _, _ in KNOBS}),
+    ):
+        counts = Counter(each for some in had for each in some)
+        assert set(counts) == every
+        assert min(counts.values()) >= 10, counts
 
 
 def test_a_seed_is_the_same_history_in_every_process():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import trio
 import trio._core._run as scheduling
@@ -19,12 +20,13 @@ from tests.cluster.history.records import History
 from tests.cluster.readers import reader
 from tests.cluster.voices import EXPECTED, Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
-from tests.simulation import brief, garden, moments
+from tests.simulation import brief, garden, kept, moments, workloads
 from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
 from tests.simulation.network import Network
 
+T = TypeVar("T")
 #: How long everything may take until it is right again once nothing is wrong.
 QUIET_S = 100.0
 #: Processor time of one history, some hundred times of what it needs.
@@ -38,12 +40,13 @@ class Plan:
     seed: int
     instances: int = 1
     topics: int = 3
-    clients: int = 1
     length_s: float = 1.0
     every_s: float = 0.25
     """The mean time from the beginning of one fault to that of the next."""
-    extras: tuple[str, ...] = ()
-    """Workloads beside the usual ones."""
+    clients: tuple[str, ...] = ()
+    """Who is at work, each by the name of its workload."""
+    knobs: tuple[tuple[str, float], ...] = ()
+    """Settings of the instances that are not the usual ones."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -99,11 +102,13 @@ class SimulatedStage(Stage):
 
     def __init__(self, world: World, topics: list[str], seed: int) -> None:
         super().__init__(world, topics, seed)  # type: ignore[arg-type]  # it has what clients use of a cluster
-        self.stores = 0.3 if "staging" in world.plan.extras else 0.0
+        self.stores = 0.3 if "staging" in world.plan.clients else 0.0
         self.world = world
         self.brief = brief.Notes()
         self.garden = garden.Model()
         self.moments = moments.Notes()
+        self.asleep: list[str] = []
+        """Readers that waited, and were not told of news."""
 
     def traveller(self, seed: int) -> Voice:
         """A client that reads as of moments."""
@@ -111,6 +116,13 @@ class SimulatedStage(Stage):
 
     def voice(self, seed: int) -> Voice:
         return SimulatedVoice(self, seed)
+
+    def beside(self, instances: Sequence[SimulatedInstance], history: History, seed: int) -> SimulatedStage:
+        """A stage of other instances, whose clients go on with a history."""
+        stage = SimulatedStage(self.world, self.topics, seed)
+        stage.cluster = SimpleNamespace(instances=instances)  # type: ignore[assignment]
+        stage.history = history
+        return stage
 
 
 class World:
@@ -122,14 +134,17 @@ class World:
         self.network = Network(self._random())
         names = "abcdef"[: plan.instances]
         self.disk = Disk(shared=plan.instances > 1)
-        interval_s = self.rng.choice((0.1, 0.5, 5.0)) if set(plan.extras) - {"moments"} else 5.0
-        config = configured(
-            transactions__max_lifetime_s=60, retention__interval_s=interval_s, retention__delete_grace_s=garden.GRACE_S
+        self.config = config = configured(
+            transactions__max_lifetime_s=60, retention__delete_grace_s=garden.GRACE_S, **dict(plan.knobs)
         )
         self.instances = [SimulatedInstance(name, self.disk, self.network, config, self._random()) for name in names]
         for each in self.instances:
             each.reread = partial(self._tell_soon, each)
         self.story = story
+        self.backup: kept.Backup | None = None
+        """One that was taken meanwhile."""
+        self.restored: list[tuple[str, str]] = []
+        """What is wrong with what was restored of it."""
         self._most_ms, self._lows_ms = START_MS, list[int]()
         self.stage = SimulatedStage(
             self, [f"topic-{number}" for number in range(plan.topics)], self.rng.randrange(1 << 30)
@@ -151,6 +166,11 @@ class World:
         now_ms = [each.clock.peek_ms() for each in self.instances]
         self._most_ms = max(self._most_ms, *now_ms)
         return min(now_ms)
+
+    def latest_ms(self) -> int:
+        """No wall clock was ever ahead of it."""
+        self._read_clocks()
+        return self._most_ms
 
     def watch(self) -> tuple[int, int]:
         """From now on; ``between`` takes it."""
@@ -180,29 +200,43 @@ class World:
                 await self._heal()
                 self.stage.over = True
             readers.cancel_scope.cancel()
+        if "wake" in self.plan.clients:
+            await workloads.wake(self.stage, self.rng.randrange(1 << 30))
         await settle(self.stage)
-        if "brief" in self.plan.extras:
-            await brief.outlive(self.stage, self.rng.randrange(1 << 30))
-        if "moments" in self.plan.extras:
+        if "moments" in self.plan.clients:
             await moments.return_to(self.stage, self.plan.seed)
+        if self.backup is not None:
+            self.restored = await kept.judged(self, self.backup, self.plan.seed)
 
     def _start(self, writers: trio.Nursery, readers: trio.Nursery) -> None:
-        for number in range(self.plan.clients):
-            for work in (plain_writer, producing_writer, transactional_writer):
-                name = f"{work.__name__[:2]}{number}"
-                writers.start_soon(
-                    work, self.stage, name, self.rng.randrange(1 << 30), self.rng.choice((0.05, 0.2, 0.5))
-                )
-        for extra, more in (("brief", brief.watch), ("garden", garden.tend)):
-            if extra in self.plan.extras:
-                writers.start_soon(more, self.stage, self.rng.randrange(1 << 30), self.rng.choice((0.05, 0.2)))
+        for number, client in enumerate(self.plan.clients):
+            for work in self._work_of(client, number):
+                writers.start_soon(work, self.rng.randrange(1 << 30), self.rng.choice(self._pauses_s()))
+        if "backup" in self.plan.clients:
+            writers.start_soon(kept.take, self, self._random())
         for committed in (True, False):
             waits = self.rng.random() < 0.5
             work = partial(reader, committed=committed, waits=waits, pause_s=self.rng.choice((0.1, 0.5)))
             readers.start_soon(work, self.stage, self.rng.randrange(1 << 30))
-        if "moments" in self.plan.extras:
+        if "moments" in self.plan.clients:
             # Seeds of its own: histories without it are what they were.
             readers.start_soon(moments.travel, self.stage, self.plan.seed, 0.1)
+
+    def _work_of(self, client: str, number: int) -> list[Callable[[int, float], Awaitable[None]]]:
+        """What each client of a workload does, given a seed and how long it rests between two requests."""
+        stage = self.stage
+        if client in NAMED:
+            return [partial(NAMED[client], stage, f"{client[:2]}{number}")]
+        if client == "rivals":
+            topic = self.rng.choice(stage.topics)
+            return [partial(workloads.rival, stage, f"ri{number}", who, topic) for who in "ab"]
+        if client in ("brief", "garden"):
+            return [partial(brief.watch if client == "brief" else garden.tend, stage)]
+        return []
+
+    def _pauses_s(self) -> Sequence[float]:
+        """Such that a history has about as many requests, however long it is."""
+        return (0.05, 0.2, 0.5) if self.plan.length_s < 2 else (0.2, 0.5)
 
     async def _disturb(self) -> None:
         """One fault after the other begins while others last; it is over when the last one is."""
@@ -216,7 +250,9 @@ class World:
     # --- faults --------------------------------------------------------------------------------
 
     async def _kill(self, *, power: bool = False) -> None:
-        victim = self.rng.choice(self.instances)
+        self._end_of(self.rng.choice(self.instances), power=power)
+
+    def _end_of(self, victim: SimulatedInstance, *, power: bool) -> None:
         if victim.state == "down":
             return
         self.tell(f"{victim.name} {'loses power' if power else 'is killed'}")
@@ -267,6 +303,24 @@ class World:
         self._read_clocks()
         instance.clock.jump(by_s)
         self._lows_ms.append(self._read_clocks())
+
+    async def _astray(self) -> None:
+        """A clock is wrong until its instance starts again, as when it is set right at the start of a machine."""
+        instance, by_s = self.rng.choice(self.instances), self.rng.choice((2, 5, 60, -2, -5))
+        self._jump_by(instance, by_s)
+        await time_now().sleep(self._while_s(3.0))
+        self._end_of(instance, power=self.rng.random() < 0.3)
+        self._jump_by(instance, -by_s)
+
+    def jump_all(self, by_s: float) -> None:
+        """All wall clocks, in this moment."""
+        for each in self.instances:
+            self._jump_by(each, by_s)
+
+    def end_all(self) -> None:
+        """All processes end in this moment, and start again."""
+        for each in self.instances:
+            self._end_of(each, power=False)
 
     async def _drift(self) -> None:
         instance, rate = self.rng.choice(self.instances), self.rng.choice((0.5, 0.9, 1.1, 2.0))
@@ -340,36 +394,67 @@ class World:
         self.tell("nothing is wrong any more")
 
 
-EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "failing", "slow", "part"]
-EXTRAS = ("brief", "garden", "staging")
+NAMED: dict[str, Callable[..., Awaitable[None]]] = {
+    "plain": plain_writer,
+    "producer": producing_writer,
+    "transactions": transactional_writer,
+    "regrouping": workloads.regrouping_producer,
+    "entangled": workloads.entangled_writer,
+}
+EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "astray", "failing", "failing", "slow", "part"]
 AMONG_SEVERAL = [*EVERYWHERE, "lie", "lie", "freeze", "break", "part"]
+#: Each workload, and how likely it is in a history; twice: by two clients, of which each is that likely. What is left
+#: out leaves room for what is not: a mistake that needs many of one kind is found by those that have little else.
+CLIENTS = (
+    ("plain", 0.4),
+    ("producer", 0.3),
+    ("transactions", 0.3),
+    ("regrouping", 0.2),
+    ("rivals", 0.15),
+    ("entangled", 0.25),
+    ("entangled", 0.15),
+    ("brief", 0.25),
+    ("garden", 0.25),
+    ("staging", 0.25),
+    ("wake", 0.2),
+    ("backup", 0.15),
+)
+#: Settings, and what they may be beside the usual ones: those by which rare paths are taken often.
+KNOBS: tuple[tuple[str, float, tuple[float, ...]], ...] = (
+    ("retention__interval_s", 0.7, (0.1, 0.5)),
+    ("cache__max_bytes", 0.3, (0, 4096)),
+    ("topic__checkpoint_rows", 0.3, (1, 10)),
+    ("deduplication__snapshot_entries", 0.3, (1, 10)),
+)
 
 
 def plan_of(seed: int) -> Plan:
-    """The plan that a seed stands for."""
+    """The plan that a seed stands for: of everything that can be in a history, some (swarm testing)."""
     rng = Random(seed)
-    instances = rng.choice((1, 1, 1, 2, 3))
+    instances = rng.choice((1, 1, 1, 1, 2, 3))
     kinds = AMONG_SEVERAL if instances > 1 else EVERYWHERE
     faults = rng.sample(kinds, rng.randrange(1, 5)) if rng.random() < 0.9 else []
-    extras = tuple(each for each in EXTRAS if rng.random() < 0.25)
+    clients = tuple(name for name, likely in CLIENTS if rng.random() < likely)
+    length_s = rng.choice((0.3, 0.6, 0.6, 1.2, 4.0))
     plan = Plan(
         seed,
         instances,
-        extras=extras,
+        clients=clients,
+        knobs=tuple((name, rng.choice(values)) for name, likely, values in KNOBS if rng.random() < likely),
         topics=rng.choice((1, 2, 3)) + 1,
-        length_s=rng.choice((0.3, 0.6, 1.2)),
-        every_s=rng.choice((0.1, 0.3)),
+        length_s=length_s,
+        every_s=max(rng.choice((0.1, 0.3)), length_s / 8),
         faults=faults,
     )
     # Drawn last, so that the seeds without it stand for the plans that they stood for before.
-    return replace(plan, extras=(*extras, "moments")) if rng.random() < 0.25 else plan
+    return replace(plan, clients=(*clients, "moments")) if rng.random() < 0.25 else plan
 
 
 def simulate(plan: Plan) -> Report:
     """One history, the same for a plan on every machine (with one hash seed of Python)."""
     scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True  # as hypothesis has it
-    before = scheduling._r
-    scheduling._r = Random(plan.seed)
+    before = scheduling._r, trio.to_thread.run_sync
+    scheduling._r, trio.to_thread.run_sync = Random(plan.seed), _run_here  # type: ignore[assignment]
     story: list[str] = []
     signal.signal(signal.SIGVTALRM, _stuck)
     signal.setitimer(signal.ITIMER_VIRTUAL, STUCK_S)
@@ -379,7 +464,13 @@ def simulate(plan: Plan) -> Report:
         return Report(plan, History(), [], [f"it ended with {error!r}"], story)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        scheduling._r = before
+        scheduling._r, trio.to_thread.run_sync = before
+
+
+async def _run_here(work: Callable[..., T], *arguments: object, **_: object) -> T:
+    """Threads would go on in time that is not simulated."""
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
 
 
 def _stuck(*_: object) -> None:
@@ -399,6 +490,8 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
         anomalies += [("garden", text) for text in stage.garden.wrong]
         if not limit.cancelled_caught:
             anomalies += moments.judged(stage.moments, stage.history)
+        anomalies += world.restored
+        anomalies += [("asleep", text) for text in stage.asleep]
         for each in world.instances:
             each.kill()
         nursery.cancel_scope.cancel()
@@ -430,8 +523,10 @@ def shrunk(plan: Plan, tries: int = 60) -> Report:
 def _smaller(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
-    for each in plan.extras:
-        yield replace(plan, extras=tuple(other for other in plan.extras if other != each))
+    for at in range(len(plan.clients)):
+        yield replace(plan, clients=plan.clients[:at] + plan.clients[at + 1 :])
+    for at in range(len(plan.knobs)):
+        yield replace(plan, knobs=plan.knobs[:at] + plan.knobs[at + 1 :])
     if plan.length_s > 0.2:
         yield replace(plan, length_s=plan.length_s / 2)
         yield replace(plan, length_s=plan.length_s * 0.8)

@@ -7,7 +7,7 @@ that had come by then must hold, a request that had not been sent yet must not b
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -16,7 +16,8 @@ from random import Random
 import trio
 
 from tests.cluster.course import at_last, create_topics, settle
-from tests.cluster.history.records import Anomaly, History, Transaction, Write
+from tests.cluster.history.cut import known_between
+from tests.cluster.history.records import Anomaly, History, Transaction
 from tests.cluster.voices import Stage, Voice
 from tests.cluster.writers import TX
 from tests.daemon.harness import Daemon, DaemonEnded
@@ -52,7 +53,7 @@ class Recording:
 
     def known_at(self, moment: int) -> History:
         """The history as clients knew it when so many records had happened."""
-        return cut(
+        return known_between(
             self.history,
             self.records[moment - 1].at_s + self.offset_s,
             (self.records[moment].at_s if moment < len(self.records) else inf) + self.offset_s,
@@ -82,35 +83,6 @@ async def record(directory: Path, made: Path, seed: int, acknowledged: int = 150
     records = read_log(disk.log)
     ready = sum(each.at_s <= ready_s for each in records)
     return Recording(disk.root, stage.history, records, offset_s, ready)
-
-
-def cut(history: History, last_s: float, next_s: float) -> History:
-    """What was known of it between two changes of the disk, at ``last_s`` and ``next_s``."""
-    transactions = {
-        each: replace(
-            each,
-            pointers=set(each.pointers),
-            asked_s=each.asked_s if each.asked_s <= last_s else inf,
-            committed_s=each.committed_s if each.committed_s < next_s else inf,
-            undone_s=each.undone_s if each.undone_s < next_s else inf,
-            state="",
-        )
-        for each in history.transactions
-        if each.told_s < next_s
-    }
-    known = History(transactions=list(transactions.values()))
-    known.writes = [_write_at(each, transactions, next_s) for each in history.writes if each.began_s <= last_s]
-    known.openings = [each for each in history.openings if each.ended_s < next_s]
-    known.polls = [each for each in history.polls if each.ended_s < next_s]
-    return known
-
-
-def _write_at(write: Write, transactions: dict[Transaction, Transaction], next_s: float) -> Write:
-    known = replace(write, transaction=transactions[write.transaction] if write.transaction else None)
-    known.receipts = list(write.receipts)
-    if write.ended_s >= next_s:
-        known.ended_s, known.receipts = inf, []
-    return known
 
 
 async def judge(

@@ -52,10 +52,12 @@ def of_producers(outcome: Outcome) -> Iterator[Anomaly]:
     by_producer: dict[tuple[str, str], list[Write]] = defaultdict(list)
     for write in writes:
         by_producer[write.producer or "", write.topic].append(write)
-    for key, theirs in by_producer.items():
+    for theirs in by_producer.values():
         yield from _of_sequences(outcome, theirs)
-        for opening in opened.get(key, ()):
-            yield from _of_opening(opening, theirs)
+    for key, sessions in opened.items():
+        yield from _of_epochs(sessions)
+        for opening in sessions:
+            yield from _of_opening(opening, by_producer[key])
 
 
 def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
@@ -74,7 +76,23 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
         last_sequence, last_id = sequence, message_id
 
 
+def _of_epochs(openings: list[Opening]) -> Iterator[Anomaly]:
+    """No two sessions have one epoch, and who opens after an answer is given a greater one."""
+    epochs: set[int] = set()
+    by_told, at, highest = sorted(openings, key=lambda each: each.ended_s), 0, 0
+    for opening in openings:
+        while at < len(by_told) and by_told[at].ended_s < opening.began_s:
+            highest = max(highest, by_told[at].epoch)
+            at += 1
+        if opening.epoch in epochs or opening.epoch <= highest:
+            yield Anomaly("not fenced", f"{opening.producer} was given epoch {opening.epoch} after {highest}")
+        epochs.add(opening.epoch)
+
+
 def _of_opening(opening: Opening, writes: list[Write]) -> Iterator[Anomaly]:
+    sent = max((write.sequences[-1] for write in writes if write.began_s <= opening.ended_s), default=-1)
+    if opening.last_sequence > sent:
+        yield Anomaly("foretold", f"{opening.producer} was told {opening.last_sequence}, and had sent up to {sent}")
     for write in writes:
         if write.ended_s < opening.began_s and write.sequences[-1] > opening.last_sequence:
             told = f"{opening.producer} was told {opening.last_sequence}, after {write.sequences[-1]} was acknowledged"

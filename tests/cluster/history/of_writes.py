@@ -21,6 +21,8 @@ def of_writes(outcome: Outcome) -> Iterator[Anomaly]:
             yield Anomaly("split", f"{len(rows)} of {len(write.payloads)} are there: {write.name}")
         if write.outcome == "refused" and rows:
             yield Anomaly("applied all the same", f"it was refused: {write.name}")
+        if write.transaction is not None and write.transaction.committed_s < write.began_s and write.ended_s < inf:
+            yield Anomaly("applied all the same", f"its transaction was told to be committed before: {write.name}")
         yield from _of_receipts(write, rows)
         yield from _of_pointers(write, rows)
 

@@ -198,6 +198,33 @@ def a_producer_is_told_less_than_was_acknowledged(history: History, rng: Random)
     return True
 
 
+@plants("foretold")
+def a_producer_is_told_of_what_it_has_not_sent(history: History, rng: Random) -> bool:
+    opening = rng.choice(history.openings)
+    history.openings.remove(opening)
+    history.openings.append(replace(opening, last_sequence=1 << 40))
+    return True
+
+
+@plants("not fenced")
+def a_session_has_the_epoch_of_the_one_before(history: History, rng: Random) -> bool:
+    opening = rng.choice(history.openings)
+    history.openings.append(replace(opening, began_s=opening.ended_s + 1, ended_s=opening.ended_s + 2))
+    return True
+
+
+@plants("applied all the same")
+def a_committed_transaction_takes_a_further_request(history: History, rng: Random) -> bool:
+    def suits(write: Write) -> bool:
+        return write.transaction is not None and write.transaction.committed_s < inf and write.outcome == "acknowledged"
+
+    write = some_write(history, rng, suits)
+    if write is not None and write.transaction is not None:
+        write.began_s = write.transaction.committed_s + 1
+        write.ended_s = write.began_s + 1
+    return write is not None
+
+
 @plants("not fenced")
 def an_older_session_is_acknowledged(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: write.producer is not None and write.outcome == "acknowledged")

@@ -28,7 +28,8 @@ Kind = Literal[
     "commit unseen",  # the same of a transaction that was told to be committed
     "held by the decided",  # a committed reader was held by what is decided, or has nothing there
     "forgotten",  # a producer that opened was told less than was acknowledged before
-    "not fenced",  # a producer that another had opened again was acknowledged something
+    "foretold",  # a producer that opened was told of a sequence id that had not been sent
+    "not fenced",  # a producer that another had opened again was acknowledged something, or shares its epoch
 ]
 Outcome = Literal["acknowledged", "refused", "unknown"]
 End = Literal["end", "more", "held"]

@@ -1,0 +1,174 @@
+"""A backup that is taken in the middle of a history, and what is restored of it.
+
+It is read as ``plainsong backup create`` reads it, and restored as ``plainsong backup restore`` does, without files in
+between. A daemon is started on the new store, everything is read, and the checker of clients' histories judges it by
+what clients knew: what was acknowledged before the backup was begun is there, what was sent after its end is not, a
+request or a transaction is there whole or not at all, and ids are what they were.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
+from plainsong.protocol.errors import PlainsongError
+from storage.backup.cut import Cut, NotListed, Page
+from storage.backup.objects import decode_rows
+from storage.base import StoreError
+from storage.copying import CopyRequest
+from storage.pace import Pace
+from tests.cluster.course import at_last, settle
+from tests.cluster.history.checker import check
+from tests.cluster.history.cut import known_between
+from tests.cluster.writers import TX
+from tests.simulation.clocks import time_now
+from tests.simulation.disk import Disk
+from tests.simulation.instances import SimulatedInstance
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from storage.base import Row, Store
+    from tests.cluster.history.records import History, Transaction
+    from tests.cluster.voices import Voice
+    from tests.simulation.world import World
+
+#: So often a topic's pages are listed anew when its rows change faster than they are read.
+LISTINGS = 50
+#: The instance that serves what is restored.
+RESTORED = "restored"
+
+
+@dataclass(slots=True)
+class Backup:
+    """A backup that was completed, and between which times it was read."""
+
+    began_s: float
+    ended_s: float
+    manifest: dict[str, Any]
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def rows(self, name: str) -> list[Row]:
+        """As ``BackupFolder.rows``."""
+        return decode_rows(self.objects[name])
+
+
+class _Strolling(Pace):
+    """Rests of simulated time between two steps, so that much happens while a backup is read."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__()
+        self._rng = rng
+
+    async def rest(self, busy_s: float, size: int) -> None:
+        del busy_s, size
+        await time_now().sleep(self._rng.choice((0.0, 0.001, 0.01)))
+
+
+async def take(world: World, rng: Random) -> None:
+    """Try to take a backup of some instance's store, at some moment."""
+    await time_now().sleep(rng.random() * world.plan.length_s)
+    for _ in range(3):
+        life = rng.choice(world.instances).life
+        if life is not None and life.daemon is not None:
+            with suppress(PlainsongError):
+                world.backup = await _read(life.store, life.daemon.directory.environment.clock.now_ms, rng)
+                world.tell("a backup was taken")
+                return
+        await time_now().sleep(0.1)
+
+
+async def _read(store: Store, now_ms: Callable[[], int], rng: Random) -> Backup:
+    """Raises StoreError: the process has ended."""
+    began_s, cut_ms = trio.current_time(), now_ms()
+    view = await store.pin(60.0)
+    cut = Cut(view, _Strolling(rng))
+    await cut.look()
+    backup = Backup(began_s, began_s, {"id": "simulated", "cutMs": cut_ms})
+    topics = await cut.topics()
+    # As the command has it: first the service and what belongs to no topic. Where the view is not of one moment, a
+    # topic may then have rows of transactions that the service had not begun.
+    service, _ = await _pages(cut, backup, lambda _: cut.service())
+    metadata, _ = await _pages(cut, backup, lambda _: cut.metadata())
+    found = []
+    for each in topics:
+        objects, line = await _pages(cut, backup, partial(cut.page, each.name))
+        found.append({**each.shown(), "line": line, "objects": objects})
+    backup.manifest |= {"service": service, "metadata": metadata, "topics": found, "exact": view.exact}
+    await view.aclose()
+    backup.ended_s = trio.current_time()
+    return backup
+
+
+async def _pages(
+    cut: Cut, backup: Backup, page_from: Callable[[str | None], Awaitable[Page]]
+) -> tuple[list[dict[str, object]], str | None]:
+    """All objects of a topic, and its line."""
+    found: list[dict[str, object]] = []
+    after: str | None = None
+    while True:
+        page = await _fetched(cut, backup, partial(page_from, after))
+        found += [each.shown() for each in page.objects]
+        after = page.next
+        if after is None:
+            return found, page.line
+
+
+async def _fetched(cut: Cut, backup: Backup, list_page: Callable[[], Awaitable[Page]]) -> Page:
+    """A page of which every object was read; listed again where rows have changed in between."""
+    for _ in range(LISTINGS):
+        page = await list_page()
+        try:
+            backup.objects |= {each.sha256: await cut.object(each.sha256) for each in page.objects}
+        except NotListed:
+            continue
+        return page
+    raise StoreError("its rows change faster than they are read")
+
+
+# --- what is restored ------------------------------------------------------------------------------
+
+
+async def judged(world: World, backup: Backup, seed: int) -> list[tuple[str, str]]:
+    """Restore it, start a daemon on that, read everything: all that is wrong."""
+    latest_ms, disk = world.latest_ms() + 1, Disk(shared=False)
+    # Its keys are those of a folder, of which it uses no more than the rows of objects.
+    source = await RestoredStore.open(backup, backup.manifest, RestoreRequest(), latest_ms)  # type: ignore[arg-type]
+    await RestoreRun(source, disk.memory, CopyRequest("backup")).run(lambda: latest_ms)
+    instance = SimulatedInstance(RESTORED, disk, world.network, world.config, Random(seed))
+    instance.clock.jump((latest_ms - instance.clock.peek_ms()) / 1000)
+    await world.nursery.start(instance.run, [RESTORED])
+    stage = world.stage.beside([instance], known_between(world.stage.history, backup.ended_s, backup.began_s), seed)
+    anomalies: list[tuple[str, str]] = []
+    async with stage.voice(seed) as voice:
+        for each in list(stage.history.transactions):
+            if await at_last(stage, partial(_is_unknown, voice, each)):
+                stage.history.transactions.remove(each)
+                if each.told_s < backup.began_s:
+                    anomalies.append(("lost", f"transaction {each.id} was begun, and is not known"))
+    await settle(stage)
+    _let_go_of_stored(stage.history)
+    anomalies += check(stage.history)
+    instance.kill()
+    world.stage.surprises += [f"restored: {text}" for text in stage.surprises]
+    return [(kind, f"restored: {text}") for kind, text in anomalies]
+
+
+def _let_go_of_stored(history: History) -> None:
+    """What was stored before it was published, in transactions that were not committed by then, is not restored: no
+    committed reader would be shown it, and plain ones were shown it while it lasted."""
+    for write in history.writes:
+        if write.transaction is not None and write.transaction.state != "committed":
+            write.ended_s, write.unanswered = inf, max(1, write.unanswered)
+    history.polls = [poll for poll in history.polls if poll.committed or poll.instance == RESTORED]
+
+
+async def _is_unknown(voice: Voice, transaction: Transaction) -> bool:
+    return bool((await voice.tell("GET", f"{TX}/{transaction.id}"))["state"] == "unknown")

@@ -1,0 +1,300 @@
+"""Clients beside the usual ones: rivals for one producer's name, producers that regroup what they send again,
+transactions that meet each other and end in every way, and readers that wait.
+
+What they note goes into the history, which the checker of clusters judges; only who wakes, and when, is judged here.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.requests import PublishRequest
+from tests.cluster.course import at_last
+from tests.cluster.history.records import Transaction, Write
+from tests.cluster.readers import read_page
+from tests.cluster.voices import Doubt, NotSent, Refused, Voice
+from tests.cluster.writers import RECEIPT, TX, Producer, decide, payloads_of, publish
+from tests.daemon.talk import topic_path
+from tests.simulation.clocks import time_now
+
+if TYPE_CHECKING:
+    from tests.cluster.harness import Instance
+    from tests.simulation.world import SimulatedStage
+
+
+# --- producers -------------------------------------------------------------------------------------
+
+
+async def rival(stage: SimulatedStage, name: str, who: str, topic: str, seed: int, pause_s: float) -> None:
+    """One of several clients that produce under one name: each takes the session from the others now and then."""
+    async with stage.voice(seed) as voice:
+        producer, is_open = Producer(voice, name, topic), False
+        for number in count(1):
+            if stage.over:
+                return
+            if not is_open or voice.rng.random() < 0.15:
+                with suppress(NotSent, Doubt, Refused):
+                    await producer.open()
+                    producer.next_sequence = stage.history.openings[-1].last_sequence + 1
+                    is_open = True
+            if is_open:
+                is_open = await _sent_in_session(producer, payloads_of(f"{name}-{who}-{number}", voice), pause_s)
+            await stage.rest(pause_s)
+
+
+async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], pause_s: float) -> bool:
+    """Send it a few times, in this session alone. Returns whether the session may go on: nothing is in doubt."""
+    voice, first = producer.voice, producer.next_sequence
+    write = Write(
+        producer.topic,
+        payloads,
+        trio.current_time(),
+        producer=producer.name,
+        epoch=producer.epoch,
+        sequences=tuple(range(first, first + len(payloads))),
+    )
+    producer.next_sequence += len(payloads)
+    voice.stage.history.writes.append(write)
+    for _ in range(3):
+        try:
+            await publish(
+                voice,
+                write,
+                atomic=len(payloads) > 1,
+                producer=producer.name,
+                producer_epoch=producer.epoch,
+                sequence_ids=write.sequences,
+            )
+        except Refused as refused:
+            if refused.code == "producer_fenced":
+                return voice.rng.random() < 0.3  # it may go on all the same, as a program would that sees no answers
+        except (NotSent, Doubt):
+            pass
+        else:
+            return True
+        await voice.stage.rest(pause_s)
+    return False
+
+
+async def regrouping_producer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
+    """Sends what was not acknowledged again together with what is new, and now and then what was acknowledged last."""
+    async with stage.voice(seed) as voice:
+        producer = Producer(voice, name, voice.rng.choice(stage.topics))
+        await producer.reopen(pause_s)
+        window: list[Write] = []
+        for number in count(1):
+            if stage.over:
+                return
+            kept = 1 if voice.rng.random() < 0.3 else 0
+            done = [write for write in window if write.outcome == "acknowledged"]
+            window = done[len(done) - kept :] + [write for write in window if write.outcome != "acknowledged"]
+            for part in range(voice.rng.choice((1, 1, 2))):
+                window.append(_of_window(producer, b"%s-%d.%d" % (name.encode(), number, part)))
+            try:
+                await _send_together(producer, window)
+            except Refused as refused:
+                if refused.code == "producer_fenced":  # by itself: an opening was not answered
+                    await producer.reopen(pause_s)
+            except (NotSent, Doubt):
+                if voice.rng.random() < 0.3:
+                    await producer.reopen(pause_s)
+            await stage.rest(pause_s)
+
+
+def _of_window(producer: Producer, payload: bytes) -> Write:
+    sequence = producer.next_sequence
+    producer.next_sequence += 1
+    # Of which session it is there, nobody knows: it may be sent again in a later one.
+    write = Write(
+        producer.topic, (payload,), trio.current_time(), producer=producer.name, epoch=None, sequences=(sequence,)
+    )
+    producer.voice.stage.history.writes.append(write)
+    return write
+
+
+async def _send_together(producer: Producer, window: list[Write]) -> None:
+    """All of them in one request that is not atomic. Raises NotSent, Doubt, Refused."""
+    request = PublishRequest(
+        tuple(write.payloads[0] for write in window),
+        producer=producer.name,
+        producer_epoch=producer.epoch,
+        sequence_ids=tuple(write.sequences[0] for write in window),
+    )
+    for write in window:
+        write.sent()
+    try:
+        await producer.voice.ask("POST", topic_path(producer.topic, "/publish"), JSON.encode_publish(request), RECEIPT)
+    except (NotSent, Refused):
+        for write in window:
+            write.refused()
+        raise
+    for write in window:
+        write.acknowledged(trio.current_time())
+    producer.voice.stage.count("acknowledged")
+
+
+# --- transactions ----------------------------------------------------------------------------------
+
+#: How a transaction ends: decided, left to its time-out, or by two clients of which one commits and one aborts; and
+#: what is sent under its pointer while it is committed, or once it is decided.
+ENDINGS = ("commit", "commit", "abort", "leave", "both", "both", "hasty", "late")
+
+
+async def entangled_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
+    """Transactions of several requests, until all is over."""
+    async with stage.voice(seed) as voice:
+        for number in count(1):
+            if stage.over:
+                return
+            with suppress(NotSent, Doubt, Refused):
+                await _Entangled(voice, f"{name}-{number}").run()
+            await stage.rest(pause_s)
+
+
+class _Entangled:
+    """One transaction."""
+
+    def __init__(self, voice: Voice, name: str) -> None:
+        self.voice, self.stage, self.name = voice, voice.stage, name
+        self._parts = count(1)
+        self._topics: list[str] = []
+
+    async def run(self) -> None:
+        """From its begin to its end. Raises NotSent, Doubt, Refused."""
+        rng, began_s = self.voice.rng, trio.current_time()
+        asked = {"timeoutSeconds": rng.choice((1, 1, 2, 30)), "clientId": self.name}
+        begun = await self.voice.tell("POST", TX, asked)
+        self.transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
+        self.pointer = begun["writePointer"]
+        self.stage.history.transactions.append(self.transaction)
+        ending = rng.choice(ENDINGS)
+        try:
+            for _ in range(rng.choice((0, 0, 1) if ending == "hasty" else (1, 2, 3, 4))):
+                if rng.random() < 0.1:
+                    await self._checkpoint()
+                await self._publish(rng.choice(self.stage.topics))
+                await self._pause()
+        except (NotSent, Doubt, Refused):
+            ending = rng.choice(("abort", "leave"))
+        await self._end(ending)
+
+    async def _checkpoint(self) -> None:
+        """What follows is written under a further pointer."""
+        told = await self.voice.tell("POST", f"{TX}/{self.transaction.id}/checkpoint")
+        self.pointer = told["writePointer"]
+        self.transaction.pointers.add(self.pointer)
+
+    async def _end(self, ending: str) -> None:
+        if ending == "both":
+            async with trio.open_nursery() as nursery:
+                for verb in ("commit", "abort"):
+                    nursery.start_soon(self._decide, verb)
+        elif ending == "hasty":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._decide, "commit")
+                nursery.start_soon(self._publish_elsewhere)
+            await self._read(self._topics[-1])
+        elif ending == "late":
+            await self._decide(self.voice.rng.choice(("commit", "abort")))
+            await self._publish_elsewhere()
+        elif ending != "leave":
+            await self._decide(ending)
+
+    async def _publish_elsewhere(self) -> None:
+        """In a topic that it has not written to, if there is one."""
+        others = [topic for topic in self.stage.topics if topic not in self._topics]
+        with suppress(NotSent, Doubt, Refused):
+            await self._pause()
+            await self._publish(self.voice.rng.choice(others or self.stage.topics))
+
+    async def _publish(self, topic: str) -> None:
+        self._topics.append(topic)
+        payloads = payloads_of(f"{self.name}.{next(self._parts)} in {topic}", self.voice)
+        write = Write(topic, payloads, trio.current_time(), self.transaction)
+        self.stage.history.writes.append(write)
+        await publish(self.voice, write, self.pointer)
+
+    async def _read(self, topic: str) -> None:
+        """What has been committed by now."""
+        with suppress(NotSent, Doubt, Refused):
+            await read_page(self.voice, topic, None, committed=True)
+
+    async def _decide(self, verb: str) -> None:
+        """Ask for it a few times."""
+        await self._pause()
+        for _ in range(3):
+            try:
+                await decide(self.voice, self.transaction, verb)
+            except (NotSent, Doubt, Refused):
+                await time_now().sleep(0.2)
+            else:
+                return
+
+    async def _pause(self) -> None:
+        """So short that others come in between at times."""
+        await time_now().sleep(self.voice.rng.choice((0.0, 0.0, 0.002, 0.01, 0.05)))
+
+
+# --- readers that wait -----------------------------------------------------------------------------
+
+#: How long readers wait at most, and how soon after the news they have to be told when nothing is wrong.
+WAIT_S, TOLD_S = 10.0, 3.0
+
+
+async def wake(stage: SimulatedStage, seed: int) -> None:
+    """When all is well: at each instance readers wait at the end of a topic, and are told of what comes."""
+    async with stage.voice(seed) as voice:
+        topic = voice.rng.choice(stage.topics)
+        for instance in stage.cluster.instances:
+            for committed in stage.isolations:
+                await _wake_one(stage, voice, topic, instance, committed=committed)
+
+
+async def _wake_one(stage: SimulatedStage, voice: Voice, topic: str, at: Instance, *, committed: bool) -> None:
+    position = await at_last(stage, partial(_end_of, voice, topic, at, committed))
+    if position is None:
+        return
+    told_s: list[float] = []
+
+    async def wait(task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        with suppress(NotSent, Doubt, Refused):
+            while not told_s:
+                page = await read_page(
+                    voice, topic, position, committed=committed, wait_ms=int(WAIT_S * 1000), at=at, noted=False
+                )
+                if page.messages:
+                    told_s.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(wait)
+        await time_now().sleep(0.3)
+        await at_last(stage, partial(_publish_one, voice, topic))
+        published_s = trio.current_time()
+    if told_s and told_s[0] > published_s + TOLD_S:
+        kind = "committed" if committed else "plain"
+        late_s = told_s[0] - published_s
+        stage.asleep.append(f"a {kind} reader at {at.name} was told of news in {topic} after {late_s:.1f} s")
+
+
+async def _publish_one(voice: Voice, topic: str) -> None:
+    """A message that was never sent before. Raises NotSent, Doubt, Refused."""
+    write = Write(topic, (b"wake.%d" % len(voice.stage.history.writes),), trio.current_time())
+    voice.stage.history.writes.append(write)
+    await publish(voice, write)
+
+
+async def _end_of(voice: Voice, topic: str, at: Instance, committed: bool) -> bytes | None:
+    """Where all that is there has been read; None: nothing is, or an open transaction holds readers."""
+    position = None
+    while True:
+        page = await read_page(voice, topic, position, committed=committed, at=at, noted=False)
+        position = page.through or position
+        if page.end != "more":
+            return position if page.end == "end" else None
