@@ -90,10 +90,10 @@ RINGS = (
     Ring("cli", 90, 40),
     Ring("console", 110, 70),
     Ring("sql", 140, 80),
-    Ring("daemon", 480, 215),
+    Ring("daemon", 200, 90),
     Ring(
         "daemon-deaths",
-        240,
+        270,
         100,
         folder="daemon",
         files=(
