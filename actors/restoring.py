@@ -33,6 +33,7 @@ from plainsong.protocol.keys import (
     parse_pointer_key,
     parse_system_key,
     system_key,
+    topic_of,
     topic_prefix,
 )
 from plainsong.protocol.names import TopicName
@@ -148,6 +149,8 @@ class RestoredStore:
         self._authority: Authority | None = None
         self._about: OrderedDict[bytes, list[Row]] = OrderedDict()
         self._making = trio.Lock()
+        #: By what time of theirs ids may have been given in topics that were ahead of the clock.
+        self._given_ms: dict[TopicName, int] = {}
 
     @classmethod
     async def open(
@@ -168,6 +171,8 @@ class RestoredStore:
         self._namespaces = sorted(
             row for entry in self._manifest["metadata"] for row in self._folder.rows(entry["sha256"])
         )
+        others, _ = self._folder.manifests()
+        self._given_ms = given_ms([self._manifest, *others.values()], self._now_ms)
         chosen = self._chosen(every)
         rows = [row for entry in self._manifest["service"] for row in self._folder.rows(entry["sha256"])]
         if self._request.at_ms is not None:
@@ -277,7 +282,9 @@ class RestoredStore:
         now_pointer = self._now_ms * POINTERS_PER_MS
         known = [pointer for record in records.values() for pointer in (*record.pointers, record.decided_at)]
         head = head or Head()
-        last = max(now_pointer, head.last + 1, *known, 0)
+        # Where pointers were ahead of the clock, they were so by as much until the restore.
+        since_ms = max(0, self._now_ms - self._manifest["cutMs"])
+        last = max(now_pointer, head.last + 1 + since_ms * POINTERS_PER_MS, *known, 0)
         if not self._manifest["exact"]:
             # The head was read first: whatever was issued up to it has a record that was read, or was decided long ago.
             self._undone_above, self._counted = head.last, frozenset(known)
@@ -378,7 +385,10 @@ class RestoredStore:
             raise StoreUnusable(
                 f"{topic.name}: {error.detail}", hint="restore the other topics by their names"
             ) from error
-        rows = _settled(state, found, topic.generation, self._now_ms)
+        # Renamed, it may take the place of one of that name.
+        before = topic_of(topic.old)[0]
+        floor_ms = max(self._now_ms, *(self._given_ms.get(name, 0) for name in (topic.name, before)))
+        rows = _settled(state, found, topic.generation, floor_ms)
         return rows if state.chain is None else _says_restored(state, rows)
 
     def _kept_about(self, topic: _Topic) -> list[Row]:
@@ -536,6 +546,23 @@ class RestoreRun(CopyRun):
 
 
 # --- rows as they are to be --------------------------------------------------------------------------
+
+
+def given_ms(manifests: Iterable[Mapping[str, Any]], now_ms: int) -> dict[TopicName, int]:
+    """By what time of theirs ids may have been given in topics until now, as far as backups say.
+
+    A topic's ids are of the present time, or where its last one was ahead of the clock, above that; and ahead of the
+    clock they advance more slowly than the clock does. Backups of later than now say nothing.
+    """
+    found: dict[TopicName, int] = {}
+    for manifest in manifests:
+        since_ms = now_ms - manifest["cutMs"]
+        for topic in manifest["topics"]:
+            if topic.get("line") and since_ms >= 0:
+                name = TopicName(topic["namespace"], topic["topic"])
+                last_ms = int(topic["line"][:16], 16) + since_ms
+                found[name] = max(last_ms, found.get(name, 0))
+    return found
 
 
 def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) -> list[Row]:

@@ -387,6 +387,7 @@ def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: boo
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
 @click.option("--id", "backup_id", metavar="ID", help="Which backup; the newest by default.")
 @click.option("--at", "at", metavar="TIME", help="Leave out what was published later.")
+@click.option("--now", "now", metavar="TIME", help="The present time, where this machine's clock is behind.")
 @click.option("--as", "renamed", metavar="NS:TOPIC", help="New name of the one topic restored.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
 @click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
@@ -397,6 +398,7 @@ def restore(
     target: str,
     backup_id: str | None,
     at: str | None,
+    now: str | None,
     renamed: str | None,
     file: Path | None,
     shown: bool | None,
@@ -413,6 +415,10 @@ def restore(
     rest. --at TIME (2026-11-22T05:00Z, or milliseconds since 1970) leaves out
     every transaction, batch and request with a message that was published
     later: by publish time, not by the time of a commit.
+
+    No id is given twice: ids go on above the present time. Where this machine's
+    clock is behind a backup of DIR it says so and restores nothing, until the
+    clock is set, or --now says what time it is.
     """
     settings = load_settings(file, None, None, ()).config.storage.hbase
     try:
@@ -423,16 +429,16 @@ def restore(
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if name is not None and len(chosen or ()) != 1:
         raise CommandFailed("--as renames one topic", hint="name the topic to restore", code=Exit.USAGE)
-    request = RestoreRequest(None if at is None else _at_ms(at), chosen, name)
+    request = RestoreRequest(None if at is None else _time_ms("--at", at), chosen, name)
     with _said():
         kept = BackupFolder.open(folder)
         manifest = kept.manifest(backup_id or kept.last_id())
         _refuse_damaged(manifest, kept, request)
         _warn_of_left_out(manifest)
-        _warn_of_clock(manifest)
+        present_ms = _present_ms(kept, None if now is None else _time_ms("--now", now))
         report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
         try:
-            trio.run(until_ctrl_c, partial(_restore, kept, manifest, request, url, settings, report))
+            trio.run(until_ctrl_c, partial(_restore, kept, manifest, request, present_ms, url, settings, report))
         finally:
             report.clear()
 
@@ -441,6 +447,7 @@ async def _restore(
     kept: BackupFolder,
     manifest: Mapping[str, Any],
     request: RestoreRequest,
+    present_ms: int,
     url: StoreUrl,
     settings: HBaseConfig,
     report: CopyReport,
@@ -452,7 +459,7 @@ async def _restore(
         asked = CopyRequest(origin, request.wanted)
         # A later run makes the same rows as the first one, which it may have to compare.
         before = await copy_row(target)
-        begun_ms = before.begun_ms if before is not None and before.is_same(asked.row()) else _now_ms()
+        begun_ms = before.begun_ms if before is not None and before.is_same(asked.row()) else present_ms
         source = await RestoredStore.open(kept, manifest, request, begun_ms)
         run = RestoreRun(source, target, asked, on_rows=report.step)
         done = await run.run(lambda: begun_ms)
@@ -462,14 +469,32 @@ async def _restore(
         report.compared(done, "restored")
 
 
-def _warn_of_clock(manifest: Mapping[str, Any]) -> None:
-    """Ids are given behind the present time, which has to be later than all that were given since the backup."""
-    lines = [int(topic["line"][:16], 16) for topic in manifest["topics"] if topic["line"]]
-    if max([manifest["cutMs"], *lines]) > _now_ms():
-        told = (
-            "this machine's clock is behind the backup: ids that were given after it may be given again; set the clock"
-        )
-        click.echo(f"warning: {told}", err=True)
+#: By how much clocks of two machines may differ without anybody minding.
+SKEW_MS = 60_000
+
+
+def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
+    """The time behind which ids go on, which has to be later than any that was given. Raises CommandFailed.
+
+    A clock that is behind a backup says nothing of what was given after that. Behind by a little, it is believed to be
+    no more wrong than that allows.
+    """
+    now_ms = _now_ms() if given_ms is None else given_ms
+    cuts, _ = kept.manifests()
+    last = max(cuts, key=lambda each: int(cuts[each]["cutMs"]))
+    cut_ms = int(cuts[last]["cutMs"])
+    behind_ms = cut_ms - now_ms
+    if behind_ms <= 0:
+        return now_ms
+    if given_ms is not None:
+        raise CommandFailed(f"--now is before backup {last}", hint="say what time it is", code=Exit.USAGE)
+    if behind_ms <= SKEW_MS:
+        return cut_ms + SKEW_MS
+    raise CommandFailed(
+        f"this machine's clock is behind backup {last}, so ids that were given since might be given again",
+        hint="set the clock, or say what time it is: --now TIME",
+        code=Exit.FAILED,
+    )
 
 
 def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: RestoreRequest) -> None:
@@ -524,7 +549,7 @@ def _topic(text: str) -> TopicName:
     return topic_name(namespace, topic) if colon else topic_name("default", text)
 
 
-def _at_ms(text: str) -> int:
+def _time_ms(option: str, text: str) -> int:
     """A time in milliseconds since 1970. Raises CommandFailed."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
@@ -534,7 +559,7 @@ def _at_ms(text: str) -> int:
         except ValueError:
             pass
     raise CommandFailed(
-        f"--at {text[:60]!r} is no time",
+        f"{option} {text[:60]!r} is no time",
         hint="write 2026-11-22T05:00Z (in UTC), or milliseconds since 1970",
         code=Exit.USAGE,
     )

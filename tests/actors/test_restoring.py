@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.restoring import RestoredStore, RestoreRequest
+from actors.restoring import RestoredStore, RestoreRequest, given_ms
+from broker.command import backup as command
+from plainsong.cli.command import CommandFailed
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import pack_position
-from plainsong.protocol.keys import generation_prefix, metadata_key, stop_after
+from plainsong.protocol.keys import generation_prefix, metadata_key, stop_after, system_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
@@ -66,3 +68,55 @@ async def test_a_topic_goes_on_behind_the_time_of_its_restore_and_fences_whoever
     mark = HighWater.decode(rows[1][1])
     assert (mark.time_ms, mark.last_ts_ms, mark.last_sequence_id) == (50, 50, LAST)
     assert DeduplicationRecord.decode(rows[2][1]).epochs == 1_000_000
+
+
+def a_cut(cut_ms, **lines):
+    """A manifest of topics by their last position, in milliseconds; None: they have none."""
+    topics = [
+        {"namespace": "shop", "topic": name, "line": None if at is None else pack_position(at, 3).hex()}
+        for name, at in lines.items()
+    ]
+    return {"cutMs": cut_ms, "topics": topics}
+
+
+@pytest.mark.parametrize(
+    ("cuts", "by_ms"),
+    [
+        ([a_cut(20, orders=18)], 48),  # it may have gone on as long as the clock has
+        ([a_cut(20, orders=500)], 530),  # ahead of the clock, and so as far ahead until now
+        ([a_cut(20, orders=18), a_cut(30, orders=500)], 520),  # ahead only since a later backup
+        ([a_cut(20, orders=18), a_cut(51, orders=500)], 48),  # one of later than now says nothing
+        ([a_cut(20, orders=None)], None),
+        ([a_cut(20, bills=500)], None),
+    ],
+    ids=str,
+)
+def test_what_backups_say_of_the_ids_that_may_have_been_given_until_now(cuts, by_ms):
+    assert given_ms(cuts, 50).get(NAME) == by_ms
+
+
+async def test_a_topic_that_was_ahead_of_the_clock_goes_on_behind_whatever_it_may_have_given_since(folder, manifest):
+    manifest["topics"][0]["line"] = pack_position(500, 0).hex()
+    store = await RestoredStore.open(folder, manifest, RestoreRequest(), 50)
+    rows = []
+    key = system_key(b"h", NAME, 1)
+    await store.scan(Table.METADATA, key, key + b"\x00", lambda found: rows.extend(found) or True)
+    mark = HighWater.decode(rows[0][1])
+    assert (mark.last_ts_ms, mark.last_sequence_id) == (530, LAST)
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "present_ms"), [(-5_000, 1_005_000), (0, 1_000_000), (1, 1_060_000), (60_000, 1_060_000)]
+)
+def test_a_clock_that_is_behind_by_a_little_is_believed_to_be_no_more_wrong_than_that_allows(
+    folder, monkeypatch, behind_ms, present_ms
+):
+    fields = {"format": 1, "cutMs": 1_000_000, "topics": [], "service": [], "metadata": []}
+    folder.put_manifest({**fields, "id": "20261122T055514Z-000001"})
+    folder.put_manifest({**fields, "id": "20261122T055514Z-000002", "cutMs": 5})
+    monkeypatch.setattr(command, "_now_ms", lambda: 1_000_000 - behind_ms)
+    assert command._present_ms(folder, None) == present_ms
+    assert command._present_ms(folder, 2_000_000) == 2_000_000
+    monkeypatch.setattr(command, "_now_ms", lambda: 1_000_000 - 60_001)
+    with pytest.raises(CommandFailed, match="000001"):
+        command._present_ms(folder, None)
