@@ -6,6 +6,7 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -225,15 +226,18 @@ class _Looks:
     def _asked(self, path: str, url: str | None = None) -> Any:
         """The answer as JSON; None: there is none, which is reported."""
         answer = self.ask(url or self.url, path)
+        if isinstance(answer, Failure) or answer.status != 200:
+            self._unanswered(path, url or self.url, answer)
+            return None
+        return _json(answer)
+
+    def _unanswered(self, path: str, url: str, answer: Answer | Failure) -> None:
         if isinstance(answer, Failure):
-            self.report.found(UNKNOWN, f"{url or self.url}: {answer.detail}")
-            return None
+            self.report.found(UNKNOWN, f"{url}: {answer.detail}")
+            return
         shown = _json(answer)
-        if answer.status != 200:
-            why = shown.get("detail") if isinstance(shown, dict) else None
-            self.report.found(UNKNOWN, f"{path.partition('?')[0]}: {why or f'status {answer.status}'}")
-            return None
-        return shown
+        why = shown.get("detail") if isinstance(shown, dict) else None
+        self.report.found(UNKNOWN, f"{path.partition('?')[0]}: {why or f'status {answer.status}'}")
 
     def instances(self) -> None:
         """How many there are, whether all answer, and whether they were given the same grants and tokens."""
@@ -280,7 +284,9 @@ class _Looks:
         samples = [each for url in urls if (each := self._samples(url)) is not None]
         if not samples:
             return
-        oldest_s = max((each.get("plainsong_transaction_oldest_age_seconds", 0.0) for each in samples), default=0.0)
+        # The figure of the instance that has the transaction service, where it is one of these; and what any can ask it.
+        ages_s = [each.get("plainsong_transaction_oldest_age_seconds", 0.0) for each in samples]
+        oldest_s = max(*ages_s, self._oldest_transaction_s())
         self.report.figure("oldest_tx", round(oldest_s), "s", transaction_s)
         if oldest_s > transaction_s:
             self.report.found(WARNING, f"a transaction is open for {show_length(oldest_s * 1000)}")
@@ -293,6 +299,23 @@ class _Looks:
                 when = f"ends in {show_length(left_s * 1000)}" if left_s > 0 else "has ended"
                 self.report.found(WARNING, f"the certificate {when}")
         self._backup(samples, backup_s)
+
+    def _oldest_transaction_s(self) -> float:
+        """How long the oldest open transaction has been open, wherever the service is; 0 where there is none."""
+        path = "/v1/transactions?state=in_progress&limit=1"
+        answer = self.ask(self.url, path)
+        shown = None if isinstance(answer, Failure) else _json(answer)
+        if isinstance(answer, Failure) or answer.status != 200 or not isinstance(shown, list):
+            # Where there is no service of Plainsong's, there are no transactions of its own either.
+            if not isinstance(shown, dict) or shown.get("code") != "transactions_unavailable":
+                self._unanswered(path, self.url, answer)
+            return 0.0
+        try:
+            # Of the daemons' clock, not of this machine's.
+            said_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
+        except (KeyError, ValueError):
+            said_s = time.time()
+        return max((said_s - each["startedMs"] / 1000 for each in shown if each.get("startedMs")), default=0.0)
 
     def _backup(self, samples: Sequence[Mapping[str, float]], backup_s: float | None) -> None:
         name = "plainsong_backup_last_success_timestamp_seconds"

@@ -14,6 +14,7 @@ from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.daemon.harness import PLAINSONG, clean_environ
 from tests.patience import PATIENCE_S
 
 SERVICE = "/v1/transactions"
@@ -321,3 +322,17 @@ async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_
     body = {"asOfMs": 1}
     await nodes["b"].call("POST", f"{TOPICS}/t/poll", json=body, status=503, code="transactions_unavailable")
     assert await committed(nodes["b"], "t") == []
+
+
+async def test_check_at_any_one_instance_tells_of_an_old_transaction_wherever_the_service_is(nodes):
+    # A long one, which does not time out on a slow machine.
+    await nodes["a"].call("POST", SERVICE, json={"type": "long"})
+    for node in nodes.values():
+        line = [str(PLAINSONG), "check", "--url", f"http://{node.address}", "--max-transaction-age", "1s"]
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                done = await trio.run_process(line, capture_stdout=True, check=False, env=clean_environ())
+                if done.returncode:
+                    break
+        assert done.returncode == 1
+        assert b"a transaction is open for" in done.stdout
