@@ -59,6 +59,10 @@ class Backup:
         """As ``BackupFolder.rows``."""
         return decode_rows(self.objects[name])
 
+    def manifests(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """As ``BackupFolder.manifests``: it is the only one."""
+        return {"the backup": self.manifest}, {}
+
 
 class _Strolling(Pace):
     """Rests of simulated time between two steps, so that much happens while a backup is read."""
