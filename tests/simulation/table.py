@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from tests.cluster.history import records
-from tests.simulation import brief
+from tests.simulation import brief, moments
 from tests.simulation.planted import MISTAKES, Mistake
 
 DOCUMENT = Path(__file__).parents[2] / "docs/reliability.md"
@@ -52,6 +52,8 @@ def judge_of(word: str) -> str:
         return "clients' histories"
     if word in get_args(brief.Kind):
         return "expiry"
+    if word in get_args(moments.Kind):
+        return "moments"
     return {"garden": "lives of topics", "asleep": "who waits"}.get(word, "answers")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.planted import MISTAKES, named, with_mistake
+from tests.simulation.table import names_in_document
 
 #: Some that are found soon, and more than twice as many histories as that takes.
 SOON = {
@@ -39,6 +40,10 @@ def test_a_mistake_whose_place_has_gone_is_an_error():
 
 def test_mistakes_have_names_of_their_own():
     assert all(named(each.name) is each for each in MISTAKES)
+
+
+def test_the_document_has_a_row_for_each_mistake():
+    assert sorted(names_in_document()) == sorted(each.name for each in MISTAKES)
 
 
 @pytest.mark.parametrize(("name", "count"), SOON.items(), ids=[name.replace(" ", "-") for name in SOON])
