@@ -20,7 +20,7 @@ from tests.cluster.history.records import History
 from tests.cluster.readers import reader
 from tests.cluster.voices import EXPECTED, Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
-from tests.simulation import brief, garden, kept, moments, workloads
+from tests.simulation import brief, garden, kept, ledger, moments, workloads
 from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
@@ -106,6 +106,7 @@ class SimulatedStage(Stage):
         self.world = world
         self.brief = brief.Notes()
         self.garden = garden.Model()
+        self.ledger = ledger.Notes()
         self.moments = moments.Notes()
         self.asleep: list[str] = []
         """Readers that waited, and were not told of news."""
@@ -207,6 +208,8 @@ class World:
             await moments.return_to(self.stage, self.plan.seed)
         if self.backup is not None:
             self.restored = await kept.judged(self, self.backup, self.plan.seed)
+        if "ledger" in self.plan.clients:
+            await ledger.verify(self.stage, self.plan.seed)
 
     def _start(self, writers: trio.Nursery, readers: trio.Nursery) -> None:
         for number, client in enumerate(self.plan.clients):
@@ -221,6 +224,8 @@ class World:
         if "moments" in self.plan.clients:
             # Seeds of its own: histories without it are what they were.
             readers.start_soon(moments.travel, self.stage, self.plan.seed, 0.1)
+        if "ledger" in self.plan.clients:
+            writers.start_soon(ledger.keep, self.stage, self.plan.seed)
 
     def _work_of(self, client: str, number: int) -> list[Callable[[int, float], Awaitable[None]]]:
         """What each client of a workload does, given a seed and how long it rests between two requests."""
@@ -447,7 +452,10 @@ def plan_of(seed: int) -> Plan:
         faults=faults,
     )
     # Drawn last, so that the seeds without it stand for the plans that they stood for before.
-    return replace(plan, clients=(*clients, "moments")) if rng.random() < 0.25 else plan
+    for later in ("moments", "ledger"):
+        if rng.random() < 0.25:
+            plan = replace(plan, clients=(*plan.clients, later))
+    return plan
 
 
 def simulate(plan: Plan) -> Report:
@@ -488,6 +496,7 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
         anomalies: list[tuple[str, str]] = [] if limit.cancelled_caught else [*check(stage.history)]
         anomalies += brief.judged(stage.brief)
         anomalies += [("garden", text) for text in stage.garden.wrong]
+        anomalies += ledger.judged(stage.ledger)
         if not limit.cancelled_caught:
             anomalies += moments.judged(stage.moments, stage.history)
         anomalies += world.restored
