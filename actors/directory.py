@@ -24,6 +24,7 @@ from actors.mailbox import Mailbox, Ticket
 from actors.ownership import Alone, ClaimPauses
 from actors.topic import TopicActor, topic_moved
 from plainsong.protocol.errors import NoOwner, Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
+from storage.base import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 A = TypeVar("A")
+#: Nothing is set aside of a topic that is not loaded: which requests of producers stood in the damage would be guessed. A
+#: restore guesses nothing, since its producers begin anew.
+_DAMAGED_HINT = (
+    "the daemon keeps trying; if that does not help, `plainsong backup create DIR --without-damaged` backs up all that can "
+    "be read, and a restore of it is served"
+)
 
 
 class Directory:
@@ -262,8 +269,9 @@ class DirectoryEntry(Supervision):
         """After the first fall requests wait for the load; after a second one they are refused: it may take long."""
         if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
-            self.mailbox.closed_for = lambda: Recovering(detail, hint="the daemon keeps trying")
-            self.mailbox.drain(lambda: StorageFailed(detail, hint="the daemon keeps trying"))
+            hint = _DAMAGED_HINT if isinstance(error, Unreadable) else "the daemon keeps trying"
+            self.mailbox.closed_for = lambda: Recovering(detail, hint=hint)
+            self.mailbox.drain(lambda: StorageFailed(detail, hint=hint))
 
     def _report_loaded(self, load_s: float) -> None:
         self._environment.observer.loaded(self.name, load_s)

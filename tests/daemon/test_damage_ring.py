@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from plainsong import Client
 from plainsong.cli.command import Exit
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, eventually
-from tests.daemon.talk import JSON_HEADERS, Answer, ask, create, json_body, poll_call, publish, topic_path
+from tests.daemon.talk import JSON_HEADERS, Answer, ask, create, json_body, poll_call, publish, read_all, topic_path
 from tests.daemon.test_backup_command import backup, made, url_of
 from tests.daemon.test_disk import leave_free
 from tests.storage.disks import fill, small_disk
@@ -61,10 +62,7 @@ def damaged(tmp_path_factory) -> Damaged:
             publish(daemon.address, "t", *[random.randbytes(200).hex().encode() for _ in range(10)])
         ids = [message_id.hex() for message_id in read_on(daemon, "0" * 40)[0]]
         daemon.stop()
-    table = max(folder.glob("volumes/*/*.ldb"), key=lambda each: each.stat().st_size)
-    data = bytearray(table.read_bytes())
-    data[len(data) // 2] ^= 1
-    table.write_bytes(data)
+    flip_a_bit(folder)
     with Daemon(folder, *SETTINGS) as daemon:
         front, stopped = read_on(daemon, "0" * 40)
         (finding,) = scrubbed(daemon)["findings"]
@@ -80,6 +78,14 @@ def damaged(tmp_path_factory) -> Damaged:
     assert 0 < len(ids) - len(front) - len(rest) < 100
     assert finding["from"] <= ids[len(front)] <= ids[-len(rest) - 1] <= finding["to"]
     return found
+
+
+def flip_a_bit(folder: Path) -> None:
+    """In the middle of the largest table of a stopped daemon."""
+    table = max(folder.glob("volumes/*/*.ldb"), key=lambda each: each.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
 
 
 def read_on(daemon: Daemon, start: str) -> tuple[list[bytes], bool]:
@@ -272,3 +278,50 @@ def test_a_backup_names_what_it_cannot_read_and_with_a_flag_has_all_the_rest(dam
         assert [each.hex() for each in found] == [*damaged.front, *damaged.rest, later]
         assert not stopped
         assert publish(daemon.address, "t", b"new").first_id.hex() > later
+
+
+def test_a_topic_that_damage_keeps_from_being_loaded_is_served_again_from_a_backup_of_all_the_rest(tmp_path):
+    random = Random(1)
+    # A snapshot of producers is a checkpoint too: none is to come while the messages are published, however long it takes.
+    with Daemon(tmp_path / "data", *SETTINGS, "deduplication.snapshot_interval_s=3600") as daemon:
+        create(daemon.address, "t")
+        create(daemon.address, "whole")
+        publish(daemon.address, "whole", b"elsewhere")
+        for _ in range(60):
+            publish(daemon.address, "t", *[random.randbytes(200).hex().encode() for _ in range(10)])
+        ids = [message_id.hex() for message_id in read_on(daemon, "0" * 40)[0]]
+        with Client(url_of(daemon), namespace="ring") as client, client.producer("t", "till") as producer:
+            last = bytes(producer.publish([b"of a producer"]).last_id).hex()
+            epoch = producer.epoch
+        daemon.kill()
+    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+        daemon.stop()  # it has written its log to tables, and has loaded no topic that would have a checkpoint now
+    flip_a_bit(tmp_path / "data")
+    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+        assert [payload for _, payload in read_all(daemon.address, "whole")] == [b"elsewhere"]
+        (finding,) = scrubbed(daemon)["findings"]
+        assert (finding["namespace"], finding["topic"]) == ("ring", "t")
+        for _ in range(2):
+            refused = set_aside(daemon, {"from": finding["from"], "to": finding["to"]})
+            assert (refused.status, refused.json()["outcome"]) == (503, "not-applied")
+            assert refused.code in ("storage_failed", "recovering")
+            assert "--without-damaged" in refused.json()["hint"]
+        told = ask(daemon.address, "GET", "/v1/attention").json()
+        assert any(each["text"].startswith("The topic cannot be loaded") for each in told)
+        done = made("create", tmp_path / "backups", "--url", url_of(daemon), "--without-damaged", code=Exit.FAILED)
+        daemon.stop()
+    (place,) = done["leftOut"]
+    rest = [each for each in ids if not place["from"] <= each <= place["to"]]
+    assert 0 < len(ids) - len(rest) < 100
+    backup("restore", tmp_path / "backups", "--to", f"leveldb:{tmp_path / 'new'}")
+    with Daemon(tmp_path / "new", *SETTINGS) as daemon:
+        found, stopped = read_on(daemon, "0" * 40)
+        assert ([each.hex() for each in found], stopped) == ([*rest, last], False)
+        assert [payload for _, payload in read_all(daemon.address, "whole")] == [b"elsewhere"]
+        new = publish(daemon.address, "t", b"new").first_id
+        assert new is not None
+        assert new.hex() > last
+        with Client(url_of(daemon), namespace="ring") as client, client.producer("t", "till") as producer:
+            assert producer.epoch > epoch + 1_000_000
+            assert producer.last_sequence_id == 0
+        daemon.stop()
