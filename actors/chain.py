@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.verify import VerifiedRow
     from storage.base import Row, Store
 
-#: Entries of a part, and bytes of messages after which it ends with an entry.
+#: Entries of a part, and bytes of entries, and of messages, after which it ends with an entry.
 MAX_ENTRIES = 1_000
 MAX_BYTES = 1 << 20
+#: What a message takes beside its payload: short ones fill a part, too.
+_MESSAGE_BYTES = 64
 #: Undecided write pointers that a part names.
 _MAX_UNDECIDED = 1_000
 
@@ -47,26 +49,37 @@ class ChainPart:
 
 
 async def read_part(
-    store: Store, directory: Directory, name: TopicName, since: bytes | None, limit: int, *, messages: bool
+    store: Store,
+    directory: Directory,
+    name: TopicName,
+    since: bytes | None,
+    limit: int,
+    *,
+    messages: bool,
+    max_bytes: int | None = None,
 ) -> ChainPart:
     """The entries behind the position ``since``, ``limit`` at most; None: from the first that is kept.
 
     Messages that no entry covers, since they were published while the topic was not chained, are left out.
 
+    Args:
+      max_bytes: bytes of entries, and of messages, after which the part ends with an entry; None: ``MAX_BYTES``, which
+        none exceeds.
     Raises:
       TopicNotFound, NotFound (the topic has no chain), GenerationChanged (meanwhile), StoreError.
     """
+    max_bytes = MAX_BYTES if max_bytes is None else min(max_bytes, MAX_BYTES)
     head = await directory.ask(name, DescribeChain())
     # The entry at ``since`` itself comes first: whether the topic was chained behind it stands there.
     start = head.entries + (since or bytes(POSITION_BYTES))
-    found = await read_rows(store, Table.PAYLOAD, start, head.entries + head.position + b"\x00", limit=limit + 2)
-    entries = [(key[-POSITION_BYTES:], value) for key, value in found]
+    stop = head.entries + head.position + b"\x00"
+    entries, is_last = await _read_entries(store, start, stop, limit + 2, max_bytes)
     before = entries.pop(0) if since is not None and entries and entries[0][0] == since else None
-    is_last = len(entries) <= limit
+    is_last &= len(entries) <= limit
     entries = entries[:limit]
     rows: list[VerifiedRow] = []
     if messages and entries:
-        reading = _Reading(head, entries)
+        reading = _Reading(head, entries, max_bytes)
         if since is None:
             await reading.look_before(store)
         for low, high in _covered(entries, before, since):
@@ -83,15 +96,40 @@ async def read_part(
     return ChainPart(view, entries, rows, None if is_last or not entries else entries[-1][0])
 
 
+async def _read_entries(
+    store: Store, start: bytes, stop: bytes, limit: int, max_bytes: int
+) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Entries from ``start`` on, and whether these are all. Two at least: the first may be the one of the part before.
+
+    An entry of messages with many times to live of their own has a digest for each of these, so entries can be large.
+    """
+    entries: list[tuple[bytes, bytes]] = []
+    size, all_read = 0, True
+
+    def take(found: list[Row]) -> bool:
+        nonlocal size, all_read
+        for key, value in found:
+            if len(entries) >= limit or (size > max_bytes and len(entries) > 1):
+                all_read = False
+                return False
+            entries.append((key[-POSITION_BYTES:], value))
+            size += len(value)
+        return True
+
+    await store.scan(Table.PAYLOAD, start, stop, take)
+    return entries, all_read
+
+
 class _Reading:
     """Reads the messages that some entries cover, up to an entry behind which they are too many."""
 
-    def __init__(self, head: ChainView, entries: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, head: ChainView, entries: list[tuple[bytes, bytes]], max_bytes: int) -> None:
         self._prefix = head.prefix
         self._oldest_ms = head.oldest_ms
         self._positions = [position for position, _ in entries]
         self._first = entries[0]
         self._bytes = 0
+        self._max_bytes = max_bytes
         self.upto = self._positions[-1]
         self.rows: list[VerifiedRow] = []
         self.is_full = False
@@ -116,8 +154,8 @@ class _Reading:
                     self.is_full = True
                     return False
                 self.rows.append(row_of(position, value))
-                self._bytes += len(value)
-                if self._bytes > MAX_BYTES:
+                self._bytes += len(value) + _MESSAGE_BYTES
+                if self._bytes > self._max_bytes:
                     self.upto = self._positions[bisect_left(self._positions, position)]
             return True
 

@@ -158,7 +158,8 @@ class Verifying:
                 raise InvalidParameter(f"the known head is of topic {known.topic}, not of {head.topic}")
             position = bytes.fromhex(known.id)[:10]
             expected = KnownHead(known.generation, known.count, position, bytes.fromhex(known.hash))
-        self._verifier: Verifier = Verifier(head.topic, head.generation, expected)
+        named = KnownHead(head.generation, head.count, bytes.fromhex(head.id)[:10], bytes.fromhex(head.hash))
+        self._verifier: Verifier = Verifier(head.topic, head.generation, expected, named)
         self._stage = "survey"
         self._after: str | None = None
         self._until = ""
@@ -204,7 +205,8 @@ class Verifying:
         for each in page["messages"]:
             position = bytes.fromhex(each["id"])[:10]
             item = None if each["base64"] is None else item_of(position, b64decode(each["base64"]))
-            rows.append(VerifiedRow(position, item, int(each.get("writePointer", 0)), each.get("attributes", {})))
+            pointer, ttl_s = int(each.get("writePointer", 0)), each.get("ttlSeconds")
+            rows.append(VerifiedRow(position, item, pointer, each.get("attributes", {}), ttl_s))
         at = 0
         for position, value in entries:
             while at < len(rows) and rows[at].position <= position:

@@ -75,7 +75,15 @@ class Chains:
         after = parse_id(parameters["after"])[:POSITION_BYTES] if "after" in parameters else None
         one_of(parameters, "messages", ("true", "false"), "true")
         messages = flag({"messages": "true", **parameters}, "messages")
-        part = await read_part(self.store, self.directory, request.name, after, limit or MAX_ENTRIES, messages=messages)
+        part = await read_part(
+            self.store,
+            self.directory,
+            request.name,
+            after,
+            limit or MAX_ENTRIES,
+            messages=messages,
+            max_bytes=request.page_bytes,
+        )
         size = sum(len(row.item or b"") for row in part.rows) + sum(len(value) for _, value in part.entries)
         body = await off_loop(size, JSON, lambda: _encoded(request.name, part))
         return Answer(200, body, JSON_TYPE)
@@ -114,6 +122,8 @@ def _message(row: VerifiedRow) -> dict[str, Any]:
         shown["writePointer"] = str(row.pointer)
     if row.attributes:
         shown["attributes"] = dict(row.attributes)
+    if row.ttl_s is not None:
+        shown["ttlSeconds"] = row.ttl_s
     return shown
 
 

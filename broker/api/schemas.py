@@ -175,6 +175,7 @@ SCHEMAS: dict[str, Schema] = {
                 base64=nullable({"type": "string", "contentEncoding": "base64"}),
                 writePointer={**STRING, "description": "below 0: rolled back"},
                 attributes=_ATTRIBUTES,
+                ttlSeconds={**POSITIVE, "description": "the message's own; absent: it has none"},
             )
         ),
         next=nullable({**_ID, "description": "after of the next page; null: this is the last one"}),

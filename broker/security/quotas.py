@@ -29,7 +29,7 @@ MAX_NAMES = 10_000
 _UNITS = {"publish_bytes_per_s": "content-bytes", "poll_bytes_per_s": "content-bytes"}
 #: Routes whose requests and answers the limits of their names are about.
 PUBLISHES = frozenset(("publish", "store"))
-POLLS = frozenset(("poll", "poll_many", "get_messages", "get_message", "follow"))
+POLLS = frozenset(("poll", "poll_many", "get_messages", "get_message", "follow", "list_chain"))
 _OF_ALL = ("requests_per_s",)
 _OF_PUBLISHES = ("requests_per_s", "publish_requests_per_s", "publish_messages_per_s", "publish_bytes_per_s")
 _OF_POLLS = ("requests_per_s", "poll_bytes_per_s")

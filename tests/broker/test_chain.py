@@ -236,6 +236,61 @@ def test_a_text_that_is_no_head_is_refused(text):
         ChainHead.parse(text)
 
 
+async def restored(backups, at_ms=None):
+    """A store with the one backup of a folder."""
+    folder = BackupFolder.open(backups)
+    manifest = folder.manifest(folder.last_id())
+    source = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), START_MS + 1_000)
+    target = FaultyStore(MemoryStore())
+    await RestoreRun(source, target, CopyRequest("kept")).run(lambda: START_MS + 1_000)
+    return target
+
+
+async def test_a_page_of_entries_ends_after_about_a_mebibyte_of_them_with_or_without_messages(daemon, monkeypatch):
+    await some_messages(daemon)
+    monkeypatch.setattr("actors.chain.MAX_BYTES", 10)
+    after, found = None, []
+    while True:
+        query = "?messages=false" if after is None else f"?messages=false&after={after}"
+        page = (await daemon.call("GET", f"{ROUTE}/entries{query}")).json()
+        assert len(page["entries"]) <= 2
+        found += page["entries"]
+        after = page["next"]
+        if after is None:
+            break
+    assert len(found) == 4
+    assert (await verified(daemon)).messages == 6
+
+
+async def test_short_messages_fill_a_page_like_long_ones(daemon, monkeypatch):
+    monkeypatch.setattr("actors.chain.MAX_BYTES", 1_000)
+    await daemon.create(chain="sha256")
+    await daemon.publish(*[""] * 15)
+    await daemon.publish(*[""] * 15)
+    page = (await daemon.call("GET", f"{ROUTE}/entries")).json()
+    assert len(page["messages"]) == 15 + 15
+    await daemon.publish("")
+    page = (await daemon.call("GET", f"{ROUTE}/entries")).json()
+    assert len(page["messages"]) == 15 + 15
+    assert page["next"] is not None
+    assert (await verified(daemon)).messages == 31
+
+
+async def test_entries_behind_the_head_are_none(daemon):
+    await some_messages(daemon)
+    page = (await daemon.call("GET", f"{ROUTE}/entries?after={'f' * 20}{'0' * 20}")).json()
+    assert (page["entries"], page["messages"], page["next"]) == ([], [], None)
+
+
+async def test_a_message_comes_with_its_own_time_to_live(daemon):
+    await daemon.create(chain="sha256")
+    body = {"messages": ["long", {"payload": "short", "ttlSeconds": 60}]}
+    await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+    page = (await daemon.call("GET", f"{ROUTE}/entries")).json()
+    assert [each.get("ttlSeconds") for each in page["messages"]] == [None, 60]
+    assert (await verified(daemon)).messages == 2
+
+
 @pytest.mark.parametrize(("at_ms", "left", "faults"), [(None, 7, []), (START_MS + 2, 4, ["other-chain"])], ids=str)
 async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path, at_ms, left, faults):
     """Of a transaction that was open the messages count as rolled back, without an entry of their own."""
@@ -246,11 +301,7 @@ async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path
         await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
         known = await head_of(daemon)
         await back_up(daemon, tmp_path / "backups")
-    folder = BackupFolder.open(tmp_path / "backups")
-    manifest = folder.manifest(folder.last_id())
-    source = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), START_MS + 1_000)
-    target = FaultyStore(MemoryStore())
-    await RestoreRun(source, target, CopyRequest("kept")).run(lambda: START_MS + 1_000)
+    target = await restored(tmp_path / "backups", at_ms)
     async with in_process(listener="lane", store=target) as daemon:
         daemon.clock.ms += 2_000
         await daemon.publish("later")

@@ -88,9 +88,9 @@ class ChainedTopic:
         chain = self.state.chain
         return KnownHead(self.state.metadata.generation, chain.number, chain.position, chain.link)
 
-    def verify(self, known=None):
+    def verify(self, known=None, head=None):
         """What a reader of the whole store finds."""
-        verifier = Verifier(str(NAME), self.state.metadata.generation, known)
+        verifier = Verifier(str(NAME), self.state.metadata.generation, known, head)
         entries = [(key[-10:], value) for key, value in self.entries()]
         for entry in entries:
             verifier.survey(*entry)

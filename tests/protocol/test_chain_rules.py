@@ -15,7 +15,7 @@ from plainsong.protocol.keys import metadata_key
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.rows import decode_row
+from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from plainsong.protocol.topic.asks import (
     Create,
     NoteSetAside,
@@ -111,7 +111,7 @@ def test_any_changed_byte_of_any_message_is_found_where_it_is(index):
         changed[place] ^= 0x01
         topic.store.tables[Table.MESSAGE][key] = bytes(changed)
         if topic.verify().is_good:
-            # Not covered: a time to live that is not over, and how a producer's request was numbered.
+            # Not covered: how a producer's request was numbered.
             assert not changes_what_readers_get(value, bytes(changed)), (index, place)
 
 
@@ -314,7 +314,76 @@ def test_a_message_before_the_first_entry_that_has_not_expired_is_found():
         topic.publish(b"%d" % number)
     for key, _ in topic.entries()[:3]:
         del topic.store.tables[Table.PAYLOAD][key]
-    assert kinds(topic.verify()) == ["entry-removed", "entry-removed"]
+    # That the first one left has not expired, the message before it, and the one that it does not cover.
+    assert kinds(topic.verify()) == ["entry-removed"] * 3
+
+
+def test_a_beginning_that_was_cut_off_with_its_messages_is_found():
+    """Cleaning always leaves an entry that has expired, so the first one left tells that it was not cleaning."""
+    topic = ChainedTopic()
+    for number in range(4):
+        topic.publish(b"%d" % number)
+    early, late = topic.entries()[1], topic.head()
+    for key, _ in topic.entries()[:3]:
+        del topic.store.tables[Table.PAYLOAD][key]
+    for key, _ in topic.messages()[:2]:
+        del topic.store.tables[Table.MESSAGE][key]
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("entry-removed", topic.entries()[0][0][-10:])
+    assert kinds(topic.verify(late)) == ["entry-removed"]
+    entry = ChainEntry.decode(early[0][-10:], early[1])
+    known = KnownHead(1, entry.number, entry.position, entry.link)
+    assert kinds(topic.verify(known)) == ["entry-removed"]
+
+
+def test_a_head_whose_entry_expires_while_a_topic_is_being_read_is_no_fault():
+    topic = ChainedTopic()
+    topic.publish(b"0")
+    topic.publish(b"1")
+    known = topic.head()
+    topic.publish(b"2")
+    verifier = Verifier(str(NAME), 1, known)
+    for key, value in topic.entries()[:1]:
+        verifier.entry(key[-10:], value, oldest_ms=0, now_ms=topic.now_ms)
+    topic.now_ms += 3_601_000
+    topic.publish(b"new")
+    topic.clean()
+    for key, value in topic.entries()[:1]:
+        verifier.entry(key[-10:], value, oldest_ms=topic.state.oldest_ms, now_ms=topic.now_ms)
+    found = verifier.end()
+    assert (found.faults, found.known) == ([], "cleaned")
+
+
+def test_a_topic_whose_entries_do_not_reach_the_head_that_it_names_is_found():
+    """Who removes the end of a topic from its store while its daemon runs needs no head that was kept to be found."""
+    topic = busy_topic()
+    head = topic.head()
+    del topic.store.tables[Table.MESSAGE][at(topic, 9)]
+    del topic.store.tables[Table.PAYLOAD][topic.entries()[-1][0]]
+    assert kinds(topic.verify(head=head)) == ["cut-off"]
+    assert kinds(topic.verify(head=head._replace(number=head.number - 1))) == ["other-chain"]
+
+
+def test_a_time_to_live_that_a_message_did_not_have_is_found_before_cleaning_removes_the_message():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    key, _ = topic.messages()[0]
+    topic.store.tables[Table.MESSAGE][key] = encode_row(MessageRow(payload=b"one", ttl_s=1))
+    topic.now_ms += 1_500
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("changed", key[-10:])
+
+
+def test_a_message_in_the_place_of_one_that_has_expired_by_its_own_time_to_live_is_found():
+    topic = ChainedTopic()
+    topic.publish(b"long", b"short", message_ttls_s=[None, 1])
+    key, _ = topic.messages()[1]
+    topic.now_ms += 1_500
+    topic.clean()
+    assert topic.verify().is_good
+    topic.store.tables[Table.MESSAGE][key] = encode_row(MessageRow(payload=b"forged"))
+    [fault] = topic.verify().faults
+    assert (fault.kind, fault.position) == ("changed", key[-10:])
 
 
 def test_entries_that_are_cleaned_while_a_topic_is_being_read_are_no_fault():

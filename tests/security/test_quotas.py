@@ -317,6 +317,21 @@ async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(
         assert len(other.json()) == 20
 
 
+async def test_the_entries_of_a_chain_are_paid_for_like_polls_since_they_come_with_messages(tmp_path):
+    async with named(tmp_path) as daemon:
+        frozen(daemon)
+        await daemon.ask("operator", "PUT", f"{T}/a", json={"chain": "sha256"})
+        for _ in range(10):
+            await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000]})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\npoll_bytes_per_s = 1500\n')
+        await daemon.reload()
+        first = (await daemon.ask("reader", "GET", f"{T}/a/chain/entries")).json()
+        assert 1 <= len(first["messages"]) < 10
+        assert first["next"] is not None
+        answer = await daemon.ask("reader", "GET", f"{T}/a/chain/entries")
+        assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
+
+
 async def test_an_avro_answer_that_is_never_cut_is_paid_for_whole(tmp_path):
     async with named(tmp_path, poll__max_bytes=1024) as daemon:
         frozen(daemon)

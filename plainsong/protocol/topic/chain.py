@@ -220,16 +220,18 @@ class Chain:
         """Cover rows of the message table that have no entry, in key order; those that cannot be read get none."""
         self.due = True
         run: list[_Row] = []
+        size = 0
         for key, value in rows:
             try:
                 row = _Row.of(key[-POSITION_BYTES:], value)
             except DamagedRow:
                 row = None
-            if run and (row is None or not row.continues(run)):
+            if run and (row is None or not row.continues(run) or size + len(row.item) > MAX_BYTES):
                 self._cover_run(run)
-                run = []
+                run, size = [], 0
             if row is not None:
                 run.append(row)
+                size += len(row.item)
         if run:
             self._cover_run(run)
 
@@ -263,13 +265,12 @@ class _Row(NamedTuple):
         )
 
     def continues(self, run: list[_Row]) -> bool:
-        """Whether one entry may cover it behind these."""
+        """Whether one entry may cover it behind these, as far as it is not about bytes."""
         last = run[-1]
         return (
             ordinal(self.position) == ordinal(last.position) + 1
             and abs(self.pointer) == abs(last.pointer)
             and len(run) < MAX_ROWS
-            and sum(len(row.item) for row in run) + len(self.item) <= MAX_BYTES
         )
 
 

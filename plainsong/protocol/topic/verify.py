@@ -52,6 +52,13 @@ class VerifiedRow(NamedTuple):
     pointer: int = 0
     """Its write pointer, below 0 if it is rolled back; 0: none."""
     attributes: Mapping[str, str] = {}
+    ttl_s: int | None = None
+    """Its own time to live; None: it has none."""
+
+    @property
+    def expires_ms(self) -> int:
+        """When its own time to live is over; 0: it has none."""
+        return 0 if self.ttl_s is None else _ms(self.position) + self.ttl_s * 1000
 
 
 def row_of(position: bytes, value: bytes) -> VerifiedRow:
@@ -62,7 +69,7 @@ def row_of(position: bytes, value: bytes) -> VerifiedRow:
     except DamagedRow:
         return VerifiedRow(position, None)
     item = None if row.payload is None else item_of(position, row.payload)
-    return VerifiedRow(position, item, row.pointer or 0, attributes)
+    return VerifiedRow(position, item, row.pointer or 0, attributes, row.ttl_s)
 
 
 class Fault(NamedTuple):
@@ -111,7 +118,8 @@ class Verification:
     first: ChainEntry | None = None
     last: ChainEntry | None = None
     known: str = ""
-    """What became of the head that was known: ``found``, ``cleaned`` (its entry has expired), or empty: none was."""
+    """What became of the head that was known: ``found``, ``cleaned`` (its entry has expired), or empty: none was, or it
+    is a fault."""
     faults: list[Fault] = field(default_factory=list)
     more_faults: int = 0
 
@@ -125,13 +133,19 @@ class Verifier:
 
     Args:
       known: a head that the reader knows: the chain must still have it.
+      head: the head that whoever has the topic named at the start: the entries must reach it.
     """
 
-    def __init__(self, topic: str, generation: int, known: KnownHead | None = None) -> None:
+    def __init__(
+        self, topic: str, generation: int, known: KnownHead | None = None, head: KnownHead | None = None
+    ) -> None:
         self.result = Verification()
         self._topic = topic
         self._generation = generation
         self._known = known
+        self._head = head
+        self._compared: set[int] = set()
+        """Numbers of the heads that were compared with their entry, or whose entry expired during the reading."""
         self._rolled_back: dict[int, list[tuple[bytes, bytes]]] = {}
         self._taken_out: list[tuple[bytes, bytes]] = []
         self._restored = b""
@@ -196,8 +210,12 @@ class Verifier:
             result.first = entry
             if entry.number == 1 and not entry.follows(bytes(len(entry.link))):
                 self._fault("entry-changed", position, f"entry {entry.number} is not the first one of a chain")
+            elif entry.number != 1 and _ms(position) >= oldest_ms:
+                # Cleaning keeps the last entry that has expired, so one that has not is never the first of those left.
+                self._fault("entry-removed", position, f"entry {entry.number} is the first, and has not expired")
         elif entry.number > last.number + 1 and _ms(position) < oldest_ms:
-            pass  # those between have expired while the topic was being read, and this is the last link that was kept
+            # Those between have expired while the topic was being read, and this is the last link that was kept.
+            self._clean(last.number + 1, entry.number - 1)
         elif entry.number != last.number + 1:
             self._fault("entry-removed", position, f"entry {entry.number} comes behind entry {last.number}")
         elif not entry.follows(last.link):
@@ -205,7 +223,9 @@ class Verifier:
         result.entries += 1
         result.last = entry
         if self._known is not None and entry.number == self._known.number:
-            self._compare(entry, self._known)
+            self._compare_known(entry, self._known)
+        if self._head is not None and entry.number == self._head.number:
+            self._compare_head(entry, self._head)
         self._take(entry, oldest_ms, now_ms)
 
     def _take(self, entry: ChainEntry, oldest_ms: int, now_ms: int) -> None:
@@ -229,12 +249,26 @@ class Verifier:
             self._covers = True
             result.restored += entry.kind == RESTORED
 
-    def _compare(self, entry: ChainEntry, known: KnownHead) -> None:
-        self.result.known = "found"
-        if (entry.position, entry.link) != (known.position, known.link):
-            self._fault(
-                "other-chain", entry.position, f"entry {entry.number} is another one than the one that is known"
-            )
+    def _clean(self, first: int, last: int) -> None:
+        """Take it that these entries have expired."""
+        if self._known is not None and first <= self._known.number <= last:
+            self._compared.add(self._known.number)
+            self.result.known = "cleaned"
+        if self._head is not None and first <= self._head.number <= last:
+            self._compared.add(self._head.number)
+
+    def _compare_known(self, entry: ChainEntry, known: KnownHead) -> None:
+        self._compared.add(known.number)
+        if (entry.position, entry.link) == (known.position, known.link):
+            self.result.known = "found"
+            return
+        self.result.known = ""
+        self._fault("other-chain", entry.position, f"entry {entry.number} is another one than the one that is known")
+
+    def _compare_head(self, entry: ChainEntry, head: KnownHead) -> None:
+        self._compared.add(head.number)
+        if (entry.position, entry.link) != (head.position, head.link):
+            self._fault("other-chain", entry.position, f"entry {entry.number} is not the head that the topic named")
 
     def _verify(self, entry: ChainEntry, rows: Sequence[VerifiedRow], oldest_ms: int, now_ms: int) -> None:
         """Compare the rows up to an entry with what it says."""
@@ -248,30 +282,39 @@ class Verifier:
             result.set_aside += 1
             return
         by_index = {ordinal(row.position) - ordinal(entry.first): row for row in rows}
-        dead: set[int] = set()
+        dead: dict[int, int] = {}
         left = set(range(entry.rows))
         good = True
         for group in entry.expiring:
             indexes = range(entry.rows) if group.indexes is None else group.indexes
             left.difference_update(indexes)
             if group.expires_ms < now_ms:
-                dead.update(indexes)
+                dead.update(dict.fromkeys(indexes, group.expires_ms))
             else:
-                good &= self._same(entry, sorted(indexes), group.digest, by_index)
+                good &= self._same(entry, sorted(indexes), group.expires_ms, group.digest, by_index)
         if left and entry.digest is None:
             self._fault("entry-changed", entry.position, f"entry {entry.number} says nothing of some of its messages")
             good = False
         elif entry.digest is not None:
-            good &= self._same(entry, sorted(left), entry.digest, by_index)
+            good &= self._same(entry, sorted(left), 0, entry.digest, by_index)
         for index, row in by_index.items():
             if index not in dead:
                 good &= self._sign(entry, row)
+            elif row.item is not None and row.expires_ms != dead[index]:
+                # Its digest is not looked at any more: a row that readers are still shown must not stand there.
+                self._fault("changed", row.position, "a message has expired here, and this one has not")
+                good = False
         result.expired += bool(dead)
         if good:
             result.messages += entry.rows - len(dead)
 
     def _same(
-        self, entry: ChainEntry, indexes: Sequence[int], digest: bytes, by_index: Mapping[int, VerifiedRow]
+        self,
+        entry: ChainEntry,
+        indexes: Sequence[int],
+        expires_ms: int,
+        digest: bytes,
+        by_index: Mapping[int, VerifiedRow],
     ) -> bool:
         start = ordinal(entry.first)
         missing = [index for index in indexes if index not in by_index]
@@ -284,7 +327,8 @@ class Verifier:
         if unreadable is not None:
             self._fault("unreadable", unreadable.position, "the message cannot be read")
             return False
-        other = next((row for row in rows if abs(row.pointer) != entry.pointer), None)
+        # A time to live that a message did not have would hide it from readers long before cleaning removes it.
+        other = next((row for row in rows if abs(row.pointer) != entry.pointer or row.expires_ms != expires_ms), None)
         items = [row.item or b"" for row in rows]
         attributes = {at: row.attributes for at, row in enumerate(rows) if row.attributes}
         if other is not None or digest_of_some(range(len(rows)), items, attributes) != digest:
@@ -334,17 +378,22 @@ class Verifier:
             stretches = self._rolled_back.get(pointer, ())
             if pointer not in undecided and not any(first <= position <= last for first, last in stretches):
                 self._hidden(position, pointer)
-        known, last, first = self._known, self.result.last, self.result.first
-        if known is not None and not self.result.known:
-            if first is not None and last is not None and first.number > known.number:
-                self.result.known = "cleaned"
-            else:
-                number = 0 if last is None else last.number
-                self._fault(
-                    "cut-off", known.position, f"the chain ends with entry {number}, and entry {known.number} is known"
-                )
+        if self._known is not None and self._known.number not in self._compared:
+            self._missed(self._known, "is known", is_known=True)
+        if self._head is not None and self._head.number not in self._compared:
+            self._missed(self._head, "is the head that the topic named")
         self.result.faults.sort(key=lambda fault: fault.position)
         return self.result
+
+    def _missed(self, head: KnownHead, why: str, *, is_known: bool = False) -> None:
+        """Say what became of a head that no entry had the number of."""
+        first, last = self.result.first, self.result.last
+        if first is not None and first.number > head.number:
+            if is_known:
+                self.result.known = "cleaned"
+            return
+        number = 0 if last is None else last.number
+        self._fault("cut-off", head.position, f"the chain ends with entry {number}, and entry {head.number} {why}")
 
     def _fault(self, kind: str, position: bytes, detail: str) -> None:
         if len(self.result.faults) < MAX_FAULTS:
