@@ -389,7 +389,8 @@ class RestoredStore:
         before = topic_of(topic.old)[0]
         floor_ms = max(self._now_ms, *(self._given_ms.get(name, 0) for name in (topic.name, before)))
         rows = _settled(state, found, topic.generation, floor_ms)
-        return rows if state.chain is None else _says_restored(state, rows)
+        was_chained = state.chain is not None or (state.metadata is not None and state.metadata.chain_end is not None)
+        return _says_restored(state, rows) if was_chained else rows
 
     def _kept_about(self, topic: _Topic) -> list[Row]:
         """The rows of metadata in the backup, without those that are void; in a thread."""
@@ -591,7 +592,10 @@ def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) 
 
 
 def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
-    """Of a chained topic: its owner is to add the entry that says so when it first loads it."""
+    """Of a chained topic: its owner is to add the entry that says so when it first loads it.
+
+    Where the chain had been switched off, it does so when it is switched on again: until then nobody verifies it.
+    """
     assert state.metadata is not None
     end, chain = state.metadata.chain_end, state.chain
     if end is not None and chain is not None and chain.position < end.position:

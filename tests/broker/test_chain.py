@@ -246,6 +246,24 @@ async def restored(backups, at_ms=None):
     return target
 
 
+async def test_a_chain_that_was_off_in_a_backup_says_when_it_is_switched_on_that_the_topic_was_restored(tmp_path):
+    """Else the messages of a transaction that was open in the backup would be rolled back, and no entry would say so."""
+    async with in_process(listener="lane") as daemon:
+        await some_messages(daemon)
+        pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
+        body = {"messages": ["open"], "transactionWritePointer": pointer}
+        await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+        await daemon.call("PUT", f"{TOPICS}/t/properties", json={})
+        await back_up(daemon, tmp_path / "backups")
+    async with in_process(listener="lane", store=await restored(tmp_path / "backups")) as daemon:
+        daemon.clock.ms += 2_000
+        await daemon.publish("not covered")
+        await daemon.call("PUT", f"{TOPICS}/t/properties", json={"chain": "sha256"})
+        await daemon.publish("covered")
+        found = await verified(daemon)
+        assert (found.faults, found.messages, found.restored) == ((), 8, 1)
+
+
 async def test_a_page_of_entries_ends_after_about_a_mebibyte_of_them_with_or_without_messages(daemon, monkeypatch):
     await some_messages(daemon)
     monkeypatch.setattr("actors.chain.MAX_BYTES", 10)

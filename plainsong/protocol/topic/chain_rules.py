@@ -110,7 +110,7 @@ def end_chain(state: TopicState, step: Step) -> ChainEnd:
 
 def write_due(state: TopicState, step: Step) -> None:
     """Add the entries that the load found missing."""
-    chain, metadata = state.chain, state.living_or_last()
+    chain = state.chain
     assert chain is not None
     chain.due = False
     prefix = chain_prefix(state)
@@ -120,6 +120,12 @@ def write_due(state: TopicState, step: Step) -> None:
     if chain.begins:
         chain.begins = False
         begin_chain(state, step)
+    say_restored(state, step)
+
+
+def say_restored(state: TopicState, step: Step) -> None:
+    """Add the entry that says that the topic came from a backup, if none has said so yet."""
+    metadata = state.living_or_last()
     if metadata.restored is not None:
         add_entry(state, step, RESTORED, l=metadata.restored)
         state.metadata = replace(metadata, restored=None)

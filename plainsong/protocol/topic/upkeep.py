@@ -28,7 +28,7 @@ from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import MAX_SET_ASIDE, Metadata, SetAside
 from plainsong.protocol.topic.asks import CleaningPlan, Description, Slice, Span, TopicChange, TopicStats
 from plainsong.protocol.topic.chain import SET_ASIDE
-from plainsong.protocol.topic.chain_rules import add_entry, begin_chain, chain_prefix, end_chain
+from plainsong.protocol.topic.chain_rules import add_entry, begin_chain, chain_prefix, end_chain, say_restored
 from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
 from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
@@ -108,6 +108,7 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
         _write(state, step, changed, renewed=False)
         if begins:
             begin_chain(state, step)
+            say_restored(state, step)
         follow_policy(state, step, now)
     return TopicChange(old, changed, held)
 
