@@ -556,6 +556,8 @@ WINDOW_S = 60.0
 MINUTES = 60
 #: Topics whose rates are remembered, in each direction.
 MAX_TOPICS = 10_000
+#: Polls of each topic whose delays are remembered.
+MAX_DELAYS = 256
 
 
 class Minute(NamedTuple):
@@ -641,12 +643,55 @@ class Rate:
         return window
 
 
+class Delays(NamedTuple):
+    """What half of some delays were within, and 99 of 100; in milliseconds, None where there are none."""
+
+    p50_ms: int | None = None
+    p99_ms: int | None = None
+
+
+class LastDelays:
+    """The last ``MAX_DELAYS`` delays of each topic."""
+
+    def __init__(self, max_topics: int = MAX_TOPICS) -> None:
+        self._max_topics = max_topics
+        self._last: OrderedDict[TopicName, array[int]] = OrderedDict()
+        """By topic a number that grows by one with each delay, and the delays, each in the place of the oldest."""
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def add(self, name: TopicName, delay_ms: int) -> None:
+        """Another one; a topic's oldest is forgotten for it, or a topic that had none for longest."""
+        last = self._last.get(name)
+        if last is None:
+            last = self._last[name] = array("Q", (0,))
+            if len(self._last) > self._max_topics:
+                self._last.popitem(last=False)
+        else:
+            self._last.move_to_end(name)
+        if len(last) <= MAX_DELAYS:
+            last.append(delay_ms)
+        else:
+            last[1 + last[0] % MAX_DELAYS] = delay_ms
+        last[0] += 1
+
+    def of(self, name: TopicName) -> Delays:
+        """Of a topic: each is one of its delays, the smallest that is not below as many."""
+        last = sorted(self._last.get(name, ())[1:])
+        if not last:
+            return Delays()
+        return Delays(*(last[-(-len(last) * percent // 100) - 1] for percent in (50, 99)))
+
+
 class Rates:
-    """The rates of all topics, in both directions."""
+    """The rates of all topics, in both directions, and how soon their messages are delivered."""
 
     def __init__(self) -> None:
         self.publishing = Rate()
         self.polling = Rate()
+        self.delivery = LastDelays()
+        """From a message's publish to its delivery, of polls that had waited for it."""
 
     def published(self, name: TopicName, messages: int, now_s: float, size: int = 0) -> None:
         """Messages were made durable, with ``size`` bytes of payload."""

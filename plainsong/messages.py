@@ -440,6 +440,7 @@ class TopicStats(TypedDict, total=False):
     oldestAgeMs: int | None
     publishPerSecond: float
     pollPerSecond: float
+    endToEndMs: DeliveryStats
     openTransactions: int
     producers: int
     enabledFrom: str | None
@@ -448,6 +449,13 @@ class TopicStats(TypedDict, total=False):
     generation: int
     createdMs: int
     reader: ReaderStats
+
+
+class DeliveryStats(TypedDict):
+    """Milliseconds from publish to delivery, of polls that had waited; None while there was none."""
+
+    p50: int | None
+    p99: int | None
 
 
 class ReaderStats(TypedDict, total=False):

@@ -173,7 +173,7 @@ class Polling:
         found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
         page = found.page
         if body.wait_ms and page.count:
-            self._note_delivery(found, asked_ms)
+            self._note_delivery(name, found, asked_ms)
         if READER_HEADER in request.headers:
             self.named_readers.polled(name, request, page.last_id, self.clock.now_ms())
         if frames is not None:
@@ -192,11 +192,13 @@ class Polling:
         self.rates.delivered(name, found.page.count, trio.current_time())
         return _answer(content, codec.content_type, found)
 
-    def _note_delivery(self, found: Found, asked_ms: int) -> None:
+    def _note_delivery(self, name: TopicName, found: Found, asked_ms: int) -> None:
         """Measures from the publish of a page's first message, if the poll had to wait for it."""
         published_ms, _ = unpack_position(found.page.parts[0][1:11])
         if found.looks > 1 or published_ms >= asked_ms:
-            self.delivered_after(max(0, self.clock.now_ms() - published_ms) / 1000)
+            delay_ms = max(0, self.clock.now_ms() - published_ms)
+            self.delivered_after(delay_ms / 1000)
+            self.rates.delivery.add(name, delay_ms)
 
     async def _written(
         self,

@@ -285,6 +285,7 @@ SCHEMAS: dict[str, Schema] = {
             "oldestAgeMs": nullable(COUNT),
             "publishPerSecond": {"type": "number"},
             "pollPerSecond": {"type": "number"},
+            "endToEndMs": record("p50 p99", p50=nullable(COUNT), p99=nullable(COUNT)),
             "openTransactions": COUNT,
             "producers": COUNT,
             "enabledFrom": nullable(_ID),

@@ -108,6 +108,7 @@ class Counting:
         undecided = await self.directory.ask(name, ListPointers())
         producers = await self.directory.ask(name, ListProducers(limit=1))
         described = await self.directory.ask(name, Describe())
+        delays = self.rates.delivery.of(name)
         oldest_id, newest_id = await self._oldest(name, span), await newest_from(self.store, span)
         numbers: dict[str, Any] = {
             "messages": count.messages,
@@ -119,6 +120,7 @@ class Counting:
             "oldestAgeMs": None if oldest_id is None else max(0, span.now_ms - unpack_position(oldest_id[:10])[0]),
             "publishPerSecond": round(self.rates.publishing.per_second(name, now_s), 3),
             "pollPerSecond": round(self.rates.polling.per_second(name, now_s), 3),
+            "endToEndMs": {"p50": delays.p50_ms, "p99": delays.p99_ms},
             "openTransactions": sum(not each.rolled_back for each in undecided),
             "producers": producers.total,
             "enabledFrom": behind_position(producers.enabled_from),

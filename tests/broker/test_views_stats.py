@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.api import topic_stats
-from broker.metrics import WINDOW_S, Rate, Rates
+from broker.metrics import MAX_DELAYS, WINDOW_S, Delays, LastDelays, Rate, Rates
 from plainsong.protocol.names import TopicName
 
 STATS = f"{TOPICS}/t/stats"
@@ -31,6 +31,7 @@ async def test_an_empty_topic_has_nothing(daemon):
         "oldestAgeMs": None,
         "publishPerSecond": 0.0,
         "pollPerSecond": 0.0,
+        "endToEndMs": {"p50": None, "p99": None},
         "openTransactions": 0,
         "producers": 0,
         "enabledFrom": None,
@@ -176,3 +177,42 @@ def test_rates_are_kept_for_a_bounded_number_of_topics_the_longest_unused_forgot
     rates = Rates()
     rates.delivered(names[0], 0, 0.0)
     assert len(rates.polling) == 0
+
+
+async def test_end_to_end_delays_are_those_of_polls_that_had_waited(daemon, nursery):
+    await daemon.create()
+    for seconds in (3, 1, 2):
+        begun = (await daemon.call("POST", "/v1/transactions", json={})).json()
+        body = {"messages": ["held"], "transactionWritePointer": begun["writePointer"]}
+        await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+        from_ms = daemon.clock.ms
+        nursery.start_soon(lambda from_ms=from_ms: daemon.poll(startFrom=from_ms, waitMs=60_000, isolation="committed"))
+        await trio.testing.wait_all_tasks_blocked()
+        daemon.clock.ms += seconds * 1_000
+        await daemon.call("POST", f"/v1/transactions/{begun['id']}/commit", json={})
+        await trio.testing.wait_all_tasks_blocked()
+        daemon.clock.ms += 10_000
+        await daemon.poll(startFrom=from_ms)  # it finds what is there already, and so says nothing of delays
+    assert (await stats(daemon))["endToEndMs"] == {"p50": 2_000, "p99": 3_000}
+
+
+def test_delays_are_of_each_topics_last_polls():
+    delays, name = LastDelays(), TopicName("n", "t")
+    assert delays.of(name) == Delays(None, None)
+    delays.add(name, 7)
+    assert delays.of(name) == Delays(7, 7)
+    for delay_ms in range(1_000, 1_000 + MAX_DELAYS):
+        delays.add(name, delay_ms)
+    assert delays.of(name) == Delays(1_000 + MAX_DELAYS // 2 - 1, 1_000 + MAX_DELAYS * 99 // 100)
+    for _ in range(MAX_DELAYS):
+        delays.add(name, 5)
+    assert delays.of(name) == Delays(5, 5)
+
+
+def test_delays_are_kept_for_a_bounded_number_of_topics_the_longest_unused_forgotten_first():
+    delays = LastDelays(max_topics=3)
+    names = [TopicName("n", str(number)) for number in range(4)]
+    for name in (*names[:3], names[0], names[3]):
+        delays.add(name, 1)
+    assert len(delays) == 3
+    assert [delays.of(name).p50_ms for name in names] == [1, None, 1, 1]

@@ -185,7 +185,7 @@ def blurred(text, topic):
     text = re.sub(r"\b[0-9a-f]{40}\b|\b[0-9a-f]{32}\b", "ID", text)
     text = re.sub(r'(\\?)"1-[0-9a-f]{16}\1"', "ETAG", text)
     text = re.sub(r"\b1[0-9]{12}\b", "MS", text)
-    text = re.sub(r'("(?:oldestAgeMs|ageMs|publishPerSecond|pollPerSecond|ms)":)[0-9.]+', r"\1N", text)
+    text = re.sub(r'("(?:oldestAgeMs|ageMs|publishPerSecond|pollPerSecond|p50|p99|ms)":)[0-9.]+', r"\1N", text)
     return re.sub(r"[\x00-\x08\x0e-\x1f\x80-\xff]", "", text) if "Obj" not in text else text
 
 
