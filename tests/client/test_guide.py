@@ -49,6 +49,7 @@ SAYS = {
     "publish_file": "[b'one', b'two', b'three']",
     "add_up": "42 42",
     "client.events": "attention 0",
+    "verify_chain": "True found",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }
 
@@ -68,7 +69,7 @@ def test_the_examples_of_the_guide_do_what_they_show(example: str, shared_url: s
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     for mark, said in SAYS.items():
         if mark in example:
             assert said in done.stdout
