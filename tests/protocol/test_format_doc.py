@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -217,3 +218,21 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
 def test_every_key_of_a_record_is_on_the_page(title: str, record: Any):
     section = re.split(rf"^\*\*{title}\*\*", TEXT, flags=re.MULTILINE)[1].split("\n\n")[1]
     assert set(re.findall(r"^\| `(\w)` \|", section, re.MULTILINE)) == set(unpacked(record.encode()))
+
+
+def test_the_example_of_a_chain_is_what_a_chained_topic_writes_and_what_its_bytes_hash_to():
+    first, second = dumps("chain-[12]")
+    (digested,) = dumps("digested")
+    core, store = TopicCore(TopicState(TopicName("shop", "ledger"))), MemoryStore()
+    publish = Publish(PublishRequest([b"in 100", b"out 30"]), 32)
+    for ask, at_ms in ((Create(TopicProperties(ttl_s=3600, chain="sha256")), CLOCK_MS), (publish, CLOCK_MS + 5)):
+        store.apply(core.step([("ticket", ask)], Now(at_ms, 0.0)).operations)
+    start = b"shop:ledger:" + struct.pack(">iq", 1, 0)
+    found = list(store.tables[Table.PAYLOAD].walk(start, start + b"\xff" * 10, reverse=False))
+    shown = [(each["key"], each["value"] + each["link"] + each["record"]) for each in (first, second)]
+    assert shown == [(bytes((Table.PAYLOAD,)) + key, value) for key, value in found]
+    before = bytes(32)
+    for entry in (first, second):
+        assert entry["link"] == hashlib.sha256(before + entry["key"][-10:] + entry["record"]).digest()
+        before = entry["link"]
+    assert msgpack.unpackb(second["record"])["d"] == hashlib.sha256(digested["count"] + digested["item"]).digest()
