@@ -35,6 +35,7 @@ LEDGER, OUTCOMES = "plainsong.protocol.transactions.ledger", "plainsong.protocol
 TRANSACTIONAL = "plainsong.protocol.topic.transactional"
 CORE = "plainsong.protocol.topic.core"
 UPKEEP = "plainsong.protocol.topic.upkeep"
+CHAIN_RULES = "plainsong.protocol.topic.chain_rules"
 
 #: What stands between the beginning of a commit and what the cache learns of it.
 _BETWEEN = """\
@@ -392,6 +393,27 @@ MISTAKES = (
         "actors.restoring",
         '        if not self._manifest["exact"]:\n',
         "        if False:\n",
+    ),
+    Mistake(
+        "a rollback adds no entry to the chain",
+        "a chain is whole",
+        TRANSACTIONAL,
+        "        add_entry(state, step, ROLLBACK, p=pointer, f=first, l=last)\n",
+        "",
+    ),
+    Mistake(
+        "the next owner goes on without the last link",
+        "a chain is whole",
+        CHAIN_RULES,
+        "        chain.number, chain.position, chain.link = entry.number, entry.position, entry.link\n",
+        "        chain.number, chain.position = entry.number, entry.position\n",
+    ),
+    Mistake(
+        "the chain does not know of messages' own times to live",
+        "a chain is whole",
+        CHAIN_RULES,
+        "            own = None if ttls_s is None else ttls_s[start:stop]\n",
+        "            own = None\n",
     ),
 )
 

@@ -54,7 +54,7 @@ def judge_of(word: str) -> str:
         return "expiry"
     if word in get_args(moments.Kind):
         return "moments"
-    return {"garden": "lives of topics", "asleep": "who waits"}.get(word, "answers")
+    return {"garden": "lives of topics", "asleep": "who waits", "chain": "chains"}.get(word, "answers")
 
 
 def look_for(mistake: Mistake, most: int = MOST) -> Finding:

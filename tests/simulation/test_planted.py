@@ -23,6 +23,7 @@ SOON = {
     "what readers saw expire is forgotten with the owner": 20,
     "what failed is said not to have happened": 50,
     "a parked poll is not told of news": 20,
+    "a rollback adds no entry to the chain": 20,
 }
 
 
