@@ -375,6 +375,7 @@ _SINGLE = (
     VisibilityLevel,
     properties.TopicProperties,
     records.Metadata,
+    records.ChainEnd,
     records.SetAside,
     records.Reader,
     records.NamespaceProperties,
