@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.topic.verify import Verification, Verifier
 
-_HINT = "a head is what `plainsong topic head --json` prints"
+_HINT = "a head is what `plainsong topic head TOPIC --json` prints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ChainHead:
 
     @classmethod
     def of(cls, found: object) -> ChainHead:
-        """A head as the daemon and ``plainsong topic head --json`` write it. Raises InvalidParameter."""
+        """A head as the daemon and ``plainsong topic head TOPIC --json`` write it. Raises InvalidParameter."""
         try:
             fields: Any = found
             head = cls(
@@ -123,7 +123,7 @@ class ChainReport:
         return not self.faults
 
     def shown(self) -> dict[str, Any]:
-        """As ``plainsong topic verify --json`` prints it."""
+        """As ``plainsong topic verify TOPIC --json`` prints it."""
         return {
             "good": self.is_good,
             "head": self.head.shown(),

@@ -66,6 +66,11 @@ PAGES = (
                 "plainsong.transactions.Transaction",
                 "plainsong.transactions.TransactionStatus",
             ),
+            "Chained topics": (
+                "plainsong.chains.ChainHead",
+                "plainsong.chains.ChainReport",
+                "plainsong.chains.ChainFault",
+            ),
             "Traces": ("plainsong.tracing.processing",),
             "Namespaces": ("plainsong._sync.client.Namespaces",),
             "Values": (
