@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import bodies
-from bench.daemon import Daemon, cpu_s, daemon
+from bench.daemon import OWN, Daemon, cpu_s, daemon
 from bench.generator import run_load
 from bench.rounds import Row, Section, Spread
 from bench.seed import seed
@@ -36,8 +36,9 @@ ALONE_PART = 10
 SAYS = """Durable publishes of one message of 100 B over 16 connections in a closed loop, in stretches of which in one a
 backup works, and in its neighbour its client is stopped: *÷ without* is the rate of the one by that of the other, pair by
 pair, *÷ sum* that of all messages of the ones by those of the others. The store has the messages of the first column in
-one topic. *Resident MB* is the daemon's before, *peak MB* the highest meanwhile. The second row is one backup of a tenth with nothing
-beside it: its seconds, and processor time for a GB of rows, of the daemon and of the client."""
+one topic. *Anon MB* is the daemon's own memory (RssAnon) before, *peak MB* the highest meanwhile. The second row is one
+backup of a tenth with nothing beside it: its seconds, and processor time for a GB of rows, of the daemon and of the
+client."""
 
 
 def measure_backup(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
@@ -53,7 +54,7 @@ def measure_backup(profile: Profile, scratch: Path, say: Callable[[str], None]) 
             return float(run_load(ours.port, CONNECTIONS, request, profile.backup_s)["requests_per_s"])
 
         rate()
-        before_mb = ours.resident_mb()
+        before_mb = ours.resident_mb(OWN)
         without: list[float] = []
         beside: list[float] = []
         backups = _Backups(ours, scratch / "backups")
@@ -69,7 +70,7 @@ def measure_backup(profile: Profile, scratch: Path, say: Callable[[str], None]) 
             "publishes/s": Spread.of(without),
             "÷ without": Spread.ratio(beside, without),
             "÷ sum": Spread.of([sum(beside) / sum(without)]),
-            "resident MB": Spread.of([before_mb]),
+            "anon MB": Spread.of([before_mb]),
             "peak MB": Spread.of([peak["mb"]]),
         }
         section.rows.append(Row({"messages": profile.backed_up_messages, "what": "publishes beside"}, values))
@@ -175,7 +176,7 @@ def _peak(ours: Daemon) -> Iterator[dict[str, float]]:
 
     def look() -> None:
         while not over.wait(0.2):
-            found["mb"] = max(found["mb"], ours.resident_mb())
+            found["mb"] = max(found["mb"], ours.resident_mb(OWN))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 60.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Kinds of resident memory: all, a process's own, and what it has mapped of files, which the system takes back when it
+# needs it.
+ALL, OWN, MAPPED = "VmRSS", "RssAnon", "RssFile"
 
 
 class Daemon:
@@ -97,9 +100,9 @@ class Daemon:
         found = re.search(rf"^{name} (\S+)$", self.ask("GET", "/metrics").decode(), re.MULTILINE)
         return float(found.group(1)) if found else 0.0
 
-    def resident_mb(self) -> float:
-        """Resident memory, in MB."""
-        return resident_mb(self.process.pid)
+    def resident_mb(self, kind: str = ALL) -> float:
+        """Resident memory of this kind, in MB."""
+        return resident_mb(self.process.pid, kind)
 
     def cpu_s(self) -> float:
         """Processor time used so far."""
@@ -113,10 +116,10 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process, in MB."""
+def resident_mb(pid: int, kind: str = ALL) -> float:
+    """Resident memory of a process, in MB: ``ALL``, its ``OWN``, or what it has ``MAPPED`` from files."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
-        found = re.search(r"VmRSS:\s+(\d+) kB", file.read())
+        found = re.search(rf"{kind}:\s+(\d+) kB", file.read())
     assert found is not None  # every process has it
     return int(found.group(1)) * 1024 / 1e6
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
 from bench import bodies
 from bench.cleaning import size_mb
-from bench.daemon import Daemon, daemon
+from bench.daemon import MAPPED, OWN, Daemon, daemon
 from bench.generator import run_everywhere
 from bench.rounds import Row, Section, Spread
 from plainsong.protocol.codec import AVRO
@@ -68,7 +67,7 @@ def _grow(
     for stored in sizes:
         with daemon(home) as ours:
             values = filling.fill(ours, stored)
-            values |= {"anon MB": _resident_mb(ours, "RssAnon"), "mapped MB": _resident_mb(ours, "RssFile")}
+            values |= {"anon MB": ours.resident_mb(OWN), "mapped MB": ours.resident_mb(MAPPED)}
         first_rate = first_rate or values["a second"]
         values["÷ first size"] = values["a second"] / first_rate
         values["disk MB"] = size_mb(home)
@@ -76,8 +75,8 @@ def _grow(
         with daemon(home) as again:
             values["start s"] = time.monotonic() - begun_s
             values |= _polled(again, filling)
-            values["anon MB after start"] = _resident_mb(again, "RssAnon")
-            values["mapped MB after start"] = _resident_mb(again, "RssFile")
+            values["anon MB after start"] = again.resident_mb(OWN)
+            values["mapped MB after start"] = again.resident_mb(MAPPED)
         found(Row({"what": what, "stored": stored}, {name: Spread.of([value]) for name, value in values.items()}))
 
 
@@ -170,11 +169,3 @@ def _ask(connection: HTTPConnection, method: str, path: str, body: bytes) -> Non
     content = answer.read()
     if answer.status != 200:
         raise RuntimeError(f"{method} {path}: {answer.status} {content[:300]!r}")
-
-
-def _resident_mb(ours: Daemon, kind: str) -> float:
-    """Resident memory of the daemon of one kind: `RssAnon`, its own, or `RssFile`, mapped from files."""
-    with open(f"/proc/{ours.process.pid}/status", encoding="ascii") as file:
-        found = re.search(rf"{kind}:\s+(\d+) kB", file.read())
-    assert found is not None  # every process has it
-    return int(found.group(1)) * 1024 / 1e6
