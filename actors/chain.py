@@ -15,15 +15,14 @@ from plainsong.protocol.errors import GenerationChanged
 from plainsong.protocol.ids import POSITION_BYTES, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import DescribeChain
-from plainsong.protocol.topic.chain import BEGIN, COVERING, END, ChainEntry
-from plainsong.protocol.topic.verify import row_of
+from plainsong.protocol.topic.chain import BEGIN, COVERING, END, ChainEntry, row_of
 from storage.base import read_rows
 
 if TYPE_CHECKING:
     from actors.directory import Directory
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ChainView
-    from plainsong.protocol.topic.verify import VerifiedRow
+    from plainsong.protocol.topic.chain import ChainedRow
     from storage.base import Row, Store
 
 #: Entries of a part, and bytes of entries, and of messages, after which it ends with an entry.
@@ -43,7 +42,7 @@ class ChainPart:
     """As it was when everything had been read."""
     entries: list[tuple[bytes, bytes]]
     """Position and value."""
-    rows: list[VerifiedRow]
+    rows: list[ChainedRow]
     next: bytes | None
     """The position behind which the next part begins; None: this is the last one."""
 
@@ -77,7 +76,7 @@ async def read_part(
     before = entries.pop(0) if since is not None and entries and entries[0][0] == since else None
     is_last &= len(entries) <= limit
     entries = entries[:limit]
-    rows: list[VerifiedRow] = []
+    rows: list[ChainedRow] = []
     if messages and entries:
         reading = _Reading(head, entries, max_bytes)
         if since is None:
@@ -131,7 +130,7 @@ class _Reading:
         self._bytes = 0
         self._max_bytes = max_bytes
         self.upto = self._positions[-1]
-        self.rows: list[VerifiedRow] = []
+        self.rows: list[ChainedRow] = []
         self.is_full = False
 
     async def look_before(self, store: Store) -> None:

@@ -22,7 +22,7 @@ import trio
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import LowSpace, NotFound, OutcomeUnknown
-from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, POSITION_BYTES, unpack_position
+from plainsong.protocol.ids import FIRST_BOUND, POSITION_BYTES, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import Cleaned, Look, NoteSetAside, PlanCleaning, SliceCleaned, Stats
 from storage.base import BeginsFiles, ReadsRaw, StoreError, read_rows
@@ -326,11 +326,6 @@ def _free_path(folder: Path, name: TopicName, generation: int, first_id: bytes, 
         number += 1
         path = folder / f"{stem}-{number}.ndjson"
     return path
-
-
-def shown_id(position: bytes) -> str:
-    """A position as the id of its row."""
-    return (position + NO_PAYLOAD_PART).hex()
 
 
 def _base64(value: bytes) -> str:

@@ -10,7 +10,7 @@ import trio
 from broker.finding import Finding
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.errors import PlainsongError, Recovering, StorageFailed, TransactionsUnavailable
-from plainsong.protocol.ids import after
+from plainsong.protocol.ids import after, published_ms
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -141,7 +141,7 @@ class Attention:
         for pending in state.pending.values():
             if pending.pointer <= 0 or not pending.runs or pending.decided or self._is_over(pending.pointer):
                 continue
-            since_ms = int.from_bytes(pending.runs[0].first[:8], "big")
+            since_ms = published_ms(pending.runs[0].first)
             if now_ms - since_ms < HELD_MS:
                 return None
             hidden = min(pending.hidden(state.appended), state.usage.messages)

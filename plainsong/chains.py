@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.errors import GenerationChanged, InvalidParameter, MalformedBody
+from plainsong.protocol.ids import ID_BYTES, POSITION_BYTES, published_ms, shown_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ class ChainHead:
                 int(fields.get("atMs", 0)),
                 fields.get("signature"),
             )
-            is_head = len(bytes.fromhex(head.id)) == 20 and len(bytes.fromhex(head.hash)) == 32
+            is_head = len(bytes.fromhex(head.id)) == ID_BYTES and len(bytes.fromhex(head.hash)) == 32
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidParameter(f"this is no head of a chain: {error!r}", hint=_HINT) from None
         if not is_head:
@@ -156,9 +157,9 @@ class Verifying:
         if known is not None:
             if known.topic != head.topic:
                 raise InvalidParameter(f"the known head is of topic {known.topic}, not of {head.topic}")
-            position = bytes.fromhex(known.id)[:10]
+            position = _position(known.id)
             expected = KnownHead(known.generation, known.count, position, bytes.fromhex(known.hash))
-        named = KnownHead(head.generation, head.count, bytes.fromhex(head.id)[:10], bytes.fromhex(head.hash))
+        named = KnownHead(head.generation, head.count, _position(head.id), bytes.fromhex(head.hash))
         self._verifier: Verifier = Verifier(head.topic, head.generation, expected, named)
         self._stage = "survey"
         self._after: str | None = None
@@ -180,7 +181,7 @@ class Verifying:
     def _take(self, page: Mapping[str, Any]) -> None:
         if page["head"]["generation"] != self._head.generation:
             raise GenerationChanged(f"topic {self._head.topic} was created anew meanwhile", hint="verify it again")
-        entries = [(bytes.fromhex(each["id"])[:10], b64decode(each["base64"])) for each in page["entries"]]
+        entries = [(_position(each["id"]), b64decode(each["base64"])) for each in page["entries"]]
         self._undecided = set(map(int, page["undecided"]))
         if self._stage == "verify":
             self._verify(entries, page)
@@ -197,16 +198,15 @@ class Verifying:
             self._end_stage()
 
     def _verify(self, entries: list[tuple[bytes, bytes]], page: Mapping[str, Any]) -> None:
-        from plainsong.protocol.topic.chain import item_of
-        from plainsong.protocol.topic.verify import VerifiedRow
+        from plainsong.protocol.topic.chain import ChainedRow, item_of
 
         oldest_ms, now_ms = int(page["oldestMs"]), int(page["nowMs"])
         rows = []
         for each in page["messages"]:
-            position = bytes.fromhex(each["id"])[:10]
+            position = _position(each["id"])
             item = None if each["base64"] is None else item_of(position, b64decode(each["base64"]))
             pointer, ttl_s = int(each.get("writePointer", 0)), each.get("ttlSeconds")
-            rows.append(VerifiedRow(position, item, pointer, each.get("attributes", {}), ttl_s))
+            rows.append(ChainedRow(position, item, pointer, each.get("attributes", {}), ttl_s))
         at = 0
         for position, value in entries:
             while at < len(rows) and rows[at].position <= position:
@@ -231,8 +231,8 @@ class Verifying:
         last = found.last
         head = self._head
         if last is not None:
-            id_of_last = last.position.hex() + "0" * 20
-            at_ms = int.from_bytes(last.position[:8], "big")
+            id_of_last = shown_id(last.position)
+            at_ms = published_ms(last.position)
             head = ChainHead(head.topic, head.generation, last.number, id_of_last, last.link.hex(), at_ms)
         if head.id == self._head.id and head.hash == self._head.hash:
             head = self._head
@@ -240,7 +240,7 @@ class Verifying:
             head,
             found.messages,
             found.entries,
-            None if found.begun is None else found.begun.hex() + "0" * 20,
+            None if found.begun is None else shown_id(found.begun),
             found.expired,
             found.set_aside,
             found.found,
@@ -249,3 +249,7 @@ class Verifying:
             tuple(ChainFault(each.kind, each.id, each.detail) for each in found.faults),
             found.more_faults,
         )
+
+
+def _position(message_id: str) -> bytes:
+    return bytes.fromhex(message_id)[:POSITION_BYTES]

@@ -44,7 +44,7 @@ class MessageId(bytes):
     @property
     def publish_time_ms(self) -> int:
         """When the daemon made the message durable, in milliseconds since 1970, by the daemon's clock."""
-        return int.from_bytes(self[:8], "big")
+        return ids.published_ms(self)
 
     @property
     def publish_time(self) -> datetime:

@@ -29,7 +29,7 @@ from plainsong.protocol.keys import (
     topic_of,
 )
 from plainsong.protocol.records import Reader
-from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row, is_intact, own_ttl_s
+from plainsong.protocol.rows import NO_PAYLOAD, Stored, decode_row, expires_ms_of, is_intact, own_ttl_s
 from plainsong.protocol.topic.asks import SliceCleaned
 from plainsong.protocol.topic.pending import transactional_pointers
 from plainsong.protocol.topic.usage import ROW_BYTES
@@ -326,7 +326,7 @@ def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:
         ttl_s = own_ttl_s(row[1])
         if ttl_s is None:
             continue
-        expires_ms = int.from_bytes(row[0][-10:-2], "big") + ttl_s * 1000
+        expires_ms = expires_ms_of(row[0][-POSITION_BYTES:], ttl_s)
         if expires_ms < now_ms and is_message(row):
             due.append(row)
         else:

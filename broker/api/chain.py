@@ -15,7 +15,7 @@ from broker.security.files import read_guarded
 from broker.tls import FileUnusable
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import InvalidParameter
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, parse_id, unpack_position
+from plainsong.protocol.ids import POSITION_BYTES, parse_id, published_ms, shown_id
 from plainsong.protocol.page import items_in
 from plainsong.protocol.signatures import HINT, MAX_FILE_BYTES, NoSecret, secrets_in, signatures_of
 from plainsong.protocol.topic.asks import DescribeChain
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Request
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ChainView
-    from plainsong.protocol.topic.verify import VerifiedRow
+    from plainsong.protocol.topic.chain import ChainedRow
     from storage.base import Store
 
 
@@ -94,8 +94,8 @@ def _head(name: TopicName, view: ChainView) -> dict[str, Any]:
         "topic": str(name),
         "generation": view.generation,
         "count": view.number,
-        "id": _id(view.position),
-        "atMs": unpack_position(view.position)[0],
+        "id": shown_id(view.position),
+        "atMs": published_ms(view.position),
         "hash": view.link.hex(),
     }
 
@@ -103,9 +103,9 @@ def _head(name: TopicName, view: ChainView) -> dict[str, Any]:
 def _encoded(name: TopicName, part: ChainPart) -> bytes:
     shown = {
         "head": _head(name, part.view),
-        "entries": [{"id": _id(position), "base64": _base64(value)} for position, value in part.entries],
+        "entries": [{"id": shown_id(position), "base64": _base64(value)} for position, value in part.entries],
         "messages": [_message(row) for row in part.rows],
-        "next": None if part.next is None else _id(part.next),
+        "next": None if part.next is None else shown_id(part.next),
         "oldestMs": part.view.oldest_ms,
         "nowMs": part.view.now_ms,
         "undecided": [str(pointer) for pointer in part.view.undecided],
@@ -113,8 +113,8 @@ def _encoded(name: TopicName, part: ChainPart) -> bytes:
     return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _message(row: VerifiedRow) -> dict[str, Any]:
-    shown: dict[str, Any] = {"id": _id(row.position), "base64": None}
+def _message(row: ChainedRow) -> dict[str, Any]:
+    shown: dict[str, Any] = {"id": shown_id(row.position), "base64": None}
     if row.item is not None:
         ((_, payload),) = items_in(row.item)
         shown["base64"] = _base64(payload)
@@ -125,10 +125,6 @@ def _message(row: VerifiedRow) -> dict[str, Any]:
     if row.ttl_s is not None:
         shown["ttlSeconds"] = row.ttl_s
     return shown
-
-
-def _id(position: bytes) -> str:
-    return (position + NO_PAYLOAD_PART).hex()
 
 
 def _base64(data: bytes) -> str:

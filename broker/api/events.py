@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.set_aside import shown_id
 from broker.api.messages import query_bound
 from broker.api.poll import CommittedReader, Reading, behind
 from broker.api.route import in_steps
@@ -30,7 +29,7 @@ from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.base import PIECE_BYTES
 from plainsong.protocol.codec.json import payload_pieces, payload_writer
 from plainsong.protocol.errors import InvalidParameter, NoOwner, Overloaded, PlainsongError, ShuttingDown
-from plainsong.protocol.ids import FIRST_BOUND, after, before, parse_id, unpack_position
+from plainsong.protocol.ids import FIRST_BOUND, after, before, parse_id, shown_id, unpack_position
 from plainsong.protocol.page import messages_of
 from plainsong.protocol.requests import PollRequest
 from plainsong.protocol.topic.asks import Look

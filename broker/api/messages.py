@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
-from actors.set_aside import shown_id
 from broker.api.poll import bytes_within, hold_gathered, page_bytes
 from broker.api.route import in_steps, json_answer, off_loop
 from broker.api.set_aside import entry, passed
@@ -30,6 +29,7 @@ from plainsong.protocol.ids import (
     after,
     bound_at,
     parse_id,
+    shown_id,
     unpack_position,
 )
 from plainsong.protocol.keys import DamagedRow

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.set_aside import shown_id
 from broker.api.change import change_answer
 from broker.api.readers import message_id
 from broker.http.messages import flag
 from plainsong.protocol.errors import InvalidParameter, MalformedBody
-from plainsong.protocol.ids import unpack_position
+from plainsong.protocol.ids import shown_id, unpack_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -61,6 +61,21 @@ def unpack_position(position: bytes) -> tuple[int, int]:
     return ts, seq
 
 
+def published_ms(message_id: bytes) -> int:
+    """The publish timestamp of an id, or of a position."""
+    return int.from_bytes(message_id[:8], "big")
+
+
+def id_at(position: bytes) -> bytes:
+    """The id of the message that stands in the message table at a position."""
+    return position + NO_PAYLOAD_PART
+
+
+def shown_id(position: bytes) -> str:
+    """A position as the id of its message, in hex."""
+    return id_at(position).hex()
+
+
 def checked_id(raw: bytes) -> bytes:
     """``raw`` if it has the length of an id.
 
@@ -115,8 +130,8 @@ def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
 
     Positions are consecutive; a full millisecond continues in the next one, as addition does.
     """
-    first = int.from_bytes(first_id[:10], "big")
-    return [position.to_bytes(10, "big") + NO_PAYLOAD_PART for position in range(first, first + count)]
+    first = int.from_bytes(first_id[:POSITION_BYTES], "big")
+    return [id_at(position.to_bytes(POSITION_BYTES, "big")) for position in range(first, first + count)]
 
 
 def behind_position(position: bytes | None) -> str | None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, published_ms
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix, read_varint
 
@@ -241,6 +241,11 @@ def own_ttl_s(value: bytes) -> int | None:
     if not flags & HAS_TTL or flags & ~_KNOWN or len(value) < at + 4:
         return None
     return int.from_bytes(value[at : at + 4], "big")
+
+
+def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
+    """The end of a message's own time to live; 0: it has none."""
+    return 0 if ttl_s is None else published_ms(position) + ttl_s * 1000
 
 
 # --- references ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol import keys
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, pack_id
+from plainsong.protocol.ids import POSITION_BYTES, pack_id, shown_id
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import HighWater, Metadata, NamespaceProperties, Reader, unpack_record
 from plainsong.protocol.rows import (
@@ -131,7 +131,7 @@ def _entry(row: DescribedRow) -> None:
     entry = ChainEntry.decode(row.position, row.value)
     row.kind = "chain-entry"
     row.fields = {
-        "id": (entry.position + NO_PAYLOAD_PART).hex(),
+        "id": shown_id(entry.position),
         "number": entry.number,
         "about": entry.kind,
         "link": entry.link.hex(),

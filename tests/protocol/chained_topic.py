@@ -12,9 +12,10 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import own_ttl_s
 from plainsong.protocol.topic.asks import Create, Look, PlanCleaning, Publish, PublishUnder, SetProperties
+from plainsong.protocol.topic.chain import row_of
 from plainsong.protocol.topic.core import TopicCore, span_of
 from plainsong.protocol.topic.state import Now, TopicLimits
-from plainsong.protocol.topic.verify import KnownHead, Verifier, row_of
+from plainsong.protocol.topic.verify import KnownHead, Verifier
 
 START_MS = 1_700_000_000_000
 

@@ -29,8 +29,8 @@ from plainsong.protocol.topic.asks import (
     StoreUnder,
     Undelete,
 )
-from plainsong.protocol.topic.chain import FOUND, MAX_BYTES, MAX_ROWS, ChainEntry
-from plainsong.protocol.topic.verify import KnownHead, Verifier, row_of
+from plainsong.protocol.topic.chain import FOUND, MAX_BYTES, MAX_ROWS, ChainEntry, row_of
+from plainsong.protocol.topic.verify import KnownHead, Verifier
 from storage.inspect.describe import describe
 
 

@@ -30,7 +30,7 @@ import msgpack
 from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix
-from plainsong.protocol.rows import attributes_in, decode_row, plain_head
+from plainsong.protocol.rows import attributes_in, decode_row, expires_ms_of, plain_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,6 +183,47 @@ def item_of(position: bytes, payload: bytes) -> bytes:
     return b"".join((ITEM_START, position, NO_PAYLOAD_PART, length_prefix(len(payload)), payload))
 
 
+# --- rows that entries cover -------------------------------------------------------------------------
+
+
+class ChainedRow(NamedTuple):
+    """A row of the message table, as a chain covers it."""
+
+    position: bytes
+    item: bytes | None
+    """Its message in wire form; None: the row cannot be read, or refers to stored messages."""
+    pointer: int = 0
+    """Its write pointer, below 0 if it is rolled back; 0: none."""
+    attributes: Mapping[str, str] = {}
+    ttl_s: int | None = None
+    """Its own time to live; None: it has none."""
+
+    @property
+    def expires_ms(self) -> int:
+        """When its own time to live is over; 0: it has none."""
+        return expires_ms_of(self.position, self.ttl_s)
+
+    def continues(self, run: Sequence[ChainedRow]) -> bool:
+        """Whether one entry may cover it behind these, as far as it is not about bytes."""
+        last = run[-1]
+        return (
+            ordinal(self.position) == ordinal(last.position) + 1
+            and abs(self.pointer) == abs(last.pointer)
+            and len(run) < MAX_ROWS
+        )
+
+
+def row_of(position: bytes, value: bytes) -> ChainedRow:
+    """A row of the message table; never raises, whatever its bytes are."""
+    try:
+        row = decode_row(value)
+        attributes = attributes_in(row.extras) or {}
+    except DamagedRow:
+        return ChainedRow(position, None)
+    item = None if row.payload is None else item_of(position, row.payload)
+    return ChainedRow(position, item, row.pointer or 0, attributes, row.ttl_s)
+
+
 # --- the running chain of a topic -------------------------------------------------------------------
 
 
@@ -219,59 +260,28 @@ class Chain:
     def cover(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Cover rows of the message table that have no entry, in key order; those that cannot be read get none."""
         self.due = True
-        run: list[_Row] = []
+        run: list[ChainedRow] = []
         size = 0
         for key, value in rows:
-            try:
-                row = _Row.of(key[-POSITION_BYTES:], value)
-            except DamagedRow:
-                row = None
-            if run and (row is None or not row.continues(run) or size + len(row.item) > MAX_BYTES):
+            row = row_of(key[-POSITION_BYTES:], value)
+            item_bytes = len(row.item or b"")
+            if run and (row.item is None or not row.continues(run) or size + item_bytes > MAX_BYTES):
                 self._cover_run(run)
                 run, size = [], 0
-            if row is not None:
+            if row.item is not None:
                 run.append(row)
-                size += len(row.item)
+                size += item_bytes
         if run:
             self._cover_run(run)
 
-    def _cover_run(self, run: list[_Row]) -> None:
+    def _cover_run(self, run: Sequence[ChainedRow]) -> None:
         attributes = {index: row.attributes for index, row in enumerate(run) if row.attributes}
         ttls_s = [row.ttl_s for row in run]
         known_ttls = ttls_s if any(each is not None for each in ttls_s) else None
-        suffixes, items = [row.position for row in run], [row.item for row in run]
+        suffixes, items = [row.position for row in run], [row.item or b"" for row in run]
         record = record_of(suffixes, items, attributes, known_ttls, abs(run[0].pointer))
         record["k"] = FOUND
         self.found.append((suffixes[-1], self.next(suffixes[-1], record)))
-
-
-class _Row(NamedTuple):
-    """A message row, as an entry covers it."""
-
-    position: bytes
-    item: bytes
-    pointer: int
-    ttl_s: int | None
-    attributes: dict[str, str]
-
-    @classmethod
-    def of(cls, position: bytes, value: bytes) -> _Row:
-        """Raises DamagedRow: it cannot be read, or refers to messages that were stored."""
-        row = decode_row(value)
-        if row.payload is None:
-            raise DamagedRow("a reference is no message")
-        return cls(
-            position, item_of(position, row.payload), row.pointer or 0, row.ttl_s, attributes_in(row.extras) or {}
-        )
-
-    def continues(self, run: list[_Row]) -> bool:
-        """Whether one entry may cover it behind these, as far as it is not about bytes."""
-        last = run[-1]
-        return (
-            ordinal(self.position) == ordinal(last.position) + 1
-            and abs(self.pointer) == abs(last.pointer)
-            and len(run) < MAX_ROWS
-        )
 
 
 # --- records of messages -----------------------------------------------------------------------------
@@ -313,7 +323,7 @@ def record_of(
         return record
     groups: dict[int, list[int]] = {}
     for index, (position, ttl_s) in enumerate(zip(positions, ttls_s, strict=True)):
-        expires_ms = 0 if ttl_s is None else int.from_bytes(position[:8], "big") + ttl_s * 1000
+        expires_ms = expires_ms_of(position, ttl_s)
         groups.setdefault(expires_ms, []).append(index)
     expiring = []
     for expires_ms, indexes in sorted(groups.items()):

@@ -24,8 +24,17 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, POSITION_BYTES, after, before
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, Page
-from plainsong.protocol.rows import HAS_POINTER, NO_PAYLOAD, PLAIN, PLAIN_BESIDE_BYTES, Stored, decode_row, plain_wire
-from plainsong.protocol.topic.visibility import InlineDelivery, Reference, expires_ms_of
+from plainsong.protocol.rows import (
+    HAS_POINTER,
+    NO_PAYLOAD,
+    PLAIN,
+    PLAIN_BESIDE_BYTES,
+    Stored,
+    decode_row,
+    expires_ms_of,
+    plain_wire,
+)
+from plainsong.protocol.topic.visibility import InlineDelivery, Reference
 from plainsong.protocol.transactions.view import AsOfView, Verdict
 
 if TYPE_CHECKING:

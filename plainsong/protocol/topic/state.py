@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
-from plainsong.protocol.ids import ID_BYTES, SEQUENCES_PER_MS, after, pack_position
+from plainsong.protocol.ids import ID_BYTES, SEQUENCES_PER_MS, after, pack_position, published_ms
 from plainsong.protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from plainsong.protocol.records import HighWater, Metadata, Reader
 from plainsong.protocol.requests import in_the_future
@@ -276,7 +276,7 @@ class TopicState:
         if self.marked and row.pointer is not None and row.pointer > 0:
             pending = self.pending.get(row.pointer)
             if pending is None:
-                ts_ms = int.from_bytes(position[:8], "big")
+                ts_ms = published_ms(position)
                 pending = self.pending[row.pointer] = Pending(row.pointer, ts_ms, ts_ms)
             if pending.replay_row(position, row.payload, stored, self.appended):
                 self.changed.add(row.pointer)

@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from plainsong.protocol.ids import NO_PAYLOAD_PART
+from plainsong.protocol.ids import published_ms, shown_id
 from plainsong.protocol.keys import DamagedRow
-from plainsong.protocol.rows import attributes_in, decode_row
 from plainsong.protocol.topic.chain import (
     BEGIN,
     COVERING,
@@ -25,9 +24,9 @@ from plainsong.protocol.topic.chain import (
     RESTORED,
     ROLLBACK,
     SET_ASIDE,
+    ChainedRow,
     ChainEntry,
     digest_of_some,
-    item_of,
     ordinal,
     position_at,
 )
@@ -43,35 +42,6 @@ _MAX_OPEN = 4 * MAX_ROWS
 _MAX_UNEXPLAINED = 100_000
 
 
-class VerifiedRow(NamedTuple):
-    """A row of the message table, as a reader gets it."""
-
-    position: bytes
-    item: bytes | None
-    """Its message in wire form; None: the row cannot be read, or refers to stored messages."""
-    pointer: int = 0
-    """Its write pointer, below 0 if it is rolled back; 0: none."""
-    attributes: Mapping[str, str] = {}
-    ttl_s: int | None = None
-    """Its own time to live; None: it has none."""
-
-    @property
-    def expires_ms(self) -> int:
-        """When its own time to live is over; 0: it has none."""
-        return 0 if self.ttl_s is None else _ms(self.position) + self.ttl_s * 1000
-
-
-def row_of(position: bytes, value: bytes) -> VerifiedRow:
-    """A row of the message table, as it is verified; never raises, whatever its bytes are."""
-    try:
-        row = decode_row(value)
-        attributes = attributes_in(row.extras) or {}
-    except DamagedRow:
-        return VerifiedRow(position, None)
-    item = None if row.payload is None else item_of(position, row.payload)
-    return VerifiedRow(position, item, row.pointer or 0, attributes, row.ttl_s)
-
-
 class Fault(NamedTuple):
     """Something that is not as the chain says."""
 
@@ -84,7 +54,7 @@ class Fault(NamedTuple):
     @property
     def id(self) -> str:
         """The id at which it was found."""
-        return (self.position + NO_PAYLOAD_PART).hex()
+        return shown_id(self.position)
 
 
 class KnownHead(NamedTuple):
@@ -151,7 +121,7 @@ class Verifier:
         self._restored = b""
         self._surveyed: ChainEntry | None = None
         self._covers = False
-        self._open: list[VerifiedRow] = []
+        self._open: list[ChainedRow] = []
         self._unexplained: dict[bytes, int] = {}
         if known is not None and known.generation != generation:
             there = f"generation {generation} is there, and {known.generation} known"
@@ -177,7 +147,7 @@ class Verifier:
 
     # --- then -------------------------------------------------------------------------------------
 
-    def row(self, row: VerifiedRow, oldest_ms: int) -> None:
+    def row(self, row: ChainedRow, oldest_ms: int) -> None:
         """Take a row. ``oldest_ms``: what was published before has expired."""
         start = self._surveyed
         if self.result.entries == 0:
@@ -185,7 +155,7 @@ class Verifier:
                 self.result.before += 1
                 return
             if row.position < (start.first if start.kind in COVERING else start.position):
-                if _ms(row.position) >= oldest_ms:
+                if published_ms(row.position) >= oldest_ms:
                     self._fault("entry-removed", row.position, "the entries of this message are gone")
                 return
         elif not self._covers:
@@ -210,10 +180,10 @@ class Verifier:
             result.first = entry
             if entry.number == 1 and not entry.follows(bytes(len(entry.link))):
                 self._fault("entry-changed", position, f"entry {entry.number} is not the first one of a chain")
-            elif entry.number != 1 and _ms(position) >= oldest_ms:
+            elif entry.number != 1 and published_ms(position) >= oldest_ms:
                 # Cleaning keeps the last entry that has expired, so one that has not is never the first of those left.
                 self._fault("entry-removed", position, f"entry {entry.number} is the first, and has not expired")
-        elif entry.number > last.number + 1 and _ms(position) < oldest_ms:
+        elif entry.number > last.number + 1 and published_ms(position) < oldest_ms:
             # Those between have expired while the topic was being read, and this is the last link that was kept.
             self._clean(last.number + 1, entry.number - 1)
         elif entry.number != last.number + 1:
@@ -270,12 +240,12 @@ class Verifier:
         if (entry.position, entry.link) != (head.position, head.link):
             self._fault("other-chain", entry.position, f"entry {entry.number} is not the head that the topic named")
 
-    def _verify(self, entry: ChainEntry, rows: Sequence[VerifiedRow], oldest_ms: int, now_ms: int) -> None:
+    def _verify(self, entry: ChainEntry, rows: Sequence[ChainedRow], oldest_ms: int, now_ms: int) -> None:
         """Compare the rows up to an entry with what it says."""
         result = self.result
         self._uncovered([row for row in rows if row.position < entry.first])
         rows = [row for row in rows if row.position >= entry.first]
-        if _ms(entry.first) < oldest_ms:
+        if published_ms(entry.first) < oldest_ms:
             result.expired += 1
             return
         if any(first <= entry.position and entry.first <= last for first, last in self._taken_out):
@@ -314,7 +284,7 @@ class Verifier:
         indexes: Sequence[int],
         expires_ms: int,
         digest: bytes,
-        by_index: Mapping[int, VerifiedRow],
+        by_index: Mapping[int, ChainedRow],
     ) -> bool:
         start = ordinal(entry.first)
         missing = [index for index in indexes if index not in by_index]
@@ -338,7 +308,7 @@ class Verifier:
             return False
         return True
 
-    def _sign(self, entry: ChainEntry, row: VerifiedRow) -> bool:
+    def _sign(self, entry: ChainEntry, row: ChainedRow) -> bool:
         """Compare whether a row is rolled back with what the entries say."""
         pointer = abs(row.pointer)
         said = any(first <= row.position <= last for first, last in self._rolled_back.get(pointer, ()))
@@ -357,7 +327,7 @@ class Verifier:
     def _hidden(self, position: bytes, pointer: int) -> None:
         self._fault("hidden", position, f"write pointer {pointer} is rolled back here, and no entry says so")
 
-    def _uncovered(self, rows: Sequence[VerifiedRow]) -> None:
+    def _uncovered(self, rows: Sequence[ChainedRow]) -> None:
         if rows:
             self._fault("inserted", rows[0].position, f"no entry covers this message ({len(rows)} in a row)")
 
@@ -400,7 +370,3 @@ class Verifier:
             self.result.faults.append(Fault(kind, position, detail))
         else:
             self.result.more_faults += 1
-
-
-def _ms(position: bytes) -> int:
-    return int.from_bytes(position[:8], "big")

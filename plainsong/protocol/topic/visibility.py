@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, published_ms
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import HIDDEN_COUNTED, ITEM_HEAD_BYTES, ITEM_START, Held, item
 from plainsong.protocol.rows import (
@@ -24,6 +24,7 @@ from plainsong.protocol.rows import (
     SEGMENT,
     attributes_in,
     decode_row,
+    expires_ms_of,
 )
 from plainsong.protocol.transactions.view import Verdict
 
@@ -89,7 +90,7 @@ class Delivery:
         """The transaction that holds the reader; None: none does."""
         if self.held_by is None:
             return None
-        since_ms = int.from_bytes(self.held_at[:8], "big")
+        since_ms = published_ms(self.held_at)
         return Held(self.held_by, since_ms, min(self.hidden, HIDDEN_COUNTED), self.hidden > HIDDEN_COUNTED)
 
     def _on_message(self, message_id: bytes, row: MessageRow) -> None:
@@ -150,11 +151,6 @@ class VisibleMessages:
         self.items.append(item(message_id, row.payload))
         self.pointers.append(pointer)
         self.expiries.append(expires_ms)
-
-
-def expires_ms_of(position: bytes, ttl_s: int | None) -> int:
-    """The end of a message's own time to live; 0: it has none."""
-    return 0 if ttl_s is None else int.from_bytes(position[:8], "big") + ttl_s * 1000
 
 
 # --- rows that refer to stored messages ------------------------------------------------------------
