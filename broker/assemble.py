@@ -77,6 +77,7 @@ from broker.security.setup import Security, build_security
 from broker.stores import message_bound, place_of
 from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 from broker.tracing import traced
+from plainsong.protocol.codec import avro
 from plainsong.protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ async def assemble(
         if security is None
         else security
     )
+    avro.prepare()
     guard = security.guard
     guard.requested = metrics.requested
     clock = SystemClock() if clock is None else clock

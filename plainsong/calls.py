@@ -8,20 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
-from plainsong.chains import ChainHead
 from plainsong.errors import problem_error
 from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen, TopicOptions, TopicStats
-from plainsong.protocol.cluster import instance_name
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError, nearest
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.ids import pack_id
-from plainsong.protocol.names import namespace_name, reader_name, topic_name
+from plainsong.protocol.names import instance_name, namespace_name, reader_name, topic_name
 from plainsong.protocol.page import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from plainsong.chains import ChainHead
     from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest
 
 T = TypeVar("T")
@@ -288,6 +287,8 @@ def set_aside(namespace: str, topic: str, first: str, last: str) -> Call[dict[st
 
 def chain_head(namespace: str, topic: str) -> Call[ChainHead]:
     """``GET /{t}/chain``."""
+
+    from plainsong.chains import ChainHead
 
     def read(answer: Answer) -> ChainHead:
         return ChainHead.of(json_of(answer))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from base64 import b64decode, b64encode
 from contextlib import suppress
@@ -446,6 +445,8 @@ def rollback(namespace: str, topic: str, pointer: int) -> Call[None]:
 
 def default_client_id() -> str:
     """The default name of this client in lists of transactions: machine and process."""
+    import platform  # for those who begin a transaction
+
     return f"{platform.node() or 'unknown'}:{os.getpid()}"
 
 

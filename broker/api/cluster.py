@@ -12,10 +12,10 @@ from broker.api.change import change_answer
 from broker.api.route import TRANSACTIONS, json_answer
 from broker.http.messages import flag
 from broker.link.flow import LinkBroken, Reply
-from plainsong.protocol.cluster import Member, Placement, instance_name
+from plainsong.protocol.cluster import Member, Placement
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.errors import Conflict, InvalidParameter, NotFound, PlainsongError, nearest
-from plainsong.protocol.names import topic_name
+from plainsong.protocol.names import instance_name, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,12 +16,12 @@ import trio
 from broker.api.change import NOTHING, change
 from broker.api.route import json_answer
 from broker.http.messages import Answer, flag
-from plainsong.protocol.cluster import Placement, instance_name
+from plainsong.protocol.cluster import Placement
 from plainsong.protocol.codec.json_values import parse_json
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import Conflict, Forbidden, InvalidParameter, MalformedBody, PlainsongError, nearest
 from plainsong.protocol.keys import DamagedRow, topic_of, topic_range
-from plainsong.protocol.names import TopicName, namespace_name, topic_name
+from plainsong.protocol.names import TopicName, instance_name, namespace_name, topic_name
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.producer_state import SYSTEM_NAMESPACE

@@ -18,17 +18,14 @@ from broker.authority import SwitchedOff
 from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
 from plainsong.protocol.codec import (
     AVRO_END,
-    BATCH_TYPE,
     JSON,
     PageOptions,
     accept_frames,
-    accepts_events,
     avro_block_pieces,
     codec_for,
-    events_pieces,
     frames_pieces,
 )
-from plainsong.protocol.codec.cloud_events import BYTES_EACH
+from plainsong.protocol.codec.cloud_events import BATCH_TYPE, BYTES_EACH, accepts_events, events_pieces
 from plainsong.protocol.errors import (
     InvalidParameter,
     PlainsongError,

@@ -18,11 +18,9 @@ from plainsong.protocol.codec import (
     JSON,
     PageOptions,
     codec_for,
-    decode_events,
-    event_mode,
     rolls_back_all,
 )
-from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS, TIMES_JSON
+from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS, TIMES_JSON, decode_events, event_mode
 from plainsong.protocol.errors import (
     InvalidParameter,
     OutcomeUnknown,

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.http.messages import answer_for
-from plainsong.protocol.codec import codec_for, event_mode
+from plainsong.protocol.codec import codec_for
+from plainsong.protocol.codec.cloud_events import event_mode
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:

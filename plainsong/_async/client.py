@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 from plainsong import calls, publisher_queue, tracing
 from plainsong._async._backend import Owned, shielded
 from plainsong._async._pool import Pool
-from plainsong._async.events import AsyncEvents
 from plainsong._async.producer import AsyncProducer
 from plainsong._async.publisher import AsyncPublisher
 from plainsong._async.read import AsyncReader, reading_in
 from plainsong._async.retry import AsyncChannel
 from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
 from plainsong._async.transactions import AsyncTransactions
-from plainsong.chains import Verifying
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import (
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Self, Unpack
 
+    from plainsong._async.events import AsyncEvents
     from plainsong._async.stream import AsyncStream
     from plainsong.calls import Call
     from plainsong.chains import ChainHead, ChainReport
@@ -862,6 +861,8 @@ class AsyncClient:
         Raises:
           InvalidName.
         """
+        from plainsong._async.events import AsyncEvents
+
         return AsyncEvents(self._channel, calls.events_path(self.namespace, topics, kinds))
 
     async def history(self, topic: str) -> dict[str, Any]:
@@ -977,6 +978,8 @@ class AsyncClient:
           TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
           InvalidParameter: ``known`` is of another topic.
         """
+        from plainsong.chains import Verifying
+
         verifying = Verifying(await self.chain_head(topic), known)
         while (page := verifying.page()) is not None:
             after, messages = page

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 from plainsong import calls, publisher_queue, tracing
 from plainsong._sync._backend import Owned, shielded
 from plainsong._sync._pool import Pool
-from plainsong._sync.events import Events
 from plainsong._sync.producer import Producer
 from plainsong._sync.publisher import Publisher
 from plainsong._sync.read import Reader, reading_in
 from plainsong._sync.retry import Channel
 from plainsong._sync.transaction import TransactionContext, publish_in_one
 from plainsong._sync.transactions import Transactions
-from plainsong.chains import Verifying
 from plainsong.errors import NotSent
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import (
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Self, Unpack
 
+    from plainsong._sync.events import Events
     from plainsong._sync.stream import Stream
     from plainsong.calls import Call
     from plainsong.chains import ChainHead, ChainReport
@@ -862,6 +861,8 @@ class Client:
         Raises:
           InvalidName.
         """
+        from plainsong._sync.events import Events
+
         return Events(self._channel, calls.events_path(self.namespace, topics, kinds))
 
     def history(self, topic: str) -> dict[str, Any]:
@@ -975,6 +976,8 @@ class Client:
           TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
           InvalidParameter: ``known`` is of another topic.
         """
+        from plainsong.chains import Verifying
+
         verifying = Verifying(self.chain_head(topic), known)
         while (page := verifying.page()) is not None:
             after, messages = page

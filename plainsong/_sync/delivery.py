@@ -9,7 +9,7 @@ the state again; if that proves nothing, it sends the same request under the new
 
 from __future__ import annotations
 
-import uuid
+import os
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NoReturn
 
@@ -71,7 +71,7 @@ def begin(
     except DeduplicationDisabled:
         if not optional:
             raise
-        return Session(topic, name or uuid.uuid4().hex, None, 0, -1, optional)
+        return Session(topic, name or os.urandom(16).hex(), None, 0, -1, optional)
     return Session(topic, known.producer, known.epoch, known.generation, known.last_sequence_id, optional)
 
 

@@ -11,14 +11,13 @@ part, all that are not leaving compete.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from math import log
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from plainsong.protocol.errors import Conflict, InvalidName, InvalidParameter
+from plainsong.protocol.errors import Conflict, InvalidParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 #: The largest text of all pins and drains: ZooKeeper keeps nodes of up to 1 MiB.
 MAX_PLACEMENT_BYTES = 900_000
-_INSTANCE = re.compile(r"[a-zA-Z0-9_.-]{1,100}\Z")
 #: The number of slices, and so the most steps of a handover.
 SLICES = 64
 #: Topics that change hands in one step, unless a single slice has more.
@@ -180,13 +178,6 @@ class Placement:
 
 class UnreadablePlacement(ValueError):
     """The text is no placement."""
-
-
-def instance_name(text: str) -> str:
-    """``text`` if it may name an instance. Raises InvalidName."""
-    if _INSTANCE.match(text):
-        return text
-    raise InvalidName(f"instance {text[:80]!r} is not allowed", hint="use 1 to 100 letters, digits, _, - and .")
 
 
 class NameTaken(Conflict):

@@ -14,7 +14,6 @@ nothing of HTTP: one table in ``broker/http/messages.py`` maps classes to status
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ def _restored(cls: type[PlainsongError], arguments: tuple[object, ...]) -> Plain
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the known word nearest to ``word``, or all of them when none is near."""
+    from difflib import get_close_matches  # for the few who misspell something
+
     choices = sorted(known)
     close = get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(choices)

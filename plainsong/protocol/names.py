@@ -1,4 +1,4 @@
-"""Names of namespaces, topics and readers: which are allowed, and the pair that addresses a topic."""
+"""Names of namespaces, topics, readers and instances: which are allowed, and the pair that addresses a topic."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MAX_NAME_BYTES = 255
 _SHORTEST_TOKEN = 40
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
+_INSTANCE = re.compile(r"[a-zA-Z0-9_.-]{1,100}\Z")
 
 
 class TopicName(NamedTuple):
@@ -60,6 +61,13 @@ def reader_name(text: str) -> str:
     if _TOPIC.match(text):
         return refuse_credential(text)
     raise InvalidName(f"reader {_shown(text)}", hint="use 1 to 255 letters, digits, underscores and hyphens")
+
+
+def instance_name(text: str) -> str:
+    """``text`` if it may name an instance. Raises InvalidName."""
+    if _INSTANCE.match(text):
+        return text
+    raise InvalidName(f"instance {text[:80]!r} is not allowed", hint="use 1 to 100 letters, digits, _, - and .")
 
 
 def refuse_credential(text: str) -> str:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from plainsong.protocol import cluster
 from plainsong.protocol import cluster as placement
-from plainsong.protocol.cluster import Assignment, Member, Placement, UnreadablePlacement, instance_name
+from plainsong.protocol.cluster import Assignment, Member, Placement, UnreadablePlacement
 from plainsong.protocol.errors import InvalidName, InvalidParameter
-from plainsong.protocol.names import TopicName
+from plainsong.protocol.names import TopicName, instance_name
 
 TOPICS = [TopicName("ns", f"topic-{number}") for number in range(2_000)]
 

@@ -15,11 +15,11 @@ from plainsong.protocol.codec import (
     JSON,
     FramesOptions,
     PageOptions,
-    events_pieces,
     frames_pieces,
     gathered,
 )
 from plainsong.protocol.codec.base import PIECE_BYTES
+from plainsong.protocol.codec.cloud_events import events_pieces
 from plainsong.protocol.codec.json import text_pieces
 from plainsong.protocol.page import Page, item
 

@@ -15,14 +15,6 @@ from plainsong.protocol.codec.base import (
     rollback_of_all,
     rolls_back_all,
 )
-from plainsong.protocol.codec.cloud_events import (
-    BATCH_TYPE,
-    accepts_events,
-    decode_events,
-    encode_events,
-    event_mode,
-    events_pieces,
-)
 from plainsong.protocol.codec.json import JsonCodec
 from plainsong.protocol.codec.media import (
     FramesOptions,
@@ -40,7 +32,6 @@ __all__ = [
     "AVRO",
     "AVRO_2",
     "AVRO_END",
-    "BATCH_TYPE",
     "DEFAULT_OPTIONS",
     "JSON",
     "Codec",
@@ -48,15 +39,10 @@ __all__ = [
     "Message",
     "PageOptions",
     "accept_frames",
-    "accepts_events",
     "avro_block",
     "avro_block_pieces",
     "codec_for",
-    "decode_events",
-    "encode_events",
     "encode_frames",
-    "event_mode",
-    "events_pieces",
     "frames_pieces",
     "gathered",
     "rollback_of_all",

@@ -6,11 +6,9 @@ those of version 2 have it first.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
-
-from fastavro import parse_schema, schemaless_writer
 
 from plainsong.protocol.codec.avro_cursor import NO_BOUND, Cursor, read_longs
 from plainsong.protocol.codec.base import DEFAULT_OPTIONS, PIECE_BYTES, Message, PageOptions, cut
@@ -23,6 +21,31 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Page
 
 Schema = Any
+
+
+class AvroSchema:
+    """A schema that is parsed for the first record that is written with it.
+
+    Reading is by hand, and loading fastavro takes a third of what a program pays for ``import plainsong``: only who writes
+    loads it. A daemon calls ``prepare`` when it starts, so that no request waits for that.
+    """
+
+    def __init__(self, declared: Schema) -> None:
+        self._declared = declared
+
+    @cached_property
+    def parsed(self) -> Schema:
+        """As fastavro has it."""
+        from fastavro import parse_schema
+
+        return parse_schema(self._declared)
+
+    def written(self, record: Any) -> bytes:
+        from fastavro import schemaless_writer
+
+        out = BytesIO()
+        schemaless_writer(out, self.parsed, record)
+        return out.getvalue()
 
 
 def _record(name: str, **fields: Schema) -> dict[str, Any]:
@@ -71,18 +94,16 @@ _CONSUME_FIELDS_2: dict[str, Schema] = {
     "maxBytes": ["null", "int"],
     "isolation": ["null", _ISOLATION],
 }
-PUBLISH_REQUEST: Schema = parse_schema(_record("PublishRequest", **_PUBLISH_FIELDS))
-PUBLISH_RESPONSE: Schema = parse_schema(_record("PublishResponse", **_RESPONSE_FIELDS))
-CONSUME_REQUEST: Schema = parse_schema(_record("ConsumeRequest", **_CONSUME_FIELDS))
-CONSUME_RESPONSE: Schema = parse_schema(_array(_record("Message", id="bytes", payload="bytes")))
-PUBLISH_REQUEST_2: Schema = parse_schema(_record("PublishRequest", **_PUBLISH_FIELDS, **_PUBLISH_FIELDS_2))
-PUBLISH_RESPONSE_2: Schema = parse_schema(_record("PublishResponse", **_RESPONSE_FIELDS, duplicate="boolean"))
-CONSUME_REQUEST_2: Schema = parse_schema(_record("ConsumeRequest", **_CONSUME_FIELDS, **_CONSUME_FIELDS_2))
-CONSUME_RESPONSE_2: Schema = parse_schema(
-    _array(_record("Message", id="bytes", payload="bytes", attributes=_STRING_MAP))
-)
+PUBLISH_REQUEST = AvroSchema(_record("PublishRequest", **_PUBLISH_FIELDS))
+PUBLISH_RESPONSE = AvroSchema(_record("PublishResponse", **_RESPONSE_FIELDS))
+CONSUME_REQUEST = AvroSchema(_record("ConsumeRequest", **_CONSUME_FIELDS))
+CONSUME_RESPONSE = AvroSchema(_array(_record("Message", id="bytes", payload="bytes")))
+PUBLISH_REQUEST_2 = AvroSchema(_record("PublishRequest", **_PUBLISH_FIELDS, **_PUBLISH_FIELDS_2))
+PUBLISH_RESPONSE_2 = AvroSchema(_record("PublishResponse", **_RESPONSE_FIELDS, duplicate="boolean"))
+CONSUME_REQUEST_2 = AvroSchema(_record("ConsumeRequest", **_CONSUME_FIELDS, **_CONSUME_FIELDS_2))
+CONSUME_RESPONSE_2 = AvroSchema(_array(_record("Message", id="bytes", payload="bytes", attributes=_STRING_MAP)))
 #: The same under both versions.
-RECEIPT: Schema = parse_schema(
+RECEIPT = AvroSchema(
     _record(
         "Receipt",
         firstId=["null", "bytes"],
@@ -95,6 +116,12 @@ RECEIPT: Schema = parse_schema(
         dropped=["null", _array("long")],
     )
 )
+
+
+def prepare() -> None:
+    """Loads fastavro and parses what answers are written with."""
+    for schema in (PUBLISH_RESPONSE, PUBLISH_RESPONSE_2, RECEIPT):
+        _ = schema.parsed
 
 
 # --- version 1 -------------------------------------------------------------------------------------
@@ -125,12 +152,6 @@ def avro_block_pieces(page: Page) -> Iterator[bytes]:
             out, size = [], 0
     if out:
         yield b"".join(out)
-
-
-def written(schema: Schema, record: Any) -> bytes:
-    out = BytesIO()
-    schemaless_writer(out, schema, record)
-    return out.getvalue()
 
 
 class AvroCodec:
@@ -172,14 +193,14 @@ class AvroCodec:
 
     def encode_publish(self, request: PublishRequest) -> bytes:
         """The body of publish and store, without the fields of version 2."""
-        return written(PUBLISH_REQUEST, publish_fields(request))
+        return PUBLISH_REQUEST.written(publish_fields(request))
 
     def encode_poll(self, request: PollRequest) -> bytes:
         """The body of poll, without the fields of version 2."""
-        return written(CONSUME_REQUEST, poll_fields(request))
+        return CONSUME_REQUEST.written(poll_fields(request))
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        return written(PUBLISH_RESPONSE, response_fields(response))
+        return PUBLISH_RESPONSE.written(response_fields(response))
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """The answer to a publish without a write pointer: the same record in both versions."""
@@ -242,7 +263,7 @@ def write_receipt(receipt: Receipt) -> bytes:
         "stored": receipt.stored,
         "dropped": receipt.dropped,
     }
-    return written(RECEIPT, record)
+    return RECEIPT.written(record)
 
 
 def publish_fields(request: PublishRequest) -> dict[str, Any]:
@@ -352,7 +373,7 @@ class Avro2Codec:
             "messageTtlsSeconds": request.message_ttls_s,
             "attributes": request.attributes,
         }
-        return written(PUBLISH_REQUEST_2, record)
+        return PUBLISH_REQUEST_2.written(record)
 
     def encode_poll(self, request: PollRequest) -> bytes:
         record = poll_fields(request)
@@ -362,10 +383,10 @@ class Avro2Codec:
             "maxBytes": request.max_bytes,
             "isolation": request.isolation,
         }
-        return written(CONSUME_REQUEST_2, record)
+        return CONSUME_REQUEST_2.written(record)
 
     def encode_publish_response(self, response: PublishResponse, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        return written(PUBLISH_RESPONSE_2, response_fields(response) | {"duplicate": response.duplicate})
+        return PUBLISH_RESPONSE_2.written(response_fields(response) | {"duplicate": response.duplicate})
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         return write_receipt(receipt)
