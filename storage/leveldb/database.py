@@ -66,15 +66,18 @@ _RUNNING: tuple[tuple[str, str], ...] = (
     ("No space left", "free some space; the store opens itself again"),
     ("Disk quota exceeded", "raise the quota; the store opens itself again"),
     ("Corruption", DAMAGED_HINT),
+    ("No such file", "a file of the store is missing: put it back from a copy, or restore a backup"),
     ("Input/output error", "the disk fails: see the kernel's log, and have a copy ready"),
 )
-#: Texts in LevelDB's messages about a block whose neighbours may be read.
-_UNREADABLE = ("Corruption", "Input/output error")
+#: Texts in LevelDB's messages about a block, or a table, whose neighbours may be read.
+_UNREADABLE = ("Corruption", "Input/output error", "No such file")
 
 
 #: A failure that comes again within so long is logged at debug: looking for the end of a damaged block meets it some
 #: hundred times.
 QUIET_S = 10.0
+#: LevelDB's ``config::kNumLevels``.
+_LEVELS = 7
 
 
 class _Failures:
@@ -335,6 +338,10 @@ class Database(Readable):
     def files_at_level_0(self) -> int:
         """Table files that LevelDB has not merged; at four it merges them."""
         return int(self._db.get_property(b"leveldb.num-files-at-level0") or 0)
+
+    def table_count(self) -> int:
+        """How many tables it has, whether or not their files are there."""
+        return sum(int(self._db.get_property(b"leveldb.num-files-at-level%d" % level) or 0) for level in range(_LEVELS))
 
     def memory_bytes(self) -> int:
         """What LevelDB holds in memory: rows that are in no table yet, and cached blocks."""

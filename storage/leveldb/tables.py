@@ -210,9 +210,11 @@ class LevelDBTables:
         places = self.volumes.places(table, key)
         if not places:
             return None
-        folder = places[-1].path
+        folder, database = places[-1].path, places[-1].database
         files = [*folder.glob("*.ldb"), *folder.glob("*.sst")]
-        return str((files[0] if len(files) == 1 else folder).relative_to(folder.parent.parent))
+        # Where another table is missing, that is the one.
+        is_one = len(files) == 1 and (database is None or database.table_count() == 1)
+        return str((files[0] if is_one else folder).relative_to(folder.parent.parent))
 
     def compare(self, expect: Sequence[Expect]) -> None:
         """Raise StoreConflict for the first expectation that does not hold."""
