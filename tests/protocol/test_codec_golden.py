@@ -102,8 +102,9 @@ def test_ten_thousand_messages_are_encoded_as_fastavro_would(size):
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 100, 8191, 8192, 20_000])
 @pytest.mark.parametrize("spread", [1, 2, 7])
-def test_payloads_of_all_lengths_alike_and_different_are_decoded(size, spread):
-    messages = [bytes([n]) * (size + n % spread) for n in range(30)]
+@pytest.mark.parametrize("count", [15, 16, 49, 50, 51, 130])
+def test_payloads_of_all_lengths_alike_and_different_are_decoded(size, spread, count):
+    messages = [bytes([n]) * (size + n % spread) for n in range(count)]
     assert AVRO.decode_publish(AVRO.encode_publish(PublishRequest(messages))).messages == messages
 
 
