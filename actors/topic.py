@@ -38,7 +38,7 @@ from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import transactional_pointers
 from plainsong.protocol.topic.producer_state import INHERITED
 from plainsong.protocol.topic.state import Now, TopicLimits
-from plainsong.protocol.topic.step import Step
+from plainsong.protocol.topic.step import MANY_ROWS, Step
 from plainsong.protocol.transactions.transaction import NoAuthority
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ MAX_OPENING = 16
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TOPIC_READS = (Describe, DescribeChain, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
-#: From so many messages on, those of a commit get a chunk of the cache to themselves.
-MANY_ITEMS = 256
 #: Requests whose messages a commit publishes.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
@@ -245,7 +243,7 @@ class TopicActor(Actor[TopicCore, Step]):
                 self._cache.begin_anew()
                 since = batch.restart
             if batch.has_items:
-                wire = batch.plain_wire() if len(batch) >= MANY_ITEMS else None
+                wire = batch.plain_wire() if len(batch) >= MANY_ROWS else None
                 if wire is not None:
                     self._cache.append_wire(batch_prefix, *wire, since)
                 else:

@@ -127,8 +127,7 @@ class Publishing:
             try:
                 if isinstance(found, Exception):
                     raise found
-                messages = body.messages
-                self.rates.published(name, len(messages), trio.current_time(), sum(map(len, messages)))
+                self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
                 answer = answer_publish(request, given, found)
             except Exception as error:  # noqa: BLE001
                 if body.producer is not None and isinstance(error, _REFUSALS):
@@ -144,7 +143,7 @@ class Publishing:
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
         """Where the messages of a request went that was read and checked. Raises as ``publish`` does."""
         answer: PublishResponse | Receipt = await self._ask(name, body, _ask_to_publish(body, size))
-        self.rates.published(name, len(body.messages), trio.current_time(), sum(map(len, body.messages)))
+        self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
         return answer
 
     async def store(self, request: Request) -> Answer:

@@ -7,7 +7,7 @@ row would cost more than the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -44,6 +44,13 @@ class Put:
     prefix: bytes
     suffixes: Sequence[bytes]
     values: Sequence[bytes]
+    size: int | None = field(default=None, compare=False)
+    """The bytes of all values together, where who made it has counted them."""
+
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of all values together."""
+        return sum(map(len, self.values)) if self.size is None else self.size
 
 
 @dataclass(slots=True)

@@ -23,6 +23,19 @@ MAX_WAIT_MS = 60_000
 MAX_TTL_S = (1 << 31) - 1
 
 
+class Lengths:
+    """The lengths of some messages."""
+
+    __slots__ = ("longest", "of_each", "total")
+
+    def __init__(self, messages: Sequence[bytes]) -> None:
+        distinct = set(map(len, messages))
+        self.longest = max(distinct, default=0)
+        #: The length that every message has; None: they differ, or there are none.
+        self.of_each = self.longest if len(distinct) == 1 else None
+        self.total = sum(map(len, messages)) if self.of_each is None else self.of_each * len(messages)
+
+
 @dataclass(slots=True)
 class PublishRequest:
     """The body of publish and store; the fields after ``write_pointer`` are version 2."""
@@ -40,6 +53,14 @@ class PublishRequest:
     segments: Sequence[str] | None = None
     message_ttls_s: Sequence[int | None] | None = None
     attributes: Sequence[Mapping[str, str]] | None = None
+    _lengths: Lengths | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def lengths(self) -> Lengths:
+        """The lengths of its messages, which are looked at once: every look at a thousand takes 25 µs and more."""
+        if self._lengths is None:
+            self._lengths = Lengths(self.messages)
+        return self._lengths
 
 
 @dataclass(slots=True)

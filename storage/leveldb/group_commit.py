@@ -213,7 +213,7 @@ def _size(work: PendingWrite) -> int:
     size = 0
     for operation in work.operations:
         if isinstance(operation, Put):
-            size += len(operation.values) * _ROW_BYTES + sum(map(len, operation.values))
+            size += len(operation.values) * _ROW_BYTES + operation.value_bytes
         elif isinstance(operation, Delete):
             size += len(operation.keys) * _ROW_BYTES
         else:

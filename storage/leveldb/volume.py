@@ -58,7 +58,7 @@ def runs_of(put: Put) -> Iterator[tuple[bytes, bytes, bytes, int, int]]:
     end = len(prefix) - (TAIL_BYTES[put.table] - POSITION_BYTES)
     if len(suffixes[0]) == POSITION_BYTES and end > 0:
         # What the daemon writes: all rows of a put have one group.
-        size = sum(map(len, values)) + len(values) * (len(prefix) + POSITION_BYTES)
+        size = put.value_bytes + len(values) * (len(prefix) + POSITION_BYTES)
         yield prefix[:end], prefix + suffixes[0], prefix + suffixes[-1], len(values), size
         return
     rows = ((prefix + suffix, len(value)) for suffix, value in zip(suffixes, values, strict=True))

@@ -17,6 +17,7 @@ from plainsong.protocol.errors import OutcomeUnknown, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, after, pack_id
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
+from plainsong.protocol.requests import Lengths
 from plainsong.protocol.topic.asks import Cleaned, PlanCleaning, Remove, SetProperties, SliceCleaned, Undelete
 from plainsong.protocol.topic.state import PositionSequence
 from plainsong.protocol.topic.step import RowBatch
@@ -257,7 +258,9 @@ async def test_an_end_bound_cuts_a_cached_page_as_one_from_the_store():
 
 requests = st.lists(
     st.tuples(
-        st.lists(st.integers(0, 300), min_size=1, max_size=30), st.sampled_from(["plain"] * 4 + ["ttl", "pointer"])
+        st.lists(st.integers(0, 300), min_size=1, max_size=30)
+        | st.builds(lambda size, count: [size] * count, st.integers(0, 300), st.integers(1, 120)),
+        st.sampled_from(["plain"] * 4 + ["ttl", "pointer"]),
     ),
     min_size=1,
     max_size=4,
@@ -272,12 +275,14 @@ def test_many_messages_at_once_are_cached_as_they_are_one_by_one(commits, many):
     since = FIRST_BOUND
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("actors.cache.SEAL_BYTES", 2_000)
+        patch.setattr("plainsong.protocol.topic.step.MANY_ROWS", many)
         for commit in commits:
             batch, every = RowBatch(), []
             for sizes, kind in commit:
                 runs = sequence.take(START_MS, len(sizes))
                 messages = [bytes([size % 256]) * size for size in sizes]
-                batch.add(runs, messages, [5] * len(sizes) if kind == "ttl" else None, 7 if kind == "pointer" else None)
+                ttls_s, pointer = [5] * len(sizes) if kind == "ttl" else None, 7 if kind == "pointer" else None
+                batch.add(runs, messages, ttls_s, pointer, length=Lengths(messages).of_each)
                 (run,) = runs
                 every += [
                     item(pack_id(run.ts_ms, run.first + index), message) for index, message in enumerate(messages)

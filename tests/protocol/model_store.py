@@ -35,6 +35,7 @@ def single_rows(operations):
     """A commit, row by row, in the order in which a power cut may leave it."""
     for operation in operations:
         if isinstance(operation, Put):
+            assert operation.value_bytes == sum(map(len, operation.values))
             for suffix, value in zip(operation.suffixes, operation.values, strict=True):
                 yield put_one(operation.table, operation.prefix + suffix, value)
         elif isinstance(operation, RollBack):

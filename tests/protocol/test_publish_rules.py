@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plainsong.protocol.errors import (
     GenerationChanged,
     LowSpace,
@@ -15,10 +17,11 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
-from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.requests import Lengths, PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Create, Publish
 from plainsong.protocol.topic.core import TopicCore
-from plainsong.protocol.topic.state import Now, TopicLimits, TopicState
+from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
+from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch
 
 NOW_MS = 1_700_000_000_000
 
@@ -100,3 +103,37 @@ def test_a_full_topic_takes_nothing_until_something_has_expired():
 def test_what_can_never_fit_into_a_topic_is_not_told_to_wait():
     error = Topic(TopicProperties(max_bytes=50)).refuses(RequestTooLarge, b"x" * 51)
     assert error.retry_after_s is None
+
+
+# --- many messages at once ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 100, MAX_CUT_BYTES, MAX_CUT_BYTES + 1])
+@pytest.mark.parametrize("count", [MANY_ROWS - 1, MANY_ROWS, MANY_ROWS + 1, 1000])
+def test_messages_of_one_length_become_the_rows_that_they_would_become_one_by_one(length, count):
+    messages = [bytes([number % 256]) * length for number in range(count)]
+    at_once, one_by_one = RowBatch(), RowBatch()
+    for first in (7, 7 + count):
+        at_once.add([Run(NOW_MS, first, count)], messages, None, length=length)
+        for number, message in enumerate(messages, first):
+            one_by_one.add([Run(NOW_MS, number, 1)], [message], None, length=length)
+        assert (at_once.suffixes, at_once.values) == (one_by_one.suffixes, one_by_one.values)
+        assert at_once.plain_wire() == one_by_one.plain_wire()
+        assert at_once.value_bytes == one_by_one.value_bytes == sum(map(len, at_once.values))
+
+
+def test_rows_of_several_requests_have_their_wire_form_whatever_their_lengths_are():
+    requests = [[b"x" * 10] * MANY_ROWS, [b"y" * 10] * MANY_ROWS, [b"z" * 11] * MANY_ROWS, [b"some", b"others"]]
+    at_once, one_by_one = RowBatch(), RowBatch()
+    for number, messages in enumerate(requests):
+        at_once.add([Run(NOW_MS + number, 0, len(messages))], messages, None, length=Lengths(messages).of_each)
+        one_by_one.add([Run(NOW_MS + number, 0, len(messages))], messages, None)
+        assert at_once.plain_wire() == one_by_one.plain_wire()
+    assert at_once.items == one_by_one.items
+
+
+@pytest.mark.parametrize("messages", [[], [b""], [b"ab", b"cd"], [b"a", b"", b"abc"]])
+def test_the_lengths_of_messages_are_their_longest_their_sum_and_the_one_that_all_have(messages):
+    lengths, sizes = Lengths(messages), [len(message) for message in messages]
+    assert (lengths.longest, lengths.total) == (max(sizes, default=0), sum(sizes))
+    assert lengths.of_each == (sizes[0] if sizes and len(set(sizes)) == 1 else None)

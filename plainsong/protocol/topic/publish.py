@@ -143,11 +143,15 @@ def add_messages(
 ) -> None:
     """Add the rows of a request's messages to the step, at the positions of ``runs``, and count them."""
     batch = step.row_batch(state.prefix)
-    first, messages = len(batch), request.messages
+    first, messages, size_before = len(batch), request.messages, batch.value_bytes
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
-    own_expiry_ms = batch.add(runs, messages, ttls_s, pointer, row_extras)
+    own_expiry_ms = batch.add(runs, messages, ttls_s, pointer, row_extras, request.lengths.of_each)
     if state.chain is not None:
         chain_rows(state, step, batch, first, ttls_s, pointer, row_extras)
+    if len(runs) == 1:
+        size = batch.value_bytes - size_before
+        count_messages(state, step, metadata, runs[0], len(messages), size, own_expiry_ms)
+        return
     for run in runs:
         values = batch.values[first : first + run.length]
         count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
@@ -225,7 +229,7 @@ def check_messages(state: TopicState, metadata: Metadata, request: PublishReques
     messages, limits = request.messages, state.limits
     if len(messages) > limits.max_request_messages:
         raise RequestTooLarge(f"{len(messages)} messages in one request", hint=f"at most {limits.max_request_messages}")
-    if messages and max(map(len, messages)) > limits.max_message_bytes:
+    if request.lengths.longest > limits.max_message_bytes:
         index = next(i for i, message in enumerate(messages) if len(message) > limits.max_message_bytes)
         raise MessageTooLarge(
             f"message {index} has {len(messages[index])} bytes; {limits.message_bound} allows {limits.max_message_bytes}"
@@ -233,7 +237,7 @@ def check_messages(state: TopicState, metadata: Metadata, request: PublishReques
     if now.low_space:
         raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
     if messages and metadata.properties.max_bytes is not None:
-        _check_room(state, metadata.properties.max_bytes, sum(map(len, messages)))
+        _check_room(state, metadata.properties.max_bytes, request.lengths.total)
 
 
 def _check_room(state: TopicState, max_bytes: int, size: int) -> None:
@@ -257,7 +261,7 @@ def check_atomic(state: TopicState, request: PublishRequest) -> None:
         raise TransactionTooLarge(
             f"{len(messages)} messages in one batch", hint=f"at most {limits.max_atomic_messages}"
         )
-    size = sum(map(len, messages))
+    size = request.lengths.total
     if size > limits.max_atomic_bytes:
         raise TransactionTooLarge(f"{size} bytes in one batch", hint=f"at most {limits.max_atomic_bytes}")
 
