@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Kinds of resident memory: all, a process's own, and what it has mapped of files, which the system takes back when it
 # needs it.

@@ -18,7 +18,7 @@ from tests.ports import free_ports as free_ports
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "etc/hbase/small"
 #: A busy machine took half a minute.
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 #: What warms up sooner, and trusts the jars, is not what a deployment runs, but all that a test needs.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
@@ -83,7 +83,7 @@ class HBase:
             env=os.environ | {"HBASE_JVM": jvm} | environ,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
 
     def kill(self, name: str) -> None:

@@ -32,7 +32,7 @@ class ZooKeeperServer:
             "clientPort": self.port,
             "clientPortAddress": "127.0.0.1",
             "admin.enableServer": "false",
-            "maxSessionTimeout": 60_000,
+            "maxSessionTimeout": 1_000_000,
             "4lw.commands.whitelist": "ruok",
         }
         self.file = directory / "zoo.cfg"

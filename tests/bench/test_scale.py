@@ -19,6 +19,7 @@ from bench.scale_storm import storm
 from plainsong.protocol.cluster import Assignment
 from plainsong.protocol.cluster import Placement as Pinned
 from storage.hbase.owners import BLOCK
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LOAD = Load(topics=2000, messages_per_s=50_000)
@@ -136,7 +137,7 @@ def test_every_cost_is_measured_and_says_where(tmp_path: Path):
 
 def test_the_command_prints_its_tables():
     command = [sys.executable, "-m", "bench.scale", "--topics", "300", "--messages", "3e4", "--per-request", "10,100"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
     assert "| instances, one core each |" in printed
     assert "| one instance dies |" in printed
     assert "| load × 2 |" in printed

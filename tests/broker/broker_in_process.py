@@ -21,6 +21,7 @@ from broker.http.server import serve_http
 from broker.metrics import Metrics
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.patience import PATIENCE_S
 
 #: 2023-11-14, where the golden bytes are too.
 START_MS = 1_700_000_000_000
@@ -114,7 +115,7 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)
             serving = {"base_url": f"http://{address}"}
-        async with httpx.AsyncClient(**serving) as http:
+        async with httpx.AsyncClient(**serving, timeout=2 * PATIENCE_S) as http:
             yield InProcess(service, clock, store, app, asgi, http)
         service.stop()
         stop.set()

@@ -222,7 +222,7 @@ print(logs.counters(), file=sys.stderr)
 def test_a_process_whose_output_stands_still_ends_all_the_same():
     reader, writer = os.pipe()
     done = subprocess.run(
-        [sys.executable, "-c", SPEAKER], stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False
+        [sys.executable, "-c", SPEAKER], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
     )
     os.close(writer)
     os.close(reader)
@@ -238,7 +238,7 @@ def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
     else:
         output = os.open("/dev/full", os.O_WRONLY)
     done = subprocess.run(
-        [sys.executable, "-c", SPEAKER], stdout=output, stderr=subprocess.PIPE, timeout=30, check=False
+        [sys.executable, "-c", SPEAKER], stdout=output, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
     )
     os.close(output)
     assert done.returncode == 0

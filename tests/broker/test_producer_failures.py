@@ -15,6 +15,7 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import HIGH_WATER, PRODUCER
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.patience import PATIENCE_S
 
 PUBLISH, PRODUCERS = f"{TOPICS}/t/publish", f"{TOPICS}/t/producers"
 
@@ -327,7 +328,7 @@ async def test_row_26_while_a_topic_cannot_be_loaded_nothing_is_taken_unchecked_
             answer = await daemon.http.post(PUBLISH, json={"messages": ["x"], "producer": "p", "sequenceIds": [0]})
             assert answer.status_code == 503, answer.text
             assert answer.json()["outcome"] != "applied"
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             while (answer := await daemon.http.get(f"{PRODUCERS}/p")).status_code != 200:
                 assert answer.status_code == 503
                 await trio.sleep(0.1)

@@ -116,7 +116,10 @@ async def test_garbage_is_refused_as_a_problem(lane: bool) -> None:
 
 @BOTH_LISTENERS
 async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool) -> None:
-    async with running(lane=lane) as listener, httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client:
+    async with (
+        running(lane=lane) as listener,
+        httpx.AsyncClient(http1=False, http2=True, trust_env=False, timeout=PATIENCE_S) as client,
+    ):
         base = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics"
         reply = await client.post(f"{base}/t/store", content=b"hello")
         assert (reply.http_version, bytes.fromhex(reply.json()["body"])) == ("HTTP/2", b"hello")
@@ -132,7 +135,16 @@ async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool)
 async def test_curl_waits_for_the_word_to_continue(lane: bool) -> None:
     async with running(lane=lane) as listener:
         url = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
-        command = ["curl", "-sS", "--noproxy", "*", "-m", "5", "-H", "Expect: 100-continue", "--expect100-timeout", "5"]
+        command = [
+            "curl",
+            "-sS",
+            "--noproxy",
+            "*",
+            "-H",
+            "Expect: 100-continue",
+            "--expect100-timeout",
+            str(PATIENCE_S),
+        ]
         command += ["-v", "--data-binary", "hello", url]
         done = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
         assert b"< HTTP/1.1 100" in done.stderr
@@ -183,7 +195,10 @@ async def test_a_clients_certificate_is_told_to_the_application(tmp_path: Path) 
     serving.verify_mode = ssl.CERT_OPTIONAL
     trusting = ssl.create_default_context(cafile=tmp_path / "server.pem")
     trusting.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
-    async with running(tls=Secured(serving)) as listener, httpx.AsyncClient(verify=trusting, trust_env=False) as client:
+    async with (
+        running(tls=Secured(serving)) as listener,
+        httpx.AsyncClient(verify=trusting, trust_env=False, timeout=PATIENCE_S) as client,
+    ):
         told = (await client.get(f"https://127.0.0.1:{listener.port}/tls")).json()
         assert told["client_cert_name"] == "CN=client,O=Choir"
         assert told["client_cert_chain"][0].startswith("-----BEGIN CERTIFICATE-----")

@@ -21,6 +21,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Cleaned, NoteSetAside
 from storage.base import StoreError, read_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from tests.patience import PATIENCE_S
 
 NAME = TopicName("ns", "t")
 PREFIX = generation_prefix(NAME, 1)
@@ -172,7 +173,7 @@ async def test_a_stream_of_events_tells_each_stretch_once_in_its_place(listening
     stretches = [{"from": ids[1], "to": ids[2], "rows": 2}, {"from": ids[4], "to": ids[4], "rows": 1}]
 
     async def read(source, count):
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             found = [await anext(source) for _ in range(count)]
         return [each.value.get("payload") or each.value for each in found], found[-1]
 

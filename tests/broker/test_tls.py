@@ -197,7 +197,9 @@ async def test_http_2_is_agreed_on_and_http_1_1_without_agreement(authority):
     async with running(tls=secured(authority)) as listener:
         base = f"https://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
         for http2, version in ((True, "HTTP/2"), (False, "HTTP/1.1")):
-            async with httpx.AsyncClient(verify=authority.trusting(), http2=http2, trust_env=False) as client:
+            async with httpx.AsyncClient(
+                verify=authority.trusting(), http2=http2, trust_env=False, timeout=PATIENCE_S
+            ) as client:
                 answer = await client.post(base, content=b"hello" * 50_000)
                 assert (answer.http_version, answer.status_code) == (version, 200)
                 assert bytes.fromhex(answer.json()["body"]) == b"hello" * 50_000
@@ -367,14 +369,14 @@ async def test_a_handshake_ends_in_time(authority):
 @pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
 @pytest.mark.parametrize("said", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)])
 async def test_who_shakes_hands_and_asks_for_nothing_is_cut_where_names_are_required(authority, alpn, said):
-    guard, quick = Guard(required=True), {"header_timeout_s": 1, "keep_alive_s": 60}
+    guard, quick = Guard(required=True), {"header_timeout_s": 1, "keep_alive_s": 10 * PATIENCE_S}
     async with (
         running(tls=secured(authority), guard=guard, **quick) as listener,
         connected(listener, authority.trusting(), alpn) as stream,
     ):
         if said:
             await stream.send_all(said)
-        with trio.fail_after(20), suppress(trio.BrokenResourceError):
+        with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):
             while await stream.receive_some():
                 pass
 

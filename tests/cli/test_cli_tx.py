@@ -17,6 +17,7 @@ from plainsong.cli import tx
 from plainsong.cli.command import Exit
 from tests.cli.conftest import Said
 from tests.daemon.harness import Daemon
+from tests.patience import PATIENCE_S
 
 Cli = Callable[..., Said]
 
@@ -250,7 +251,7 @@ def test_publish_in_a_transaction_that_is_interrupted_publishes_nothing(
     while not client.transactions.list(state="in_progress"):
         pass
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == Exit.INTERRUPTED
     assert b"nothing was published" in err
     assert cli("poll", "orders", "--isolation", "committed").out == ""

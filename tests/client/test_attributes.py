@@ -9,6 +9,7 @@ import pytest
 from test_async import on_both_loops
 
 from plainsong import AsyncClient, Client
+from tests.patience import PATIENCE_S
 
 STRINGS = [{"traceparent": "00-1", "é": "ü"}, {}, {"routingKey": "k"}]
 
@@ -19,7 +20,7 @@ def attributed(shared_url: str, topic: str) -> str:
     items = [{"payload": f"m{index}", "attributes": each} for index, each in enumerate(STRINGS)]
     body = {"messages": items, "producer": "p", "sequenceIds": [5, 6, 9], "atomic": True}
     url = f"{shared_url}/v1/namespaces/default/topics/{topic}/publish"
-    urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}), timeout=20).close()
+    urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}), timeout=PATIENCE_S).close()
     return topic
 
 

@@ -173,7 +173,7 @@ INTO_A_DATABASE = """
     import sqlite3, sys
     from plainsong import Client
     url, topic, path = sys.argv[1:]
-    database = sqlite3.connect(path, isolation_level=None, timeout=20)
+    database = sqlite3.connect(path, isolation_level=None, timeout=200)
     database.execute("CREATE TABLE IF NOT EXISTS totals (topic TEXT PRIMARY KEY, total INTEGER, last_id TEXT)")
     total, last_id = database.execute("SELECT total, last_id FROM totals").fetchone() or (0, "oldest")
     with Client(url) as client:
@@ -190,17 +190,17 @@ def test_what_is_kept_with_its_message_id_counts_each_message_once(
 
     def total() -> int:
         try:
-            with closing(sqlite3.connect(path, timeout=20)) as database:
+            with closing(sqlite3.connect(path, timeout=PATIENCE_S)) as database:
                 return int((database.execute("SELECT total FROM totals").fetchone() or (0,))[0])
         except sqlite3.OperationalError:
             return 0  # the table is not there yet
 
     sent = 0
     for _ in range(3):
+        before = total()
         client.publish(topic, [b"1"] * 1000)
         sent += 1000
         process = program(INTO_A_DATABASE, shared_url, topic, str(path))
-        before = total()
         eventually("a part is added up", lambda before=before: total() > before + 20)
         process.kill()
         process.communicate()

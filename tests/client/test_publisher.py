@@ -39,8 +39,8 @@ def test_futures_work_with_what_python_has_for_futures(client: Client, topic: st
     only_threads("tasks await")
     with client.publisher(topic) as publisher:
         sents = [publisher.send(b"x") for _ in range(10)]
-        assert set(as_completed(sents, timeout=20)) == set(sents)
-        done, _ = wait([publisher.send(b"y")], timeout=20, return_when=FIRST_COMPLETED)
+        assert set(as_completed(sents, timeout=PATIENCE_S)) == set(sents)
+        done, _ = wait([publisher.send(b"y")], timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
         assert len(done) == 1
         called = []
         last = publisher.send(b"z")

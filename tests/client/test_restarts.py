@@ -13,6 +13,7 @@ from plainsong import AsyncClient, Client, FilePosition
 from plainsong.protocol.errors import PlainsongError
 from tests.client.conftest import url_of
 from tests.daemon.harness import Daemon, eventually
+from tests.patience import PATIENCE_S
 
 KILLS = 3
 
@@ -96,7 +97,7 @@ def test_a_follower_sees_every_message_once_and_in_order_through_kills(daemon: C
                 client.publish(name, [b"%d" % n for n in range(k * 100, k * 100 + 100)])
             if k < KILLS:
                 kill_and_restart(running)
-        thread.join(30)
+        thread.join(PATIENCE_S)
     for name in names:
         assert [n for who, n in found if who == name] == list(range((KILLS + 1) * 100))
 

@@ -20,6 +20,7 @@ from plainsong.transport.event_source import MAX_EVENT_BYTES, EventSource, RawEv
 from tests.client.conftest import url_of
 from tests.client.test_restarts import kill_and_restart
 from tests.daemon.harness import Daemon
+from tests.patience import PATIENCE_S
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
@@ -78,7 +79,7 @@ def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
                 await first.wait()
                 await anyio.to_thread.run_sync(kill_and_restart, running)
                 await client.transactions.begin()
-                with anyio.fail_after(30):
+                with anyio.fail_after(PATIENCE_S):
                     await changed.wait()
                 events.stop()
             assert seen == [0, 1]
@@ -100,7 +101,7 @@ def test_a_thread_that_waits_is_ended_by_a_stop_and_by_the_end_of_the_block(shar
                 thread = threading.Thread(target=list, args=(events,))
                 thread.start()
                 getattr(events, end)()
-                thread.join(20)
+                thread.join(PATIENCE_S)
                 assert not thread.is_alive()
 
 
@@ -136,7 +137,7 @@ def playing(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def followed(url: str) -> None:

@@ -22,6 +22,7 @@ from plainsong import Client
 from tests.cluster.harness import SESSION_TIMEOUT_S, SETTINGS
 from tests.daemon.harness import ROOT, Daemon, eventually, free_port
 from tests.hbase_server import HBase
+from tests.patience import PATIENCE_S
 
 #: The last commit of version 0.1.
 BEFORE = "1ebd96b"
@@ -81,7 +82,7 @@ def url_of(daemon: Daemon) -> str:
 
 
 def get(daemon: Daemon, path: str) -> Any:
-    with urllib.request.urlopen(url_of(daemon) + path, timeout=20) as answer:
+    with urllib.request.urlopen(url_of(daemon) + path, timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 

@@ -19,6 +19,7 @@ from plainsong import Client
 from plainsong.protocol.link import PREFACE
 from tests.certificates import Authority
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, free_port
+from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
 #: So many that each instance owns some, wherever their names lead: one has none in 1 of 60 000 runs.
@@ -102,7 +103,7 @@ class Secured:
         self, daemon: Daemon, method: str, path: str, body: Any = None, name: str = "operator"
     ) -> tuple[int, Any, str]:
         """Status, what was answered, and where the owner is if it was passed on. Nothing is asked twice."""
-        connection = http.client.HTTPSConnection(*daemon.address, timeout=60, context=self.authority.trusting())
+        connection = http.client.HTTPSConnection(*daemon.address, timeout=PATIENCE_S, context=self.authority.trusting())
         headers = {"Authorization": f"Bearer {self.tokens[name]}", "Content-Type": "application/json"}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -175,11 +176,11 @@ def test_the_owner_authorizes_whoever_another_instance_has_named(secured):
 
 def test_nobody_is_talked_to_in_plain_nor_shown_a_link_without_the_secret(secured):
     for each in secured.daemons:
-        with socket.create_connection(each.address, timeout=20) as plain:
+        with socket.create_connection(each.address, timeout=PATIENCE_S) as plain:
             plain.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert plain.recv(12) == b"HTTP/1.1 400"
         with (
-            socket.create_connection(each.address, timeout=20) as raw,
+            socket.create_connection(each.address, timeout=PATIENCE_S) as raw,
             secured.authority.trusting().wrap_socket(raw, server_hostname="127.0.0.1") as link,
         ):
             # Both send the preface; the acceptor's number and name follow, and a wrong answer ends the connection.
@@ -205,7 +206,7 @@ def test_an_instance_with_another_secret_is_talked_to_by_nobody_and_harms_nobody
         assert status == 200 or said["code"] in ("no_owner", "recovering", "outcome_unknown")
     assert any(status != 200 for status, _, _ in answers)
     stranger.kill()
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     for (name, before), (status, _, _) in zip(owned.items(), answers, strict=True):
         while True:
             again, found, _ = secured.ask(secured.daemons[1], "POST", topic(name, "/poll"), {})

@@ -38,7 +38,7 @@ IMPORTED_FOR = {"storage.kind=hbase": "storage.hbase.store", "cluster.zookeeper=
 #: Of a request: arguments and an environment.
 MOST_BYTES = 1 << 17
 #: Neither a limit under test nor ever waited out: importing takes a second.
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 # --- the test's side -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from plainsong.cli.command import Exit
 from plainsong.protocol.errors import ProducerFenced, TransactionNotInProgress
 from tests.daemon.deployment import EACH, REQUESTS, fill, is_no_topic, new_messages_come_behind
 from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
+from tests.patience import PATIENCE_S
 
 ACCOUNTS = ("a", "b", "c")
 
@@ -46,7 +47,7 @@ def killed_once(is_far: threading.Event, *words: object) -> None:
     """SIGKILL a command once ``is_far`` is set."""
     line = [str(PLAINSONG), "backup", *map(str, words)]
     with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environ()) as process:
-        is_far.wait(60)
+        is_far.wait(PATIENCE_S)
         process.send_signal(signal.SIGKILL)
 
 

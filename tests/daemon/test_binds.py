@@ -16,11 +16,12 @@ import pytest
 from plainsong.cli.command import Exit
 from tests.daemon.harness import PLAINSONG, clean_environ
 from tests.daemon.talk import ask, create, poll, publish, topic_path
+from tests.patience import PATIENCE_S
 
 
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("any.name.example", timeout=20)
+        super().__init__("any.name.example", timeout=PATIENCE_S)
         self._path = path
 
     def connect(self) -> None:
@@ -101,7 +102,7 @@ def test_the_banner_of_a_daemon_on_a_unix_socket_alone_has_a_command_that_works(
     assert banner[0].endswith(f"listens on unix:{path}")
     command = banner[4].removeprefix("  try         ").split()
     assert command[:3] == ["curl", "-X", "PUT"]
-    assert subprocess.run([*command, "-sf"], timeout=20, check=False).returncode == 0
+    assert subprocess.run([*command, "-sf"], timeout=PATIENCE_S, check=False).returncode == 0
     assert ask_unix(path, "GET", "/v1/namespaces/demo/topics/greetings")[0] == 200
 
 
@@ -117,7 +118,7 @@ def test_a_start_that_fails_at_one_place_leaves_no_socket_at_another(daemon, tmp
 
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
     command = [str(PLAINSONG), "serve", *options]
-    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_the_peer_of_a_unix_socket_is_the_process_that_connected(tmp_path):
@@ -150,7 +151,7 @@ def test_a_daemon_that_strangers_could_reach_does_not_start(tmp_path):
         env=clean_environ(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (checked.returncode, checked.stderr) == (ended.returncode, ended.stderr)

@@ -25,6 +25,7 @@ from plainsong import Client, errors
 from plainsong.cli.command import Exit
 from tests.certificates import Authority, Pair
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, clean_environ, eventually
+from tests.patience import PATIENCE_S
 
 CONTAINERFILE = ROOT / "etc/Containerfile"
 MANIFESTS = sorted((ROOT / "etc/kubernetes").glob("*.yaml"))
@@ -174,7 +175,9 @@ class Pod:
         asked = self.container[kind]["httpGet"]
         url = f"{asked.get('scheme', 'HTTP').lower()}://127.0.0.1:{daemon.address[1]}{asked['path']}"
         anything = ssl._create_unverified_context()
-        with urllib.request.urlopen(url, timeout=20, context=anything if url.startswith("https") else None) as answer:
+        with urllib.request.urlopen(
+            url, timeout=PATIENCE_S, context=anything if url.startswith("https") else None
+        ) as answer:
             return int(answer.status)
 
     def health(self, daemon: Daemon) -> subprocess.CompletedProcess[str]:
@@ -182,7 +185,9 @@ class Pod:
         _, _, command = last("HEALTHCHECK").partition("CMD ")
         program, *arguments = json.loads(command)
         here = [str(PLAINSONG.with_name(program)), *map(self.at, arguments)]
-        return subprocess.run(here, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            here, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
 
 
 def tokens(file: Path, *command: str) -> str:
@@ -270,7 +275,13 @@ def test_the_image_does_not_start_before_it_is_told_who_may_do_what(place):
     environ = {name: value.replace("/data", str(place)) for name, value in image_environ().items()}
     program = [str(PLAINSONG.with_name("plainsong-server")), *json.loads(last("CMD"))]
     done = subprocess.run(
-        program, env={**clean_environ(), **environ}, capture_output=True, text=True, timeout=60, check=False, cwd=place
+        program,
+        env={**clean_environ(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=place,
     )
     assert done.returncode == Exit.USAGE
     assert "without authentication and without TLS" in done.stderr

@@ -21,6 +21,7 @@ from tests.daemon.harness import Daemon, eventually
 from tests.daemon.talk import JSON_HEADERS, Answer, ask, create, json_body, poll_call, publish, read_all, topic_path
 from tests.daemon.test_backup_command import backup, made, url_of
 from tests.daemon.test_disk import leave_free
+from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
 SETTINGS = ("storage.write_buffer_bytes=65536", "retention.interval_s=3600")
@@ -163,7 +164,7 @@ def killed_at(daemon: Daemon, call: str, when: int) -> Iterator[None]:
             yield
         finally:
             daemon.kill()
-            tracing.wait(30)
+            tracing.wait(PATIENCE_S)
 
 
 #: The file of rows is synced, renamed, its folders synced; the topic notes the stretch, the rows are dropped and counted

@@ -16,7 +16,7 @@ from tests.daemon.harness import Daemon
 
 PROGRAMS = Path(__file__).with_name("clients")
 #: A Java compiler on a busy machine takes its time.
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
 CURL = """
 set -e
 for call in 'PUT|' 'POST|/publish|{"messages": ["one"]}' 'POST|/publish|{"messages": ["two"]}' 'POST|/poll|{}'; do

@@ -12,6 +12,7 @@ import pytest
 from broker.security.files import write_guarded
 from broker.security.tokens import TokenEntry, format_tokens, hash_of, id_of, new_token
 from tests.daemon.harness import Daemon
+from tests.patience import PATIENCE_S
 
 #: Requests that are sent ahead on a connection.
 AHEAD = 100
@@ -34,7 +35,7 @@ def ask(daemon, requests, status):
     """Sends them over connections of their own, many ahead of their answers, all of which have to be of ``status``."""
     for begin in range(0, len(requests), AHEAD):
         some = requests[begin : begin + AHEAD]
-        with socket.create_connection(daemon.address, timeout=60) as connection:
+        with socket.create_connection(daemon.address, timeout=PATIENCE_S) as connection:
             connection.sendall(b"".join(some))
             connection.shutdown(socket.SHUT_WR)
             said = b"".join(iter(lambda: connection.recv(1 << 16), b""))

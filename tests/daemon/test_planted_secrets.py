@@ -25,6 +25,7 @@ from broker.api.routes import ROUTES
 from broker.security.tokens import new_token
 from tests.certificates import Authority
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.patience import PATIENCE_S
 from tests.security import named
 
 GRANTS = """format = 1
@@ -117,7 +118,9 @@ class Site:
     def ask(self, where, method, path, *, headers=None, body=b"", as_name="operator"):
         """Asks over TLS, and keeps all of the answer."""
         sent = {"Authorization": f"Bearer {self.tokens[as_name]}"} if as_name else {}
-        connection = http.client.HTTPSConnection(*self.daemon.address, timeout=30, context=self.authority.trusting())
+        connection = http.client.HTTPSConnection(
+            *self.daemon.address, timeout=PATIENCE_S, context=self.authority.trusting()
+        )
         try:
             connection.request(method, path, body, sent | {"Content-Type": "application/json"} | (headers or {}))
             answer = connection.getresponse()
@@ -131,7 +134,7 @@ class Site:
 
     def ask_raw(self, where, data):
         """Sends bytes that are no good request, and keeps what comes back."""
-        raw = socket.create_connection(self.daemon.address, timeout=10)
+        raw = socket.create_connection(self.daemon.address, timeout=PATIENCE_S)
         with self.authority.trusting().wrap_socket(raw, server_hostname="127.0.0.1") as connection:
             connection.sendall(data)
             connection.settimeout(2)
@@ -151,7 +154,7 @@ class Site:
             env={**clean_environ(), **(environ or {})},
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         self.planted.see(where, done.stdout)
         self.planted.see(where, done.stderr)
@@ -294,7 +297,7 @@ def plant_in_requests(site):
         site.ask_raw(
             "a stream", f"GET {topic}/stream?token={quote(token)} HTTP/1.1\r\nHost: localhost\r\n{upgrade}\r\n".encode()
         )
-        with socket.create_connection(site.daemon.address, timeout=10) as plain:
+        with socket.create_connection(site.daemon.address, timeout=PATIENCE_S) as plain:
             plain.sendall(
                 f"GET /?token={token} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
             )

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from tests.daemon.talk import Answer, ask, create, json_body, read_all, topic_path
+from tests.patience import PATIENCE_S
 
 HEADERS = {"Content-Type": "application/json"}
 KILLS = 3
@@ -101,7 +102,7 @@ def test_a_producer_that_asks_after_each_lost_answer_stores_each_message_once(da
             acknowledged.acquire()
         running.kill()
         running.start()
-    producer.join(60)
+    producer.join(PATIENCE_S)
     assert not producer.is_alive()
     assert not failures
     stored = [int(payload) for _, payload in read_all(running.address, "t")]

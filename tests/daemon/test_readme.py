@@ -10,6 +10,7 @@ import pytest
 
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS, shell_block
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="NOT TESTED: the README's lines need curl")
 
@@ -18,7 +19,7 @@ def pasted(line: str, running: Daemon) -> str:
     """What a shell prints for ``line``, with the daemon's real port in place of the usual one."""
     assert "127.0.0.1:7420" in line
     line = line.replace("127.0.0.1:7420", "{}:{}".format(*running.address))
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     return done.stdout
 
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from tests.daemon.talk import Answer, ask, create, json_body, read_all, topic_path
+from tests.patience import PATIENCE_S
 
 HEADERS = {"Content-Type": "application/json"}
 KILLS = 3
@@ -92,7 +93,7 @@ def test_a_job_that_repeats_what_got_lost_publishes_each_batch_once(daemon):
             acknowledged.acquire()
         running.kill()
         running.start()
-    worker.join(60)
+    worker.join(PATIENCE_S)
     assert not worker.is_alive()
     assert not failures
     expected = [f"{batch}/{task}/{each}" for batch in range(batches) for task in range(TASKS) for each in range(2)]

@@ -20,6 +20,7 @@ from tests.daemon.talk import ConnectionLost, Talk, create
 from tests.daemon.transactional_readers import HABITS, many_reader, reader, snapshot_reader
 from tests.daemon.transactional_rest import check_all
 from tests.daemon.transactional_writers import Plot, Work, decide_somehow
+from tests.patience import PATIENCE_S
 
 TOPICS = ("one", "two", "three")
 SETTINGS = ("storage.min_free_bytes=0",)
@@ -186,7 +187,7 @@ def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(t
                 daemon.start()
                 for topic in TOPICS[:2]:
                     assert not client.poll(topic)
-            thread.join(60)
+            thread.join(PATIENCE_S)
             assert not failures, failures
             for parity, topic in enumerate(TOPICS[:2]):
                 for isolation in ("committed", "uncommitted"):

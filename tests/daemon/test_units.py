@@ -15,6 +15,7 @@ from plainsong import Client, errors
 from tests.certificates import Authority
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
 from tests.daemon.talk import metric
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ def directives(*files: str) -> Iterator[tuple[str, str]]:
 
 def analyzed(*arguments: str) -> str:
     done = subprocess.run(
-        ["systemd-analyze", "--no-pager", *arguments], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "--no-pager", *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     return done.stdout + done.stderr
 

@@ -18,6 +18,7 @@ from plainsong.protocol.requests import PublishRequest
 from tests.daemon.ring import Place
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
 from tests.daemon.transactional_history import Page, Request, Transaction
+from tests.patience import PATIENCE_S
 
 #: Courses of transactions, one after the other; how each goes is a method of ``Work``.
 COURSES = ("inline", "stored", "abort", "inline", "redo", "die", "checkpoint", "plain", "invalidate", "stored", "wipe")
@@ -238,7 +239,7 @@ async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng
 async def settle(talk: Talk, plot: Plot) -> None:
     """Learn from the service what became of every transaction; those that were left are over soon."""
     for transaction in plot.transactions:
-        with trio.fail_after(40):
+        with trio.fail_after(PATIENCE_S):
             while True:
                 state = (await done(talk, "GET", f"{TX}/{transaction.id}"))["state"]
                 if state != "in_progress":

@@ -27,6 +27,7 @@ from scripts import dist
 from scripts.manpages import COMPLETIONS
 from tests.daemon.harness import ROOT, Daemon
 from tests.spark.installed import environ_of, install
+from tests.patience import PATIENCE_S
 
 FOLDERS = {
     "client": ("plainsong",),
@@ -98,7 +99,7 @@ def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> 
         env=environ_of(python),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
@@ -285,7 +286,7 @@ def test_the_installed_completion_script_completes_in_its_shell(shell, client_on
     script = client_only.parents[1] / "share" / COMPLETIONS[shell].format("plainsong")
     clean = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
     command = [shell, *clean, "-c", ASKED[shell], *([] if shell == "fish" else [shell]), str(script)]
-    done = subprocess.run(command, env=environ_of(client_only), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ_of(client_only), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert re.findall(r"^\w+", done.stdout, re.MULTILINE) == ["publish"], done.stdout + done.stderr
     assert done.stderr == ""
 
@@ -302,7 +303,7 @@ def test_man_finds_the_page_of_each_verb_where_the_wheels_are_installed(with_ser
     environ = {**environ_of(with_server), "MANWIDTH": "80", "LC_ALL": "C.UTF-8"}
     for name in ("plainsong", "plainsong-server", *(f"plainsong-{name}" for name in VERBS if name != "pipeline")):
         manual = ["man", "--manpath", str(with_server.parents[1] / "share/man"), "--pager", "cat", name]
-        done = subprocess.run(manual, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(manual, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr
         assert f"{name.removesuffix('-server').upper()}(1)" in done.stdout
         assert done.stderr == ""

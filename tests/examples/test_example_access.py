@@ -12,10 +12,11 @@ from typing import Any
 
 from plainsong import JSON, Client
 from tests.examples.programs import Program, eventually, kill_now_and_then, lasting_daemon, mortal, run
+from tests.patience import PATIENCE_S
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path, timeout=30)) as database:
+    with closing(sqlite3.connect(path, timeout=PATIENCE_S)) as database:
         return database.execute(sql).fetchall()
 
 

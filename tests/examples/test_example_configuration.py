@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.examples.programs import Program, eventually, lasting_daemon, mortal, run
+from tests.patience import PATIENCE_S
 
 Values = Callable[..., list[Any]]
 
@@ -70,7 +71,7 @@ def test_each_change_is_told_once_although_those_who_make_it_are_killed(
 
 def made(database: Path) -> int:
     """The number of the last change."""
-    with closing(sqlite3.connect(database, timeout=30)) as connection:
+    with closing(sqlite3.connect(database, timeout=PATIENCE_S)) as connection:
         [revision] = connection.execute("SELECT coalesce(max(revision), 0) FROM configuration").fetchone()
     return int(revision)
 

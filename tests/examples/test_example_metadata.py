@@ -11,6 +11,7 @@ from typing import Any
 
 from plainsong import JSON, Client
 from tests.examples.programs import Program, eventually, kill_now_and_then, lasting_daemon, mortal, run
+from tests.patience import PATIENCE_S
 
 
 def test_edits_are_found_by_what_they_made_of_entities(url: str, namespace: str, tmp_path: Path):
@@ -71,7 +72,7 @@ def folded(client: Client) -> dict[str, tuple[dict[str, str], list[str], int]]:
 
 
 def indexed(directory: Path) -> dict[str, Any]:
-    with closing(sqlite3.connect(directory / "index.db", timeout=30)) as database:
+    with closing(sqlite3.connect(directory / "index.db", timeout=PATIENCE_S)) as database:
         rows = database.execute("SELECT entity, metadata, changes FROM entities").fetchall()
         assert database.execute("SELECT count(*) FROM words").fetchone()[0] == len(rows)
     told = {entity: (json.loads(metadata), changes) for entity, metadata, changes in rows}

@@ -13,6 +13,7 @@ from typing import Any
 
 from plainsong import JSON, Client
 from tests.examples.programs import Program, eventually, lasting_daemon, mortal, run
+from tests.patience import PATIENCE_S
 
 Values = Callable[..., list[Any]]
 
@@ -69,6 +70,6 @@ def test_every_trigger_has_one_run_although_scheduler_and_daemon_are_killed(tmp_
 
 def runs(database: Path, which: str = "") -> int:
     """How many runs the scheduler knows of."""
-    with closing(sqlite3.connect(database, timeout=30)) as connection:
+    with closing(sqlite3.connect(database, timeout=PATIENCE_S)) as connection:
         known = connection.execute("SELECT name FROM sqlite_master WHERE name = 'runs'").fetchone()
         return connection.execute(f"SELECT count(*) FROM runs {which}").fetchone()[0] if known else 0

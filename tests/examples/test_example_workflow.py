@@ -18,6 +18,7 @@ import pytest
 from plainsong import Client
 from tests.daemon.harness import clean_environ
 from tests.examples.programs import EXAMPLES, Program, command, lasting_daemon, mortal, run
+from tests.patience import PATIENCE_S
 
 Values = Callable[..., list[Any]]
 STEPS = ["fetch", "clean", "count", "report"]
@@ -96,7 +97,7 @@ def test_a_death_around_the_decision_is_made_good(
 ):
     words = ("--namespace", namespace, "--database", tmp_path / "workflow.db", "--run", "r1", "run")
     args = [sys.executable, "-c", DYING, str(EXAMPLES), moment, method, *command("workflow_states", url, *words)[2:]]
-    died = subprocess.run(args, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    died = subprocess.run(args, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert died.returncode == 9, died.stderr
     said = run("workflow_states", url, *words)
     assert ("interrupted: " + outcome if outcome else "") in said

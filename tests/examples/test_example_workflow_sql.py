@@ -13,6 +13,7 @@ from sqlalchemy import MetaData
 
 from tests.daemon.harness import clean_environ
 from tests.examples.programs import EXAMPLES, command, run
+from tests.patience import PATIENCE_S
 from tests.sql.server import NoServer, Postgres
 
 Values = Callable[..., list[Any]]
@@ -55,7 +56,7 @@ def test_a_death_around_the_decision_is_made_good_by_recovery(
 ):
     words = ("--namespace", namespace, "--database", postgres, "--run", method)
     args = [sys.executable, "-c", DYING, str(EXAMPLES), method, *command("workflow_states_sql", url, *words)[2:]]
-    died = subprocess.run(args, env=clean_environ(), capture_output=True, text=True, timeout=60, check=False)
+    died = subprocess.run(args, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert died.returncode == 9, died.stderr
     said = run("workflow_states_sql", url, *words)
     assert ("clean is done" in said) == (method == "commit_tx")

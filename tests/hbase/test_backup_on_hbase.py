@@ -20,7 +20,7 @@ def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a
             for name in (*ACCOUNTS, "log"):
                 client.create_topic(name)
         with Transfers(url_of(daemon)) as going_on:
-            eventually("there is something to keep", lambda: going_on.transfers > 20, 60)
+            eventually("there is something to keep", lambda: going_on.transfers > 20)
             floor, before = going_on.acknowledged, going_on.transfers
             made("create", folder, "--url", url_of(daemon))
             during = going_on.transfers - before

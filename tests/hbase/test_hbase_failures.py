@@ -108,7 +108,7 @@ async def test_a_gateway_that_fails_is_told_of_once_and_again_when_it_answers(hb
         told = [record for record in caplog.records if record.message == "an HBase gateway does not answer"]
         assert [record.gateway for record in told] == [f"127.0.0.1:{two[1][1]}"]
         hbase.start("second", "-p", str(two[1][1]), "-f")
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             while "an HBase gateway answers again" not in [record.message for record in caplog.records]:
                 store._pool._idle, idle = [], store._pool._idle
                 for gateway in idle:

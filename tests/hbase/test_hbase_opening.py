@@ -65,7 +65,7 @@ async def test_where_no_gateway_answers_each_is_named_and_why():
 
 
 async def test_what_listens_and_says_nothing_is_no_gateway():
-    with socket.create_server(("127.0.0.1", 0)) as silent, trio.fail_after(30):
+    with socket.create_server(("127.0.0.1", 0)) as silent, trio.fail_after(PATIENCE_S):
         error = await refused([silent.getsockname()], QUICK)
     assert "no Thrift gateway of HBase answers" in error.detail
 

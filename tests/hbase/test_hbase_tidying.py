@@ -20,6 +20,7 @@ from storage.hbase.upkeep import MANY_FENCES
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.held_calls import Lost, puts_to
 from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
+from tests.patience import PATIENCE_S
 
 TABLES = Tables(OPTIONS.table_prefix)
 
@@ -54,7 +55,7 @@ async def compacted(hbase, table, below: int) -> int:
     )
     assert ran.returncode == 0, ran.stderr
     assert f"{TABLES[table].decode()} is being compacted" in ran.stdout
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + PATIENCE_S
     while (size := files(hbase, table)) >= below:
         assert time.monotonic() < deadline_s, size
         await trio.sleep(0.2)

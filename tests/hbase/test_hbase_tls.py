@@ -25,6 +25,7 @@ from storage.hbase.store import HBaseStore
 from tests.certificates import Authority
 from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ
 from tests.daemon.talk import create, publish, read_all
+from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
 OPTIONS = HBaseOptions(table_prefix="tls_", timeout_s=20.0)
@@ -146,7 +147,7 @@ def plainsong(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         env=clean_environ(),
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr

@@ -22,7 +22,7 @@ from storage.base import read_rows
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
 
 PREFIX = "maintained_"
-PATIENCE_S = 100
+PATIENCE_S = 300
 SHORT, TWICE, KEPT = (TopicName("default", name) for name in ("short", "twice", "kept"))
 
 

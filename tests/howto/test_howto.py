@@ -35,7 +35,7 @@ URL = "http://127.0.0.1:7420"
 SECOND = "127.0.0.1:7430"
 DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"
 #: Far beyond what a program of a page takes; one that starts Spark takes half a minute on a busy machine.
-PATIENCE_S = 400
+PATIENCE_S = 900
 #: How a reader's pytest finds the fixtures, which the client's distribution names as its entry point.
 PLUGIN = ("python -m pytest ", "python -m pytest -p plainsong.testing.plugin ")
 

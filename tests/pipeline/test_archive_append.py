@@ -211,7 +211,7 @@ def test_whatever_step_a_run_dies_after_the_next_one_archives_each_message_once(
 
 
 #: Far beyond what a job takes to start and to do this much, also where others are at work.
-PATIENCE_S = 300
+PATIENCE_S = 600
 #: What a run leaves behind on its way; each is a good moment to be killed at.
 TRACES = ("_start.json", "offsets/[0-9]*", "_temporary", "_SUCCESS", "_manifest.json", "commits/[0-9]*")
 

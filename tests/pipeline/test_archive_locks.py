@@ -27,6 +27,7 @@ from pyspark_plainsong.pipeline.locks import (
     owner,
     take,
 )
+from tests.patience import PATIENCE_S
 
 HOLDER = "import sys; from pathlib import Path; from pyspark_plainsong.pipeline.locks import locked\n"
 HOLDER += "with locked(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.stdin.read()"
@@ -184,6 +185,6 @@ def test_a_lease_is_renewed_while_it_is_held_and_given_back_at_the_end(disk, mon
 
     monkeypatch.setattr(Lease, "renew", renew)
     with leased(disk, "l", "it"):
-        assert renewed.wait(30)
+        assert renewed.wait(PATIENCE_S)
     with leased(disk, "l", "it"):
         pass

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Where Spark runs Python")[2]
 ROWS = 1_000
-PATIENCE_S = 240
+PATIENCE_S = 600
 SETTINGS = (
     "spark.executor.memory=512m",
     "spark.driver.host=127.0.0.1",

@@ -17,6 +17,7 @@ from plainsong.protocol.codec import FramesOptions, accept_frames, encode_frames
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import BrokenFrames, decode_frames
 from plainsong.protocol.page import Page
+from tests.patience import PATIENCE_S
 
 ID = bytes(range(20))
 OPTIONS = [FramesOptions(pointers, attributes) for pointers in (False, True) for attributes in (False, True)]
@@ -101,7 +102,7 @@ def test_damaged_frames_are_read_or_refused(pointers, attributes, data):
 
 def test_the_decoder_needs_the_standard_library_alone():
     check = "import sys, plainsong.protocol.frames; assert not {'fastavro', 'msgpack'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=PATIENCE_S)
 
 
 # --- who asks for them -------------------------------------------------------------------------

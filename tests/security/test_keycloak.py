@@ -10,6 +10,7 @@ import pytest
 
 from tests.daemon.harness import Daemon
 from tests.keycloak_server import AUDIENCE, CLIENT, Keycloak, why_not
+from tests.patience import PATIENCE_S
 
 GRANTS = """format = 1
 [[grant]]
@@ -21,7 +22,7 @@ ORDERS = "/v1/namespaces/shop/topics/orders"
 
 
 def ask(daemon: Daemon, token: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(*daemon.address, timeout=60)
+    connection = http.client.HTTPConnection(*daemon.address, timeout=PATIENCE_S)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     answer = connection.getresponse()

@@ -394,7 +394,7 @@ async def test_probes_of_nobody_are_never_over_a_quota_of_every_name(tmp_path):
 
 
 def connected(daemon):
-    return httpx.AsyncClient(base_url=str(daemon.daemon.http.base_url))
+    return httpx.AsyncClient(base_url=str(daemon.daemon.http.base_url), timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("listener", ["lane", "hypercorn"])

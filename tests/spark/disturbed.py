@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pyspark_plainsong import DefaultSource
 
-_PATIENCE_S = 240.0
+_PATIENCE_S = 600.0
 
 
 @dataclass

@@ -68,7 +68,7 @@ def meanwhile(tmp_path, happens):
     thread = threading.Thread(target=wait)
     thread.start()
     yield
-    thread.join(60)
+    thread.join(SPARK_PATIENCE_S)
 
 
 def save_plainly(spark, options: dict[str, str], rows: int = ROWS) -> None:

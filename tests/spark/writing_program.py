@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-_PATIENCE_S = 180.0
+_PATIENCE_S = 600.0
 _PATH = os.pathsep.join((str(Path(__file__).parents[2]), str(Path(__file__).parent)))
 
 

@@ -38,6 +38,7 @@ from plainsong.sql import (
 )
 from plainsong.sql.relay import RelayProducer
 from tests.daemon.harness import Daemon, eventually, free_port
+from tests.patience import PATIENCE_S
 from tests.sql.server import Postgres
 
 MESSAGES, TOPICS = outbox_tables()
@@ -98,7 +99,7 @@ def running(relay: Relay) -> Iterator[threading.Thread]:
         yield thread
     finally:
         relay.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

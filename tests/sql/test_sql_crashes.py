@@ -17,6 +17,7 @@ from sqlalchemy.engine import Engine
 from plainsong import Client
 from plainsong.sql import recover
 from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually, free_port
+from tests.patience import PATIENCE_S
 from tests.sql.conftest import Base
 from tests.sql.server import Postgres
 from tests.sql.worker import POINTS
@@ -78,7 +79,7 @@ class Harness:
 
     def _end(self, worker: subprocess.Popen[str]) -> None:
         worker.kill()
-        _, err = worker.communicate(timeout=30)
+        _, err = worker.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in err, err
 
     def kill(self, victim: str, worker: subprocess.Popen[str]) -> None:

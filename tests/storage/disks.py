@@ -38,9 +38,9 @@ def make_read_only(mount_point: Path) -> None:
 
 
 def fill(directory: Path) -> Path:
-    """Write a file until the disk is full, to the last byte; removing it frees the space."""
+    """Write a file until the disk is full, to the last byte, or enlarge it so far; removing it frees the space."""
     ballast = directory / "ballast"
-    with ballast.open("wb", buffering=0) as file:
+    with ballast.open("ab", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
             try:
                 while file.write(b"x" * size) == size:

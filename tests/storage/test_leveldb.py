@@ -184,7 +184,7 @@ async def test_commits_that_beget_commits_leave_the_event_loop_its_turns(store):
 
 def _until_written(store, groups=1):
     """Waits in the event loop's own thread, so that no task has a turn meanwhile."""
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + PATIENCE_S
     while len(store._group_commit._written) < groups:
         assert time.monotonic() < end_s
 

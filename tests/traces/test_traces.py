@@ -37,7 +37,7 @@ def url_of(daemon: Daemon) -> str:
 
 
 def post(daemon: Daemon, path: str, body: object, **headers: str) -> int:
-    connection = http.client.HTTPConnection(*daemon.address, timeout=20)
+    connection = http.client.HTTPConnection(*daemon.address, timeout=PATIENCE_S)
     try:
         place = f"/v1/namespaces/default/topics/{path}"
         connection.request("POST", place, json.dumps(body), {"Content-Type": "application/json", **headers})
@@ -69,7 +69,7 @@ url = sys.argv[1]
 def run(program: str, *arguments: str, set_up: bool = True) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", (SET_UP + program + "\nprovider.shutdown()") if set_up else program, *arguments],
-        env=clean_environ(), capture_output=True, text=True, timeout=120, check=False,
+        env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -272,7 +272,7 @@ def test_spans_that_a_slow_collector_does_not_take_are_dropped_beyond_the_bound(
 
     class Slow(SpanExporter):
         def export(self, spans: object) -> SpanExportResult:
-            released.wait(60)
+            released.wait(PATIENCE_S)
             taken[0] += len(spans)  # type: ignore[arg-type]
             return SpanExportResult.SUCCESS
 

@@ -16,6 +16,9 @@ from tests.patience import PATIENCE_S
 
 TOPICS = "/v1/namespaces/ns/topics"
 
+#: Beyond any patience of a test: a session ends with its daemon, and not because the machine stood still for a while.
+SESSION_S = 5 * PATIENCE_S
+
 #: The daemon that a task belongs to.
 MINE = ContextVar("MINE")
 
@@ -80,7 +83,7 @@ class Daemons(dict):
             "http.bind": "127.0.0.1:0",
             "cluster.instance": name,
             "cluster.zookeeper": self._ensemble.hosts + self._ensemble.path,
-            "cluster.session_timeout_s": 2.0,
+            "cluster.session_timeout_s": SESSION_S,
             "transactions.service": "off",
             "shutdown.drain_s": 3.0,
             "storage.min_free_bytes": 0,
@@ -114,7 +117,7 @@ async def _run(daemon, task_status):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
                 await there.wait()
-                async with httpx.AsyncClient(base_url=daemon.address, timeout=30) as daemon.http:
+                async with httpx.AsyncClient(base_url=daemon.address, timeout=2 * PATIENCE_S) as daemon.http:
                     task_status.started()
                     await trio.sleep_forever()
     finally:
@@ -138,7 +141,12 @@ async def _stop_when_told(stop):
 
 @asynccontextmanager
 async def daemons(ensemble, monkeypatch, *names, **values):
-    """Daemons that see each other; those that are left are told to leave at the end."""
+    """Daemons that see each other; those that are left are told to leave at the end.
+
+    What they wait for of ZooKeeper, and of a topic's next owner, may take as long as it takes here.
+    """
+    for place in ("owners.PATIENCE_S", "zookeeper.CALL_TIMEOUT_S", "zookeeper.STOP_TIMEOUT_S"):
+        monkeypatch.setattr(f"broker.cluster.{place}", PATIENCE_S)
     monkeypatch.setattr(broker.main, "open_store", _open_store)
     monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_when_told)
     monkeypatch.setattr(broker.main, "find_others", _find_others)

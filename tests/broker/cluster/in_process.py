@@ -190,7 +190,7 @@ class Nodes(dict):
             async with trio.open_nursery() as servers:
                 (node.address,) = await servers.start(serve, service, budget, node.stop)
                 self.addresses[node.name] = node.address
-                async with httpx.AsyncClient(base_url=f"http://{node.address}", timeout=30) as node.http:
+                async with httpx.AsyncClient(base_url=f"http://{node.address}", timeout=2 * PATIENCE_S) as node.http:
                     task_status.started()
                     await node.stop.wait()
                 service.stop()

@@ -212,20 +212,20 @@ async def test_an_instance_that_dies_is_replaced_and_nothing_acknowledged_is_los
 
 
 async def test_a_second_instance_of_one_name_is_refused(ensemble, monkeypatch):
-    async with daemons(ensemble, monkeypatch, "a", **{"cluster.session_timeout_s": 0.5}) as each:
+    async with daemons(ensemble, monkeypatch, "a") as each:
         first = each["a"]
         with pytest.raises(ExceptionGroup) as refused:
-            await started_beside(each, "a")
+            await started_beside(each, "a", **{"cluster.session_timeout_s": 5.0})  # as long as it asks for the name
         assert refused.group_contains(NameTaken, depth=None)
         each["a"] = first
         await first.call("GET", "/readyz")
 
 
-async def started_beside(each, name):
+async def started_beside(each, name, **values):
     """One more of them, whose end does not end the others."""
     async with trio.open_nursery() as nursery:
         each._nursery = nursery
-        await each.start(name)
+        await each.start(name, **values)
 
 
 async def test_an_instance_whose_name_another_one_has_is_not_ready_and_says_why(ensemble, monkeypatch):
@@ -237,7 +237,7 @@ async def test_an_instance_whose_name_another_one_has_is_not_ready_and_says_why(
         node = await membership._zookeeper.get(path)
         await membership._zookeeper.delete(path, node.version)
         async with trio.open_nursery() as nursery:
-            other = Membership(ensemble, "a", weight=100, session_timeout_s=2.0, clock=SystemClock())
+            other = Membership(ensemble, "a", weight=100, session_timeout_s=PATIENCE_S, clock=SystemClock())
             await nursery.start(other.run)
             await other.enter("elsewhere:7420")
             membership._reading.release()
@@ -245,6 +245,7 @@ async def test_an_instance_whose_name_another_one_has_is_not_ready_and_says_why(
             while answer.status_code == 200:
                 answer = await a.http.get("/readyz")
             assert (answer.json()["code"], "elsewhere:7420" in answer.json()["detail"]) == ("no_owner", True)
+            monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 0.1)
             refused = await a.http.put(f"{TOPICS}/t")
             assert (refused.status_code, refused.json()["outcome"]) == (503, "not-applied")
             nursery.cancel_scope.cancel()

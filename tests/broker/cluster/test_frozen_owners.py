@@ -9,12 +9,13 @@ import pytest
 import trio
 
 import broker.cluster.serve
-from broker.cluster.owners import PATIENCE_S
+from broker.cluster import owners
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.wire import LinkBounds
 from tests.broker.cluster.in_process import TOPICS, cluster, named, until
 from tests.broker.cluster.relay import ways
+from tests.patience import PATIENCE_S
 
 #: Beyond any patience of these tests: whatever ends sooner has not waited for a link's silence.
 SILENCE_S = 600.0
@@ -57,7 +58,7 @@ async def asked(frozen, look):
     await frozen["a"].create("v")
     method, path, body = LOOKS[look]
     frozen.freeze()
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(frozen["a"].call, method, path, json=body))
             await sent(frozen)
@@ -69,14 +70,14 @@ async def test_what_only_looks_is_asked_at_the_next_owner_as_soon_as_there_is_on
     async with asked(frozen, look):
         for name in ("ns:t", "ns:u"):
             frozen.move(name, "c", seen_by="ac")
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         await sent(frozen, 0)
 
 
 @pytest.mark.parametrize("look", ["poll", "poll of many at several owners"])
 async def test_the_next_owner_is_looked_for_from_when_the_one_before_is_lost(frozen, look):
     async with asked(frozen, look):
-        await trio.sleep(PATIENCE_S + 0.1)  # longer than owners are looked for
+        await trio.sleep(owners.PATIENCE_S + 0.1)  # longer than owners are looked for
         frozen.move("ns:t", "c", seen_by="a")
         await until(lambda: frozen["a"].metric("plainsong_forward_retries_total") >= 2)
         frozen.move("ns:t", "c", seen_by="c")
@@ -90,7 +91,7 @@ async def test_a_held_poll_goes_on_at_the_next_owner_for_the_rest_of_its_wait(fr
     async def poll():
         polled.extend(await frozen["a"].poll("empty", waitMs=50_000))
 
-    with trio.fail_after(30):
+    with trio.fail_after(40):  # before its wait is over
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             await until(lambda: frozen["b"].parked("ns:empty") == 1)
@@ -108,7 +109,7 @@ async def test_a_topic_that_its_owner_keeps_is_waited_for_while_another_one_move
         told.append((topic, await frozen["a"].poll(topic)))
 
     frozen.freeze()
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll, "t")
             nursery.start_soon(poll, "u")
@@ -121,7 +122,7 @@ async def test_a_topic_that_its_owner_keeps_is_waited_for_while_another_one_move
 
 async def test_of_a_write_nobody_knows_as_soon_as_its_owner_is_gone_and_says_nothing(frozen):
     frozen.freeze()
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
 
             async def publish():
@@ -146,7 +147,7 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
 
     monkeypatch.setattr(Link, "probe", noted)
     reachable = frozen["b"].store.reachable = trio.Event()
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(frozen["a"].publish, "t", "two")
             await until(lambda: reachable.statistics().tasks_waiting)  # b has taken it
@@ -158,8 +159,8 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
 
 
 async def test_a_change_that_came_while_a_link_was_dialled_is_seen_before_its_answer_is_waited_for(frozen):
-    owners, name = frozen["a"].cluster.handover._owners, named("ns:t")
-    owner = owners.remote_owner(name)
+    looking, name = frozen["a"].cluster.handover._owners, named("ns:t")
+    owner = looking.remote_owner(name)
     frozen.move("ns:t", "c")
-    with trio.fail_after(30), pytest.raises(LinkBroken):
-        await owners.while_owner((name,), owner, trio.Event().wait())
+    with trio.fail_after(PATIENCE_S), pytest.raises(LinkBroken):
+        await looking.while_owner((name,), owner, trio.Event().wait())

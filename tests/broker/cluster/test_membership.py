@@ -34,7 +34,10 @@ from tests.patience import PATIENCE_S
 from tests.zookeeper_server import ZooKeeperServer
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(300)]
-SESSION_S = 1.0
+#: Beyond any patience of a test: who stands still for a while loses nothing.
+SESSION_S = 5 * PATIENCE_S
+#: Of those whose session is to end by itself, or whose client is to be given up.
+BRIEF_S = 1.0
 
 paths = count()
 
@@ -175,9 +178,9 @@ async def test_a_look_that_was_under_way_does_not_take_back_that_one_leaves(ense
 
 async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_over(ensemble):
     async with running(ensemble, "b") as b:
-        async with running(ensemble, "a", session_s=60.0):
+        async with running(ensemble, "a"):
             await until(lambda: len(b.instances) == 2, b)
-        with trio.fail_after(30):  # half of that session
+        with trio.fail_after(PATIENCE_S):  # a part of that session
             await until(lambda: owned(b) == set(TOPICS), b)
 
 
@@ -208,7 +211,7 @@ async def test_changes_of_placement_at_the_same_time_are_all_there(ensemble):
 
 async def test_another_instance_of_the_same_name_is_refused(ensemble):
     async with running(ensemble, "a", address="one:7420") as a:
-        other = member(ensemble, "a", session_s=0.5)
+        other = member(ensemble, "a", session_s=5.0)  # as long as it asks for the name
         async with trio.open_nursery() as nursery:
             await nursery.start(other.run)
             with pytest.raises(NameTaken) as taken:
@@ -220,12 +223,12 @@ async def test_another_instance_of_the_same_name_is_refused(ensemble):
 
 
 async def test_one_that_starts_again_after_a_crash_takes_its_own_place_before_its_old_session_is_over(ensemble):
-    died = KazooClient(hosts=ensemble.hosts, timeout=60.0)
+    died = KazooClient(hosts=ensemble.hosts, timeout=SESSION_S)
     died.start()
     node = b'{"address": "a:7420", "weight": 100, "leaving": false}'
     died.create(f"{ensemble.path}/instances/a", node, ephemeral=True, makepath=True)
     try:
-        with trio.fail_after(30):  # half of that session
+        with trio.fail_after(PATIENCE_S):  # a part of that session
             async with running(ensemble, "a") as a:
                 assert owned(a) == set(TOPICS)
     finally:
@@ -275,7 +278,7 @@ async def test_one_whose_name_was_taken_while_its_session_was_over_owns_nothing_
 
 async def test_owners_go_on_while_zookeeper_is_away_but_for_what_others_have_claimed(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
-    async with running(ensemble, "a", session_s=2.0) as a:
+    async with running(ensemble, "a") as a:
         told = []
         a.on_change(lambda: told.append(True))
         own_server.kill()
@@ -295,12 +298,13 @@ async def test_owners_go_on_while_zookeeper_is_away_but_for_what_others_have_cla
 
 
 async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, monkeypatch):
-    monkeypatch.setattr("broker.cluster.zookeeper.CALL_TIMEOUT_S", 0.3)
     ensemble = Ensemble(own_server.address, "/plainsong")
-    async with running(ensemble, "a", session_s=2.0) as a:
+    async with running(ensemble, "a", session_s=2 * BRIEF_S) as a:
         own_server.freeze()
-        with trio.fail_after(PATIENCE_S), pytest.raises(ClusterUnavailable):
-            await a.change_placement(lambda placement: placement.with_drained("b", drained=True))
+        with monkeypatch.context() as patch, trio.fail_after(PATIENCE_S):
+            patch.setattr("broker.cluster.zookeeper.CALL_TIMEOUT_S", 0.3)
+            with pytest.raises(ClusterUnavailable):
+                await a.change_placement(lambda placement: placement.with_drained("b", drained=True))
         assert owned(a) == set(TOPICS)
         await until(lambda: not a.connected, a)
         assert owned(a) == set(TOPICS)
@@ -316,7 +320,8 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
 
 async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
-    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+    # Clients are given up after two sessions without an answer.
+    async with running(ensemble, "a", session_s=BRIEF_S) as a, running(ensemble, "b", session_s=BRIEF_S) as b:
         await until_shared(a, b)
         sessions = {a._zookeeper.session, b._zookeeper.session}
         own_server.kill()
@@ -331,7 +336,7 @@ async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_serve
 
 
 async def test_a_thread_of_the_library_that_ended_is_replaced_with_its_client(ensemble):
-    async with running(ensemble, "a") as a:
+    async with running(ensemble, "a", session_s=BRIEF_S) as a:
         before = a._zookeeper._client
         await trio.to_thread.run_sync(before.stop)
         await until(lambda: not a.connected, a)
@@ -344,7 +349,7 @@ async def test_an_instance_that_starts_before_zookeeper_owns_nothing_and_enters_
 ):
     monkeypatch.setattr(membership_module, "PATIENCE_S", 0.2)
     own_server.kill()
-    async with running(Ensemble(own_server.address, "/plainsong"), "a", session_s=1.0) as a:
+    async with running(Ensemble(own_server.address, "/plainsong"), "a", session_s=BRIEF_S) as a:
         assert not owned(a)
         await trio.to_thread.run_sync(own_server.start)
         await until(lambda: owned(a) == set(TOPICS), a)

@@ -34,7 +34,7 @@ class Instance:
     """One instance with all its topics open; implements ``HandoverSteps``, and waits where a test has it wait."""
 
     def __init__(self, ensemble, name):
-        self.view = Membership(ensemble, name, weight=100, session_timeout_s=10.0, clock=SystemClock())
+        self.view = Membership(ensemble, name, weight=100, session_timeout_s=5 * PATIENCE_S, clock=SystemClock())
         self.rebalance = Rebalance(self.view, self)
         #: What was to be waited for, in order: ("given" or "taken", the figure).
         self.steps = []
