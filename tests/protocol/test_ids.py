@@ -15,8 +15,10 @@ from plainsong.protocol.ids import (
     MessageId,
     after,
     before,
+    behind_position,
     bound_at,
     checked_id,
+    consecutive_ids,
     pack_id,
     pack_position,
     parse_id,
@@ -63,8 +65,33 @@ def test_the_bound_after_an_id_excludes_exactly_that_id(one, other):
         assert bound == LAST_BOUND
 
 
+def test_no_bound_is_behind_the_last():
+    assert after(LAST_BOUND) == LAST_BOUND
+    assert bound_at(MAX_TIMESTAMP_MS + 1) == LAST_BOUND
+    assert bound_at(MAX_TIMESTAMP_MS) == pack_id(MAX_TIMESTAMP_MS, 0)
+
+
 def test_nothing_is_before_the_first_bound():
     assert before(FIRST_BOUND) is None
+
+
+@given(times, sequences, sequences, sequences)
+def test_what_is_behind_a_position_excludes_every_id_of_it_and_nothing_later(time_ms, sequence, payload_ms, payload):
+    position = pack_position(time_ms, sequence)
+    behind = parse_id(behind_position(position))
+    assert pack_id(time_ms, sequence, payload_ms, payload) < behind
+    if position != b"\xff" * len(position):
+        assert behind == after(position + b"\xff" * (ID_BYTES - len(position)))
+    assert behind_position(None) is None
+
+
+def test_the_ids_of_a_request_go_on_in_the_next_millisecond_when_one_is_full():
+    first = pack_id(1_700_000_000_000, 0xFFFE)
+    assert [unpack_id(each)[:2] for each in consecutive_ids(first, 3)] == [
+        (1_700_000_000_000, 0xFFFE),
+        (1_700_000_000_000, 0xFFFF),
+        (1_700_000_000_001, 0),
+    ]
 
 
 @given(st.integers(-5, MAX_TIMESTAMP_MS + 5), numbers)
@@ -97,6 +124,7 @@ def test_a_very_long_text_is_not_repeated_in_the_error():
     with pytest.raises(InvalidMessageId) as caught:
         parse_id("0" * 1_000_000)
     assert len(caught.value.detail) < 200
+    assert "0" * 57 + "..." in caught.value.detail
 
 
 @given(st.binary(max_size=40).filter(lambda raw: len(raw) != ID_BYTES))

@@ -10,14 +10,19 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import (
     HIGH_WATER,
     READER,
+    SYSTEM,
     DamagedRow,
     generation_prefix,
     generations_range,
     metadata_key,
+    namespace_key,
+    namespace_of,
     namespace_range,
     parse_message_key,
     parse_payload_key,
+    parse_pointer_key,
     parse_system_key,
+    pointer_key,
     stop_after,
     system_key,
     topic_of,
@@ -106,6 +111,41 @@ def test_bytes_that_are_no_key_raise_damaged_row_and_nothing_else(raw):
             parse(raw)
         except DamagedRow as error:
             assert raw.hex() in error.detail or raw[2:].hex() in error.detail
+
+
+@pytest.mark.parametrize(
+    "key", [b"", b"default", b"default:t1", b":t1:", b"default::", b"::", b"d\xff:t1:", b"default:\xff:"]
+)
+def test_a_key_without_a_namespace_and_a_topic_and_their_colons_names_no_topic(key):
+    with pytest.raises(DamagedRow):
+        topic_of(key)
+    with pytest.raises(DamagedRow):
+        parse_system_key(SYSTEM + READER + key + bytes(4))
+
+
+def test_a_key_without_the_first_byte_of_system_rows_or_a_generation_is_no_system_key():
+    key = system_key(READER, NAME, 1)
+    for wrong in (b"\x01" + key[1:], key[1:], key[:1], b"", key[:-1]):
+        with pytest.raises(DamagedRow):
+            parse_system_key(wrong)
+
+
+@given(names, generations, st.integers(1, (1 << 63) - 1))
+def test_a_pointers_key_comes_apart_as_it_was_put_together_and_no_other_key_does(name, generation, pointer):
+    key = pointer_key(name, generation, pointer)
+    assert parse_pointer_key(key) == (name, generation, pointer)
+    for wrong in (key[:-1], key + b"\0", system_key(READER, name, generation, key[-8:])):
+        with pytest.raises(DamagedRow):
+            parse_pointer_key(wrong)
+
+
+@given(namespaces)
+def test_a_namespaces_key_comes_apart_as_it_was_put_together_and_no_other_key_does(namespace):
+    key = namespace_key(namespace)
+    assert namespace_of(key) == namespace
+    for wrong in (key[1:], key[:-1], key[:2] + b":", key[:2] + b"\xff:", SYSTEM + READER + key[2:], b"\x01" + key[1:]):
+        with pytest.raises(DamagedRow):
+            namespace_of(wrong)
 
 
 @given(st.binary(max_size=40))
