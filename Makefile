@@ -5,7 +5,7 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check audit quick-tests format bench bench-peers torture simulate dist docs man lock etc clean
+.PHONY: help venv serve cluster test check audit quick-tests format bench bench-peers torture simulate mutate dist docs man lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -66,6 +66,9 @@ torture: venv tools  ## every test with many more rounds, then an hour of soak, 
 simulate: venv  ## simulated daemons under simulated faults, judged by a checker: ARGS="--seconds 600", ARGS="--seed 7"
 	.venv/bin/python -m tests.simulation $(ARGS)
 
+mutate: venv  ## small changes of the protocol's code, one by one: is there a test that fails? ARGS="--sample 200", ARGS="--help"
+	.venv/bin/python -m tests.mutation $(ARGS)
+
 dist: venv  ## build the three distributions into dist/: client, server, Spark
 	.venv/bin/python scripts/dist.py
 
@@ -90,6 +93,7 @@ lock:  ## resolve the dependencies of pyproject.toml anew (the only target that 
 	$(LOCK) pyproject.toml --group run --upgrade --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) pyproject.toml --group run --upgrade --group bench -c requirements-dev.lock -o requirements-bench.lock
 	$(LOCK) --upgrade --group pyproject.toml:audit -c requirements-dev.lock -o requirements-audit.lock
+	$(LOCK) --upgrade --group pyproject.toml:mutate -c requirements-dev.lock -c requirements-audit.lock -o requirements-mutate.lock
 
 pictures: venv tools  ## take the console's pictures anew, into docs/pictures
 	.venv/bin/python -m tests.console.pictures

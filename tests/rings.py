@@ -81,6 +81,7 @@ RINGS = (
     Ring("storage", 75, 40),
     Ring("kept", 8, 4),
     Ring("simulation", 60, 35),
+    Ring("mutation", 10, 5),
     Ring("peering", 25, 7),
     Ring("security", 70, 44),
     Ring("traces", 25, 20),

@@ -135,7 +135,7 @@ def test_every_setting_explains_itself():
 
 def test_lock_files_name_hashes_and_no_host():
     locks = sorted(ROOT.glob("requirements*.lock"))
-    assert len(locks) == 4
+    assert len(locks) == 5
     for lock in locks:
         text = lock.read_text(encoding="utf-8")
         assert "--hash=sha256:" in text
@@ -150,6 +150,7 @@ def test_lock_files_hold_what_the_project_asks_for():
         "requirements-dev.lock": project["project"]["dependencies"] + project["dependency-groups"]["dev"],
         "requirements-bench.lock": project["dependency-groups"]["bench"],
         "requirements-audit.lock": project["dependency-groups"]["audit"],
+        "requirements-mutate.lock": project["dependency-groups"]["mutate"],
     }
     for lock, requirements in wanted.items():
         locked = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE))

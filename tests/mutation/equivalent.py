@@ -1,0 +1,62 @@
+"""Mutants that no test can kill, each with the reason: they behave like the code, in all that anybody is promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.mutation.mutants import Mutant
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalent:
+    """Found by what the line says, and not by its number."""
+
+    module: str
+    before: str
+    after: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Mutants that are equivalent wherever they are: the line without ``part``, or with ``instead`` for it."""
+
+    part: str
+    instead: str
+    why: str
+
+
+KINDS = (
+    Kind('"big")', ")", "the order of bytes is big-endian where none is said, since Python 3.11"),
+    Kind('.encode("ascii")', '.encode("ASCII")', "names of encodings are the same in either case"),
+    Kind('.decode("ascii")', '.decode("ASCII")', "names of encodings are the same in either case"),
+)
+
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "ids",
+        "if timestamp_ms <= 0:",
+        "if timestamp_ms < 0:",
+        "the bound at the millisecond 0 is the first bound either way",
+    ),
+)
+
+_WHY = {(each.module, each.before, each.after): each.why for each in EQUIVALENT}
+
+
+def why_equivalent(mutant: Mutant) -> str | None:
+    """The reason; None: a test is missing."""
+    for kind in KINDS:
+        if kind.part in mutant.before and _is_same(mutant, kind):
+            return kind.why
+    return _WHY.get((mutant.module, mutant.before, mutant.after))
+
+
+def _is_same(mutant: Mutant, kind: Kind) -> bool:
+    parts = mutant.before.split(kind.part)
+    changed = (
+        kind.part.join(parts[:place]) + kind.instead + kind.part.join(parts[place:]) for place in range(1, len(parts))
+    )
+    return mutant.after in changed

@@ -1,0 +1,261 @@
+"""Runs the tests of a mutant: all tests are loaded once, and each mutant has a fork of that process.
+
+First the tests run as they are, and coverage notes which of them runs which line of the protocol. A mutant's tests are those
+that run its line; it is killed by the first that fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import hashlib
+import json
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from tests.mutation.mutants import CORE, Mutant, path_of
+from tests.mutation.swap import NotApplicable, functions_below, swap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: What a mutant may use of the processor beyond what its tests take: one that never ends is killed by that.
+PATIENCE_CPU_S = 20
+#: And of the clock: one that waits for what never comes uses no processor. The machine may be much slower than it was.
+PATIENCE_S = 900
+#: And of memory, beyond what the process has: one may collect for ever.
+MEMORY = 2 << 30
+SURVIVED, KILLED, LOADED = 0, 1, 2
+
+
+class Verdict(StrEnum):
+    """What came of a mutant."""
+
+    KILLED = "killed"
+    ENDLESS = "killed: it does not end, or takes all memory"
+    SURVIVED = "survived"
+    UNCOVERED = "no test runs the line"
+    LOADED = "it changes what runs when the module is loaded, which is not judged"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A verdict, and how it came about."""
+
+    mutant: Mutant
+    verdict: Verdict
+    test: str
+    """The one that failed, or empty."""
+    tests: int
+    """How many run the line."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class Baseline:
+    """How the tests run without a change."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the processor, by test."""
+    lines: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    """By module and line: the tests that run it, as places in ``seconds``."""
+
+    def tests_of(self, module: str, first: int, last: int) -> list[str]:
+        """Those that run one of the lines, the quickest first."""
+        names = list(self.seconds)
+        lines = self.lines.get(module, {})
+        found = {place for line in range(first, last + 1) for place in lines.get(line, ())}
+        return sorted((names[place] for place in found), key=lambda name: (self.seconds[name], name))
+
+
+class Judge:
+    """A plugin of pytest that runs mutants where pytest would run tests."""
+
+    def __init__(
+        self,
+        mutants: Iterable[Mutant],
+        report: Callable[[Result], None],
+        kept: Path,
+        say: Callable[[str], None],
+        examples: int | None,
+    ) -> None:
+        self._mutants, self._report, self._kept, self._say, self._examples = mutants, report, kept, say, examples
+        self._killers: Counter[tuple[str, str]] = Counter()
+        self._failed = ""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        """Look for a failure as always, and leave out to make it short: nobody reads it."""
+        from hypothesis import Phase, settings  # pytest is to load it first
+
+        house = settings(settings.get_profile("house"), phases=(Phase.explicit, Phase.generate))
+        settings.register_profile("house", settings(house, max_examples=self._examples or house.max_examples))
+        settings.load_profile("house")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed = report.nodeid
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        # A fork's tests are not this run's: nobody is to be shown their letters.
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        items = {item.nodeid: item for item in session.items}
+        if self._examples is not None:
+            _bound_examples(session.items, self._examples)
+        baseline = self._baseline(session, items)
+        functions = functions_below(CORE)
+        gc.freeze()
+        for mutant in self._mutants:
+            begun_s = time.monotonic()
+            first, last = _statement(path_of(mutant.module), mutant.line)
+            tests = baseline.tests_of(mutant.module, first, last)
+            if tests:
+                # What has killed others of this module comes first; that changes how soon, not whether.
+                tests.sort(key=lambda name: -self._killers[mutant.module, name])
+                cpu_s = sum(baseline.seconds[name] for name in tests)
+                change = partial(swap, functions, path_of(mutant.module), mutant.source)
+                work = partial(self._run, change, [items[name] for name in tests])
+                code, test = forked(work, 3 * cpu_s + PATIENCE_CPU_S)
+                verdict = {SURVIVED: Verdict.SURVIVED, KILLED: Verdict.KILLED, LOADED: Verdict.LOADED}.get(
+                    code, Verdict.ENDLESS
+                )
+                if test:
+                    self._killers[mutant.module, test] += 1
+            else:
+                verdict, test = Verdict.UNCOVERED, ""
+            self._report(Result(mutant, verdict, test, len(tests), time.monotonic() - begun_s))
+        return True
+
+    def _run(self, change: Callable[[], object], items: list[pytest.Item]) -> tuple[int, str]:
+        try:
+            change()
+        except NotApplicable:
+            return LOADED, ""
+        for place, item in enumerate(items):
+            following = items[place + 1] if place + 1 < len(items) else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._failed:
+                return KILLED, self._failed
+        return SURVIVED, ""
+
+    def _baseline(self, session: pytest.Session, items: dict[str, pytest.Item]) -> Baseline:
+        """From the last time, if neither code nor tests have changed since."""
+        digest = hashlib.sha256(repr((self._examples, list(items))).encode())
+        for path in sorted([*CORE.rglob("*.py"), *{item.path for item in session.items}]):
+            digest.update(path.read_bytes())
+        if self._kept.exists():
+            kept = json.loads(self._kept.read_text(encoding="utf-8"))
+            if kept["digest"] == digest.hexdigest():
+                lines = {
+                    module: {int(line): tests for line, tests in by_line.items()}
+                    for module, by_line in kept["lines"].items()
+                }
+                return Baseline(kept["seconds"], lines)
+        self._say(f"running {len(items)} tests without a change, to see which of them run which lines")
+        written = self._kept.with_suffix(".new")
+        code, test = forked(lambda: self._measure(items, written), None)
+        if code != SURVIVED:
+            raise pytest.UsageError(f"without any change the tests do not pass: {test or code}")
+        measured = json.loads(written.read_text(encoding="utf-8"))
+        written.unlink()
+        self._kept.write_text(json.dumps({"digest": digest.hexdigest(), **measured}), encoding="utf-8")
+        return self._baseline(session, items)
+
+    def _measure(self, items: dict[str, pytest.Item], written: Path) -> tuple[int, str]:
+        import coverage
+
+        seconds: dict[str, float] = {}
+        measured = coverage.Coverage(data_file=None, include=[f"{CORE}/*"], config_file=False, messages=False)
+        measured.start()
+        those = list(items.items())
+        for place, (name, item) in enumerate(those):
+            measured.switch_context(str(place))
+            begun_s = time.process_time()
+            following = those[place + 1][1] if place + 1 < len(those) else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            seconds[name] = time.process_time() - begun_s
+            if self._failed:
+                return KILLED, self._failed
+        measured.stop()
+        data = measured.get_data()
+        lines = {
+            Path(file).relative_to(CORE).with_suffix("").as_posix(): {
+                line: [int(context) for context in contexts if context]
+                for line, contexts in data.contexts_by_lineno(file).items()
+            }
+            for file in data.measured_files()
+        }
+        written.write_text(json.dumps({"seconds": seconds, "lines": lines}), encoding="utf-8")
+        return SURVIVED, ""
+
+
+def _bound_examples(items: list[pytest.Item], most: int) -> None:
+    """Also where a test says itself how many examples it looks at."""
+    from hypothesis import settings
+
+    for item in items:
+        holders = ((getattr(item, "cls", None), "settings"), (item.obj, "_hypothesis_internal_use_settings"))
+        for holder, name in holders:
+            if isinstance(own := getattr(holder, name, None), settings) and own.max_examples > most:
+                function = getattr(holder, "__func__", holder)
+                setattr(function, name, settings(own, max_examples=most))
+
+
+def _statement(path: Path, line: int) -> tuple[int, int]:
+    """The first and last line of the smallest statement that a line is part of: coverage counts one line of some."""
+    found, most = (line, line), sys.maxsize
+    for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(each, ast.stmt) and each.end_lineno is not None and each.lineno <= line <= each.end_lineno:
+            lines = each.end_lineno - each.lineno
+            if lines < most:
+                found, most = (each.lineno, each.end_lineno), lines
+    return found
+
+
+def forked(work: Callable[[], tuple[int, str]], cpu_s: float | None) -> tuple[int, str]:
+    """What ``work`` comes to in a fork of this process that is bounded, unless there is no ``cpu_s``; -1: it was killed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            _in_child(work, cpu_s, writing)
+        finally:
+            os._exit(KILLED)  # whatever comes to here was raised by the change
+    os.close(writing)
+    waiting = os.pidfd_open(child)
+    try:
+        if not select.select([waiting], [], [], None if cpu_s is None else PATIENCE_S)[0]:
+            signal.pidfd_send_signal(waiting, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return (code, os.read(reading, 65_536).decode()) if code >= 0 else (-1, "")
+    finally:
+        os.close(waiting)
+        os.close(reading)
+
+
+def _in_child(work: Callable[[], tuple[int, str]], cpu_s: float | None, writing: int) -> NoReturn:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    if cpu_s is not None:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu_s),) * 2)
+    code, name = work()
+    os.write(writing, name.encode())
+    os._exit(code)

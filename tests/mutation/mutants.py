@@ -1,0 +1,196 @@
+"""The small changes of the protocol's code that somebody could make: a `<` for a `<=`, a value left out, a `not` too many.
+
+mutmut makes them, of what stands in functions. Left out is what its operators make of words for people, and of
+what stands between them: a text with a space in it may be said otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import libcst
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "plainsong/protocol"
+PLACE = ROOT / ".cache/mutate"
+LOCK = ROOT / "requirements-mutate.lock"
+
+#: Read where a mistake is worst, first: what gives ids, judges duplicates, decides and proves.
+FOREMOST = (
+    "ids",
+    "keys",
+    "page",
+    "rows",
+    "topic/core",
+    "topic/publish",
+    "topic/step",
+    "topic/deduplication",
+    "topic/producer_sessions",
+    "topic/transactional",
+    "topic/visibility",
+    "topic/chain",
+    "topic/chain_rules",
+    "topic/verify",
+    "transactions/decisions",
+    "transactions/manager",
+    "transactions/outcomes",
+    "transactions/view",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one module."""
+
+    module: str
+    """Below ``plainsong/protocol``, without its ending: ``topic/core``."""
+    line: int
+    """The first that differs."""
+    before: str
+    """That line, without the space around it."""
+    after: str
+    source: str
+    """Of the module with the change."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same change of the same text."""
+        return hashlib.sha256(f"{self.module}\n{self.source}".encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return f"{self.module}.py:{self.line}\n  - {self.before}\n  + {self.after}"
+
+
+def add_tools() -> None:
+    """Make mutmut and coverage importable, behind everything that the environment of the tests has.
+
+    They have an environment of their own below ``.cache``: nobody else needs what they bring along.
+    """
+    stamp = PLACE / "installed.lock"
+    if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
+        print("installing requirements-mutate.lock", file=sys.stderr)
+        venv.create(PLACE, with_pip=True, clear=True)
+        pip = [PLACE / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", LOCK]
+        subprocess.run(pip, check=True)
+        stamp.write_bytes(LOCK.read_bytes())
+    (packages,) = PLACE.glob("lib/python*/site-packages")
+    if str(packages) not in sys.path:
+        sys.path.append(str(packages))
+
+
+def modules() -> list[str]:
+    """Of the protocol, the foremost first."""
+    names = sorted(path.relative_to(CORE).with_suffix("").as_posix() for path in CORE.rglob("*.py"))
+    return [*FOREMOST, *(name for name in names if name not in FOREMOST and not name.endswith("__init__"))]
+
+
+def path_of(module: str) -> Path:
+    return CORE / f"{module}.py"
+
+
+@cache
+def _module(name: str) -> tuple[libcst.Module, list[Any]]:
+    """The syntax tree of a module, and what mutmut would change in its functions."""
+    import libcst
+    from libcst.metadata import MetadataWrapper
+    from mutmut.mutation.file_mutation import MutationVisitor
+    from mutmut.mutation.mutators import mutation_operators
+    from mutmut.mutation.pragma_handling import IgnoredCode
+
+    wrapper = MetadataWrapper(libcst.parse_module(path_of(name).read_text(encoding="utf-8")))
+    visitor = MutationVisitor(mutation_operators, IgnoredCode(set(), set(), set()))
+    wrapper.visit(visitor)
+    told = _inside_prose(wrapper.module)
+    found = [
+        each
+        for each in visitor.mutations
+        if isinstance(each.contained_by_top_level_function, libcst.FunctionDef)
+        and id(each.original_node) not in told
+        and not _is_prose(each)
+    ]
+    return wrapper.module, found
+
+
+def _inside_prose(tree: libcst.Module) -> set[int]:
+    """The nodes between the words of texts for people, such as the number of digits that an error names."""
+    import libcst
+
+    class Walk(libcst.CSTVisitor):
+        def __init__(self) -> None:
+            super().__init__()
+            self.depth, self.found = 0, set[int]()
+
+        def on_visit(self, node: libcst.CSTNode) -> bool:
+            if self.depth:
+                self.found.add(id(node))
+            self.depth += isinstance(node, libcst.FormattedString) and _has_space(node)
+            return True
+
+        def on_leave(self, original_node: libcst.CSTNode) -> None:
+            self.depth -= isinstance(original_node, libcst.FormattedString) and _has_space(original_node)
+
+    walk = Walk()
+    tree.visit(walk)
+    return walk.found
+
+
+def _is_prose(mutation: Any) -> bool:
+    """It only changes, or leaves out, words for people."""
+    import libcst
+
+    before, after = mutation.original_node, mutation.mutated_node
+    if isinstance(before, libcst.SimpleString):
+        return _has_space(before)
+    if isinstance(before, libcst.Call) and isinstance(after, libcst.Call):
+        kept = {id(argument) for argument in after.args}
+        gone = [argument.value for argument in before.args if id(argument) not in kept]
+        return bool(gone) and all(_has_space(value) for value in gone)
+    return False
+
+
+def _has_space(node: libcst.BaseExpression) -> bool:
+    import libcst
+
+    if isinstance(node, libcst.ConcatenatedString):
+        return True
+    if isinstance(node, libcst.FormattedString):
+        return any(isinstance(part, libcst.FormattedStringText) and " " in part.value for part in node.parts)
+    return isinstance(node, libcst.SimpleString) and " " in node.value
+
+
+def count(module: str) -> int:
+    """How many mutants a module has."""
+    return len(_module(module)[1])
+
+
+def sample(module: str, most: int | None, seed: int) -> Iterator[Mutant]:
+    """So many mutants of a module, drawn by a seed; None: all. Of equal ones there is one."""
+    tree, mutations = _module(module)
+    if most is not None and most < len(mutations):
+        mutations = random.Random(f"{seed} {module}").sample(mutations, most)
+    seen = set[str]()
+    for mutation in mutations:
+        changed = tree.deep_replace(mutation.original_node, mutation.mutated_node)
+        mutant = _mutant(module, tree.code, changed.code)
+        if mutant is not None and mutant.key not in seen:
+            seen.add(mutant.key)
+            yield mutant
+
+
+def _mutant(module: str, before: str, after: str) -> Mutant | None:
+    """None: the change does not change anything."""
+    old, new = before.splitlines(), after.splitlines()
+    for number, (a, b) in enumerate(zip(old, new, strict=False)):
+        if a != b:
+            return Mutant(module, number + 1, a.strip(), b.strip(), after)
+    return None

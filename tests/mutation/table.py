@@ -1,0 +1,98 @@
+"""What came of the mutants of each module: a table, which stands in docs/reliability.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tests.mutation.equivalent import why_equivalent
+from tests.mutation.judge import Verdict
+from tests.mutation.mutants import ROOT, Mutant
+
+DOCUMENT = ROOT / "docs/reliability.md"
+BEGIN, END = "<!-- mutated: begin -->", "<!-- mutated: end -->"
+
+
+class Judged(Protocol):
+    """What is kept of a mutant."""
+
+    @property
+    def verdict(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one module."""
+
+    module: str
+    mutants: int
+    """That mutmut makes of it."""
+    tried: int
+    killed: int
+    equivalent: int
+    open: int
+
+    @property
+    def share(self) -> float:
+        """Killed, of those that are not equivalent."""
+        return self.killed / (self.killed + self.open) if self.killed + self.open else 1.0
+
+
+def row(module: str, mutants: int, sample: Iterable[Mutant], kept: Mapping[str, Judged]) -> Row:
+    """Count what came of a module's mutants; those that change what runs when it is loaded count for nothing."""
+    killed = equivalent = still_open = 0
+    for each in sample:
+        match kept[each.key].verdict if each.key in kept else None:
+            case Verdict.KILLED | Verdict.ENDLESS:
+                killed += 1
+            case Verdict.SURVIVED | Verdict.UNCOVERED:
+                if why_equivalent(each) is None:
+                    still_open += 1
+                else:
+                    equivalent += 1
+    return Row(module, mutants, killed + equivalent + still_open, killed, equivalent, still_open)
+
+
+def total(rows: Iterable[Row]) -> Row:
+    rows = list(rows)
+    return Row(
+        "all",
+        sum(each.mutants for each in rows),
+        sum(each.tried for each in rows),
+        sum(each.killed for each in rows),
+        sum(each.equivalent for each in rows),
+        sum(each.open for each in rows),
+    )
+
+
+def text(rows: Iterable[Row], seed: int) -> str:
+    """In Markdown."""
+    rows = list(rows)
+    whole = total(rows)
+    lines = [
+        f"Commit {_commit()}, seed {seed}: of {whole.mutants:,} mutants of {len(rows)} modules {whole.tried:,} were tried, "
+        f"and {whole.killed:,} killed: {whole.share:.1%} of those that are not equivalent.",
+        "",
+        "| module | mutants | tried | killed | survivors, equivalent | survivors, open | killed of what can be |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for each in [*rows, whole]:
+        name = f"`{each.module}.py`" if each is not whole else "**all**"
+        numbers = (f"{each.mutants:,}", f"{each.tried:,}", f"{each.killed:,}", each.equivalent, each.open)
+        lines.append(f"| {name} | {' | '.join(map(str, numbers))} | {each.share:.0%} |")
+    return "\n".join(lines)
+
+
+def write(markdown: str) -> None:
+    """Into the document, in the place of the last one."""
+    document = DOCUMENT.read_text(encoding="utf-8")
+    replaced = re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{markdown}\n\n{END}", document, flags=re.S)
+    DOCUMENT.write_text(replaced, encoding="utf-8")
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
