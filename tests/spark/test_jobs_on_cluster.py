@@ -127,7 +127,7 @@ def test_a_program_reads_and_writes_where_executors_have_the_zip_and_is_told_wha
     client.create_topic("elsewhere")
     run([installed.with_name("plainsong"), "pipeline", "zip"], installed, tmp_path)
     (advice,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    program = Path(__file__).parents[1] / "spark" / "elsewhere_program.py"
+    program = Path(__file__).with_name("elsewhere_program.py")
     without_pyarrow = make_interpreter(tmp_path / "env", wheels=wheels.values(), only=("pyspark", "py4j"))
     settings = [f"spark.master={cluster.url}", *SETTINGS]
     command = [installed, program, url, advice, without_pyarrow, *settings]
