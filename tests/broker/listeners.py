@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 import trio.testing
 from quart import Response
+from quart.routing import QuartMap
 from quart_trio import QuartTrio
 
 from broker.api.route import Endpoint
@@ -156,6 +157,7 @@ class Listener:
 
 def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     app = QuartTrio("toys")
+    app.url_map = QuartMap(strict_slashes=False, merge_slashes=False)
     install_errors(app, settings)
     for endpoint in toys.endpoints:
         route = endpoint.route
