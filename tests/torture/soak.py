@@ -1,6 +1,6 @@
 """A long life: ``python -m tests.torture.soak --minutes 60``.
 
-A daemon takes half of what it could, from plain publishers, producers and transactions; its messages live for
+A daemon takes half of what it could (``--load`` says another part), from plain publishers, producers and transactions; its messages live for
 twenty seconds; readers follow, and begin anew; a backup is made every few minutes; it is stopped, or killed, and started again
 at a quarter and at a half of the time. What it uses and how long publishes take is measured all the time. From the
 last start on, behind a time to warm up, each of that must be flat, and every reader must have seen every acknowledged
@@ -64,6 +64,8 @@ class Soak:
     over: bool = False
     pause_s: float = 0.0
     """Between two requests of a publisher."""
+    load: float = 0.5
+    """How much of what the daemon could take it is given."""
     acknowledged: int = 0
     unknown: int = 0
     read: int = 0
@@ -251,9 +253,9 @@ def used_by(pid: int, directory: Path) -> dict[str, float]:
 # --- the course ------------------------------------------------------------------------------------
 
 
-async def soak_for(seconds: float, directory: Path) -> Soak:
+async def soak_for(seconds: float, directory: Path, load: float) -> Soak:
     """All of it; the daemon is gone at the end."""
-    soak = Soak(Daemon(directory / "data", *SETTINGS))
+    soak = Soak(Daemon(directory / "data", *SETTINGS), load=load)
     try:
         await soak.start()
         for topic in TOPICS:
@@ -261,7 +263,7 @@ async def soak_for(seconds: float, directory: Path) -> Soak:
         async with trio.open_nursery() as nursery:
             for number in range(PUBLISHERS):
                 nursery.start_soon(publisher, soak, TOPICS[number % len(TOPICS)], f"p{number}")
-            soak.pause_s = 2 * await time_of_a_request(soak)
+            soak.pause_s = await time_of_a_request(soak) / load
             nursery.start_soon(transactions, soak)
             for topic in TOPICS:
                 nursery.start_soon(follower, soak, topic, f"a follower of {topic}")
@@ -355,7 +357,7 @@ def describe(soak: Soak) -> str:
     """The report."""
     minutes = soak.samples[-1][0] / 60
     said = [
-        f"Commit {commit()}, {minutes:.0f} minutes on {os.cpu_count()} cores: {soak.acknowledged:,} messages acknowledged, "
+        f"Commit {commit()}, {minutes:.0f} minutes on {os.cpu_count()} cores at {soak.load:.0%} of the load the daemon took at first: {soak.acknowledged:,} messages acknowledged, "
         f"{soak.unknown} requests of unknown outcome, {soak.read:,} messages read, {soak.committed:,} transactions "
         f"committed, {soak.backups} backups, {len(soak.restarts)} restarts. "
         f"Wrong: {len(soak.wrong)}.",
@@ -372,9 +374,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", type=Path, default=REPORT, help="a directory (default: %(default)s)")
+    parser.add_argument(
+        "--load", type=float, default=0.5, metavar="PART", help="of what the daemon could take (default: %(default)s)"
+    )
     asked = parser.parse_args(arguments)
+    if not 0 < asked.load <= 1:
+        parser.error(f"--load {asked.load} is not above 0 and at most 1")
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        soak = trio.run(partial(soak_for, asked.minutes * 60, Path(directory)))
+        soak = trio.run(partial(soak_for, asked.minutes * 60, Path(directory), asked.load))
     asked.report.mkdir(parents=True, exist_ok=True)
     (asked.report / "soak.md").write_text(describe(soak), encoding="utf-8")
     samples: list[dict[str, Any]] = [{"at_s": at, **values} for at, values in soak.samples]
