@@ -224,9 +224,6 @@ def sweep(volumes: Volumes, volume: Volume, until_s: float, between: Callable[[]
                 _remove(volumes, volume, table, start, stop, between)
                 with volumes.entered(volume) as database:
                     database.compact(table, start, stop)
-            with volumes.entered(volume) as database, volume.changing:
-                # Before the dead ranges are forgotten: rows that came back behind a power cut would be alive.
-                database.sync()
             volumes.shrink(table, group, extent, dead)
     volume.measure()
     try:
@@ -246,7 +243,9 @@ def _remove(
                 while some := list(islice(every, _PIECE_ROWS)):
                     between()
                     begun_s = time.monotonic()
-                    with volume.changing, database.batch(sync=False) as batch:
+                    # Synced each time: of several that were not, a power cut can tear one that has others behind it, and
+                    # LevelDB takes that for damage. They are durable, too, before the dead ranges are forgotten.
+                    with volume.changing, database.batch(sync=True) as batch:
                         for key, _ in some:
                             batch.delete(byte + key)
                     time.sleep((time.monotonic() - begun_s) * _PAUSE_FACTOR)

@@ -6,25 +6,18 @@ These are a few of each kind. ``python -m tests.torture`` goes on for as long as
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.torture.course import with_failing_calls
 from tests.torture.cuts import judge, record
-from tests.torture.disk import Plan, library, why_not
+from tests.torture.disk import Plan, why_not
 from tests.torture.faults import storm
 from tests.torture.power import STYLES
 
 SEED = 190
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory) -> Path:
-    """The library that makes disks fail."""
-    return library(tmp_path_factory.mktemp("library"))
 
 
 @pytest.mark.parametrize(

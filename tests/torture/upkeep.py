@@ -1,0 +1,121 @@
+"""What a store does beside commits, for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a disk that is watched.
+
+A course marks how far it has come by a file in the directory, which stands in the disk's log among everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import trio
+
+from plainsong.protocol.effects import Put
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, stop_after
+from plainsong.protocol.names import TopicName
+from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
+from storage.leveldb.volume_list import Listed, read_list, write_list
+from tests.storage.contract import MESSAGE, NAME
+
+KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
+#: A volume has a few rows.
+OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=4_000, max_open_volumes=3)
+GOES = generation_prefix(NAME, 1)
+STAYS = generation_prefix(TopicName("ns", "stays"), 1)
+#: Marks: from here on all rows are there; those of one topic are gone; all is tidied up.
+WRITTEN, DROPPED, TIDIED = "written.mark", "dropped.mark", "tidied.mark"
+ROWS = 120
+#: Of the volume that version 0.1 is taken to have left.
+LARGE_ROWS = 3_000
+
+
+def row(prefix: bytes, number: int) -> tuple[bytes, bytes]:
+    return prefix + pack_position(number, 0), b"%d of " % number + prefix + b"v" * 60
+
+
+def rows(prefix: bytes, count: int, step: int = 1) -> list[tuple[bytes, bytes]]:
+    """The first of a topic."""
+    return [row(prefix, number) for number in range(0, count, step)]
+
+
+def mark(directory: Path, name: str) -> None:
+    """Say in the disk's log that it has come to here."""
+    (directory / name).touch()
+
+
+async def _write(store: LevelDBStore, prefix: bytes, numbers: range) -> None:
+    claim = await store.claim(NAME)
+    found = [row(prefix, number) for number in numbers]
+    suffixes = [key[len(prefix) :] for key, _ in found]
+    await store.write([Put(MESSAGE, prefix, suffixes, [value for _, value in found])], claim=claim)
+
+
+async def rewriting(directory: Path) -> None:
+    """In each of several volumes most rows die; what stays is written to fewer."""
+    async with await LevelDBStore.open(directory, OPTIONS) as store:
+        for number in range(0, ROWS, 4):
+            await _write(store, GOES, range(number, number + 4))
+            await _write(store, STAYS, range(number, number + 1))
+        await trio.to_thread.run_sync(store._db.upkeep.settle)
+        mark(directory, WRITTEN)
+        await store.drop(MESSAGE, [(GOES, stop_after(GOES))])
+        mark(directory, DROPPED)
+        await store.tidy()
+        mark(directory, TIDIED)
+
+
+async def sweeping(directory: Path) -> None:
+    """The volume of version 0.1 has its dead rows removed in place, piece by piece."""
+    tidying._PIECE_ROWS = 100
+    async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
+        for number in range(0, LARGE_ROWS, 100):
+            await _write(store, GOES, range(number, number + 100))
+        await _write(store, STAYS, range(ROWS))
+    volumes = directory / "volumes"
+    (first,) = read_list(volumes) or []
+    (volumes / f"{first.folder}.index").unlink()
+    async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
+        newest = store._db.volumes.newest
+        await trio.to_thread.run_sync(store._db.volumes.seal)
+        newest.pins -= 1
+        newest.large = True
+    listed = read_list(volumes) or []
+    large = Listed(first.number, first.folder, large=True, compressed=first.compressed)
+    write_list(volumes, [large, *listed[1:]])
+    async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
+        mark(directory, WRITTEN)
+        await store.drop(MESSAGE, [(GOES, stop_after(GOES))])
+        mark(directory, DROPPED)
+        await store.tidy()
+        mark(directory, TIDIED)
+
+
+async def taking_over(directory: Path) -> None:
+    """A directory of version 0.1 becomes one of this version."""
+    _copy_kept(directory)
+    mark(directory, WRITTEN)
+    async with await LevelDBStore.open(directory):
+        mark(directory, TIDIED)
+
+
+def _copy_kept(directory: Path) -> None:
+    """The directory that version 0.1 has left, durable."""
+    directory.mkdir(exist_ok=True)
+    for path in sorted(KEPT.rglob("*")):
+        copy = directory / path.relative_to(KEPT)
+        if path.is_dir():
+            copy.mkdir(exist_ok=True)
+        else:
+            copy.write_bytes(path.read_bytes())
+    for path in [*directory.rglob("*"), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+COURSES = {each.__name__: each for each in (rewriting, sweeping, taking_over)}
+
+if __name__ == "__main__":
+    trio.run(COURSES[sys.argv[1]], Path(sys.argv[2]))
