@@ -33,8 +33,8 @@ from tests.mutation.swap import NotApplicable, functions_below, swap
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What a mutant may use of the processor beyond what its tests take: one that never ends is killed by that.
-PATIENCE_CPU_S = 20
+#: What a test may use of the processor beyond three times what it takes: one that never ends is killed by that.
+PATIENCE_CPU_S = 4
 #: And of the clock: one that waits for what never comes uses no processor. The machine may be much slower than it was.
 PATIENCE_S = 900
 #: And of memory, beyond what the process has: one may collect for ever.
@@ -126,10 +126,9 @@ class Judge:
             if tests:
                 # What has killed others of this module comes first; that changes how soon, not whether.
                 tests.sort(key=lambda name: -self._killers[mutant.module, name])
-                cpu_s = sum(baseline.seconds[name] for name in tests)
                 change = partial(swap, functions, path_of(mutant.module), mutant.source)
-                work = partial(self._run, change, [items[name] for name in tests])
-                code, test = forked(work, 3 * cpu_s + PATIENCE_CPU_S)
+                work = partial(self._run, change, [(items[name], baseline.seconds[name]) for name in tests])
+                code, test = forked(work, PATIENCE_CPU_S)
                 verdict = {SURVIVED: Verdict.SURVIVED, KILLED: Verdict.KILLED, LOADED: Verdict.LOADED}.get(
                     code, Verdict.ENDLESS
                 )
@@ -140,13 +139,14 @@ class Judge:
             self._report(Result(mutant, verdict, test, len(tests), time.monotonic() - begun_s))
         return True
 
-    def _run(self, change: Callable[[], object], items: list[pytest.Item]) -> tuple[int, str]:
+    def _run(self, change: Callable[[], object], items: list[tuple[pytest.Item, float]]) -> tuple[int, str]:
         try:
             change()
         except NotApplicable:
             return LOADED, ""
-        for place, item in enumerate(items):
-            following = items[place + 1] if place + 1 < len(items) else None
+        for place, (item, cpu_s) in enumerate(items):
+            following = items[place + 1][0] if place + 1 < len(items) else None
+            bound_cpu(3 * cpu_s + PATIENCE_CPU_S)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 return KILLED, self._failed
@@ -248,6 +248,12 @@ def forked(work: Callable[[], tuple[int, str]], cpu_s: float | None) -> tuple[in
         os.close(reading)
 
 
+def bound_cpu(more_s: float) -> None:
+    """Let this process use so much more of the processor; then it is killed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + more_s), hard))
+
+
 def _in_child(work: Callable[[], tuple[int, str]], cpu_s: float | None, writing: int) -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
@@ -255,7 +261,7 @@ def _in_child(work: Callable[[], tuple[int, str]], cpu_s: float | None, writing:
     if cpu_s is not None:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu_s),) * 2)
+        bound_cpu(cpu_s)
     code, name = work()
     os.write(writing, name.encode())
     os._exit(code)

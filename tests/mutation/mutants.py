@@ -174,12 +174,12 @@ def count(module: str) -> int:
 
 
 def sample(module: str, most: int | None, seed: int) -> Iterator[Mutant]:
-    """So many mutants of a module, drawn by a seed; None: all. Of equal ones there is one."""
+    """So many mutants of a module, drawn by a seed; None: all. Of equal ones there is one. More begin with the fewer."""
     tree, mutations = _module(module)
-    if most is not None and most < len(mutations):
-        mutations = random.Random(f"{seed} {module}").sample(mutations, most)
+    drawn = list(mutations)
+    random.Random(f"{seed} {module}").shuffle(drawn)
     seen = set[str]()
-    for mutation in mutations:
+    for mutation in drawn[:most]:
         changed = tree.deep_replace(mutation.original_node, mutation.mutated_node)
         mutant = _mutant(module, tree.code, changed.code)
         if mutant is not None and mutant.key not in seen:
