@@ -117,7 +117,7 @@ class TopicCache:
             grown -= chunk.seal()
         self.budget.changed(grown)
 
-    def append_wire(self, prefix: bytes, wire: bytes, offsets: array[int], since: bytes) -> None:
+    def append_wire(self, prefix: bytes, wire: bytes, offsets: array[int] | range, since: bytes) -> None:
         """As ``append``, of many items that are one ``bytes`` already, and have nothing beside.
 
         Args:
@@ -226,7 +226,7 @@ class Chunk:
         self.runs = PointerRuns()
         self._items: list[bytes] | None = []
         self._wire = b""
-        self._offsets: array[int] = array("Q")
+        self._offsets: array[int] | range = range(1)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1 if self._items is None else len(self._items)
@@ -236,11 +236,11 @@ class Chunk:
         """Whether no more items are added."""
         return self._items is None
 
-    def hold(self, wire: bytes, offsets: array[int]) -> int:
+    def hold(self, wire: bytes, offsets: array[int] | range) -> int:
         """Hold these items and no others; returns the cost added."""
         self._wire, self._offsets, self._items = wire, offsets, None
         self.size = len(wire)
-        grown = len(wire) + offsets.itemsize * (len(offsets) - 1)
+        grown = len(wire) + (offsets.itemsize * (len(offsets) - 1) if isinstance(offsets, array) else 0)
         self.cost += grown
         return grown
 
@@ -275,9 +275,10 @@ class Chunk:
         """Join the items into one ``bytes``; returns the cost saved."""
         if self._items is None:
             return 0
-        self._offsets = array("Q", accumulate(map(len, self._items), initial=0))
+        offsets = array("Q", accumulate(map(len, self._items), initial=0))
+        self._offsets = offsets
         self._wire = b"".join(self._items)
-        saved = (ITEM_OVERHEAD_BYTES - self._offsets.itemsize) * len(self._items)
+        saved = (ITEM_OVERHEAD_BYTES - offsets.itemsize) * len(self._items)
         self._items = None
         self.cost -= saved
         return saved

@@ -200,8 +200,11 @@ class RowBatch:
             ]
         return self._items
 
-    def plain_wire(self) -> tuple[bytes, array[int]] | None:
-        """The wire form of all messages and where in it each begins, with its end; None: some are not plain."""
+    def plain_wire(self) -> tuple[bytes, array[int] | range] | None:
+        """The wire form of all messages and where in it each begins, with its end; None: some are not plain.
+
+        Of messages of one length that is a range, which is made at once and takes no memory.
+        """
         if self._items is not None:
             return None
         if self._cut == len(self.values):
@@ -210,7 +213,7 @@ class RowBatch:
             wire, lengths = plain_wire(self.suffixes, self.values), set(map(len, self.values))
         if len(lengths) == 1:
             (length,) = lengths
-            return wire, array("Q", range(0, len(wire) + 1, PLAIN_BESIDE_BYTES + length))
+            return wire, range(0, len(wire) + 1, PLAIN_BESIDE_BYTES + length)
         each = [PLAIN_BESIDE_BYTES + len(value) for value in self.values]
         return wire, array("Q", accumulate(each, initial=0))
 
