@@ -41,6 +41,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "if timestamp_ms < 0:",
         "the bound at the millisecond 0 is the first bound either way",
     ),
+    Equivalent(
+        "page",
+        "if len(view) >= _CUT_AT_ONCE * calcsize(row):",
+        "if len(view) > _CUT_AT_ONCE * calcsize(row):",
+        "just as many rows as are cut at once are cut one by one: the same fields, later",
+    ),
 )
 
 _WHY = {(each.module, each.before, each.after): each.why for each in EQUIVALENT}

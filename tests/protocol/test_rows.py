@@ -10,10 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plainsong.protocol.keys import DamagedRow
-from plainsong.protocol.page import Page, item, items_in, length_prefix, read_varint, varint
+from plainsong.protocol.page import Page, cut_rows, item, items_in, length_prefix, read_varint, varint
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata, Reader
-from plainsong.protocol.rows import PLAIN_GAP, MessageRow, decode_row, encode_row, own_ttl_s, plain_head
+from plainsong.protocol.rows import (
+    PLAIN_GAP,
+    MessageRow,
+    Stored,
+    decode_row,
+    encode_row,
+    is_intact,
+    own_ttl_s,
+    plain_head,
+)
 
 payloads = st.binary(max_size=200)
 ttls_s = st.integers(1, (1 << 31) - 1)
@@ -53,6 +62,72 @@ def test_a_plain_publish_costs_two_bytes_more_than_its_message():
     assert plain_head(2) == b"\x00\x04"
     assert encode_row(MessageRow(b"m0")) == b"\x00\x04m0"
     assert encode_row(MessageRow(b"m0", ttl_s=60)).hex() == "020000003c046d30"
+
+
+@pytest.mark.parametrize("payload", [b"", b"m0", bytes(63), bytes(64), bytes(9000)])
+def test_a_plain_row_is_intact_only_in_its_whole_length(payload):
+    value = encode_row(MessageRow(payload))
+    assert is_intact(value)
+    assert not is_intact(value + b"\0")
+    assert not any(is_intact(value[:end]) for end in range(min(len(value), 80)))
+    assert not is_intact(value[:-1])
+
+
+@given(rows)
+def test_a_row_is_intact_when_it_can_be_decoded(row):
+    value = encode_row(row)
+    assert is_intact(value)
+    assert not is_intact(value + b"\0")
+    assert not is_intact(value[:-1])
+
+
+def reference(**changed):
+    fields = {"n": 2, "b": 8, "f": bytes(10), "l": bytes(9) + b"\1", **changed}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+@pytest.mark.parametrize("staged", [-1, -(1 << 63)])
+def test_a_reference_to_staged_messages_names_a_pointer_below_0(staged):
+    found = Stored.of(MessageRow(None, extras=reference(w=staged)))
+    assert (found.messages, found.payload_bytes, found.staged) == (2, 8, staged)
+    assert (found.first, found.last, found.segments) == (bytes(10), bytes(9) + b"\1", None)
+    assert found.pointer_of_payloads(MessageRow(None, extras=reference(w=staged))) == staged
+    assert found.extras() == reference(w=staged)
+
+
+@pytest.mark.parametrize("staged", [None, 0, 1, -(1 << 63) - 1, True, "-1", -1.0])
+def test_a_reference_without_a_pointer_of_its_own_or_its_row_is_damaged(staged):
+    with pytest.raises(DamagedRow):
+        Stored.of(MessageRow(None, extras=reference(w=staged)))
+
+
+@pytest.mark.parametrize("pointer", [7, -7])
+def test_a_reference_under_a_write_pointer_is_to_what_was_stored_under_it_also_when_it_was_rolled_back(pointer):
+    row = MessageRow(None, pointer, extras=reference(g=[3, 1]))
+    found = Stored.of(row)
+    assert found.pointer_of_payloads(row) == 7
+    assert found.segments == {1, 3}
+    assert found.extras() == reference(g=[1, 3])
+    with pytest.raises(DamagedRow):
+        Stored.of(MessageRow(None, pointer, extras=reference(w=-1)))
+    with pytest.raises(DamagedRow):
+        Stored.of(MessageRow(None, 0, extras=reference()))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"n": -1}, {"b": None}, {"f": bytes(9)}, {"l": "0123456789"}, {"g": [-1]}, {"g": 3}, {"n": "2"}]
+)
+def test_a_reference_with_a_wrong_part_is_damaged(changed):
+    with pytest.raises(DamagedRow):
+        Stored.of(MessageRow(None, 7, extras=reference(**changed)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 99, 100, 101, 149])
+def test_rows_of_one_length_are_cut_alike_whatever_their_number(count):
+    wanted = [bytes([number, 255 - number]) for number in range(count)]
+    data = b"".join(b"__%b_" % each for each in wanted)
+    assert cut_rows(data, "2x2s1x") == wanted
+    assert cut_rows(memoryview(data), "2x2s1x") == wanted
 
 
 @given(payloads)
