@@ -419,9 +419,9 @@ def test_a_commit_whose_answer_is_lost_is_found_out(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=3) as far,
+        Client(proxy.url, request_timeout_s=6) as far,
         far.producer(topic, "p") as producer,
-        producer.begin("key", timeout_s=2) as tx,
+        producer.begin("key", timeout_s=5) as tx,
     ):
         tx.write(b"a")
         tx.write(b"b")

@@ -24,7 +24,7 @@ import os, sys
 from plainsong import Client
 
 client = Client(sys.argv[1])
-with client.transaction(timeout_s=2, buffer_messages=10, client_id="dies") as tx:
+with client.transaction(timeout_s=8, buffer_messages=10, client_id="dies") as tx:
     for n in range(100):
         tx.publish("t", b"stored %d" % n)
     if sys.argv[2] == "published":

@@ -441,7 +441,7 @@ def test_it_gives_up_when_told_and_tries_nothing_but_conflicts_again(client: Cli
 @pytest.fixture
 def lossy(shared_address: tuple[str, int]) -> Any:
     """A client whose answers can get lost, and what loses them."""
-    with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=3, request_timeout_s=1) as client:
+    with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=9, request_timeout_s=4) as client:
         yield client, proxy
 
 

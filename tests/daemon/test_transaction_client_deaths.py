@@ -17,7 +17,7 @@ from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually
 from tests.daemon.ring import Place
 from tests.daemon.talk import Talk, create
 from tests.daemon.transactional_history import Request, Transaction
-from tests.daemon.transactional_program import TOPICS
+from tests.daemon.transactional_program import TIMEOUT_S, TOPICS
 from tests.daemon.transactional_readers import HABITS, many_reader, reader
 from tests.daemon.transactional_rest import check_all
 from tests.daemon.transactional_writers import Plot, settle
@@ -28,7 +28,7 @@ ENOUGH = 40
 
 
 @asynccontextmanager
-async def watched(tmp_path, plot):
+async def watched(tmp_path, plot, *, aborting=True):
     """A daemon whose topics are read all the time; in the end everything is checked."""
     place = Place()
     with Daemon(tmp_path / "data", "storage.min_free_bytes=0", "retention.interval_s=0.1") as daemon:
@@ -42,7 +42,7 @@ async def watched(tmp_path, plot):
             readers.start_soon(many_reader, place, TOPICS, plot, None)
             yield daemon
             async with await Talk.to(daemon.address) as talk:
-                await settle(talk, plot)  # under the eyes of the readers
+                await settle(talk, plot, aborting=aborting)  # under the eyes of the readers
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
             await check_all(talk, plot, TOPICS)
@@ -59,7 +59,7 @@ def note(plot, name, began_s, said):
     """What is known of the transaction from what its client said; whether it came to its end."""
     words = said.split()
     if "began" in words:
-        transaction = Transaction(int(words[words.index("began") + 1]), int((time.time() + 2) * 1000))
+        transaction = Transaction(int(words[words.index("began") + 1]), int((time.time() + TIMEOUT_S) * 1000))
         if "asks" in words:
             transaction.asked_s = began_s
         if "done" in words:
@@ -118,7 +118,7 @@ async def die_waiting(daemon, plot, mark, end):
 
 async def test_a_client_dies_while_it_waits_for_an_answer(tmp_path):
     plot = Plot()
-    async with watched(tmp_path, plot) as daemon:
+    async with watched(tmp_path, plot, aborting=False) as daemon:
         for mark in (b"/store", b"/publish", b"/commit"):
             await die_waiting(daemon, plot, mark, "commit")
         for mark in (b"/rollback", b"/abort"):

@@ -16,6 +16,8 @@ from plainsong import Client
 from plainsong._sync._pool import Pool
 
 TOPICS = ("one", "two", "three")
+#: Many times what its requests take.
+TIMEOUT_S = 15
 
 
 def main(url: str, name: str, end: str, last: str) -> None:
@@ -30,7 +32,7 @@ def main(url: str, name: str, end: str, last: str) -> None:
 
     Pool.carry = mortal
     client = Client(url, namespace="ring")
-    with client, suppress(ZeroDivisionError), client.transaction(timeout_s=2, buffer_messages=4) as tx:
+    with client, suppress(ZeroDivisionError), client.transaction(timeout_s=TIMEOUT_S, buffer_messages=4) as tx:
         print("began", tx.transaction.id, flush=True)
         for number in range(3):
             for topic in TOPICS:

@@ -236,15 +236,15 @@ async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng
             await trio.sleep(0.01)
 
 
-async def settle(talk: Talk, plot: Plot) -> None:
-    """Learn from the service what became of every transaction; those that were left are over soon."""
+async def settle(talk: Talk, plot: Plot, *, aborting: bool = True) -> None:
+    """Learn from the service what became of every transaction; those that were left are over soon, or are aborted."""
     for transaction in plot.transactions:
         with trio.fail_after(PATIENCE_S):
             while True:
                 state = (await done(talk, "GET", f"{TX}/{transaction.id}"))["state"]
                 if state != "in_progress":
                     break
-                if transaction.expires_ms - time.time() * 1000 > 5_000:
+                if aborting and transaction.expires_ms - time.time() * 1000 > 5_000:
                     await decide(talk, transaction, "abort")
                 await trio.sleep(0.02)
         transaction.state = state

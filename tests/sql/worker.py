@@ -28,8 +28,8 @@ from plainsong.sql import SqlParticipant
 #: Between these the surroundings change.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
 #: What nobody decides is over soon, but not before a machine that is held up for a moment has come to the point.
-TIMEOUT_S = 4
-DEADLINE_S = 2.5
+TIMEOUT_S = 8
+DEADLINE_S = 5
 
 
 class Knife:
