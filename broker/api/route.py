@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 from time import perf_counter
@@ -13,6 +14,7 @@ import trio
 
 from broker.http.messages import Answer, BodyPieces, Handler, Request, only_plain, status_of
 from plainsong.protocol.codec import AVRO
+from plainsong.protocol.codec.json_values import between_pieces
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
 
@@ -191,11 +193,23 @@ async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
     """Do ``work`` here, or in a thread when it is about so many bytes that others would notice.
 
     There are two threads for it in all, one of them for what is large. It holds the interpreter's lock, so that more
-    would do no more of it; but each takes the lock from the event loop.
+    would do no more of it; but each takes the lock from the event loop. A large JSON body is parsed in pieces, and
+    between them the thread sleeps long enough for the loop to get the lock.
     """
     if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
         return work()
-    return await trio.to_thread.run_sync(work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
+    return await trio.to_thread.run_sync(_politely, work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
+
+
+def _politely(work: Callable[[], T]) -> T:
+    """In a thread of ``off_loop``, whose context is its own."""
+    between_pieces.set(_let_the_loop_run)
+    return work()
+
+
+def _let_the_loop_run() -> None:
+    # Giving the lock up is not enough: who waits for it needs a moment to wake.
+    time.sleep(0.0001)
 
 
 async def in_steps(size: int, pieces: Iterator[bytes], *, at_once_bytes: int = LOOP_BYTES) -> list[bytes]:

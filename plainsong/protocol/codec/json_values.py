@@ -9,6 +9,9 @@ from __future__ import annotations
 import binascii
 import json
 import re
+from codecs import getincrementaldecoder
+from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from plainsong.protocol.codec.base import MAX_VALUES
@@ -23,13 +26,30 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     Kind = Callable[[Any, str], Any]
 
 
-#: A large body is scanned in pieces of so many bytes.
+#: A large body is scanned, and parsed, in pieces of so many bytes.
 _PIECE_BYTES = 1 << 16
+#: Longer bodies are parsed in pieces, which takes a little longer.
+_AT_ONCE_BYTES = 1 << 20
+
+
+def _go_on() -> None:
+    """Nothing waits."""
+
+
+#: Called between the pieces of a large body. What parses in a thread sets it, to let the event loop run: the standard
+#: library's parser is one call that keeps the interpreter's lock, for a body of 64 MiB a quarter of a second.
+between_pieces: ContextVar[Callable[[], object]] = ContextVar("between_pieces", default=_go_on)
+_SPACE = re.compile(r"[ \t\n\r]*").match
+_SPACES = (" ", "\t", "\n", "\r")
+#: A list or object that ends within so many characters is parsed at once.
+_WINDOW = 4096
+#: How an entry of a list begins → how it ends, where another follows.
+_ENDS = {'"': '",', "{": "},"}
 _DIGITS = re.compile(r"-?[0-9]{1,19}\Z")
 _NAMES = {
     bool: "a boolean",
@@ -63,18 +83,156 @@ def parse_json(body: bytes) -> Any:
     """The value that is the whole body; raises as ``parse_object`` does."""
     if len(body) > MAX_VALUES and _structure(body) > MAX_VALUES and _values(body) > MAX_VALUES:
         raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")
+    text = _decoded(body)
     try:
-        text = body.decode()
+        if len(body) > _AT_ONCE_BYTES:
+            return _Parser(text).whole()
         return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise MalformedBody(f"no UTF-8 at byte {error.start}", hint="JSON is sent in UTF-8") from None
     except json.JSONDecodeError as error:
-        at = len(error.doc[: error.pos].encode())
+        at = sum(len(text[start : min(start + _PIECE_BYTES, error.pos)].encode()) for start in _starts(error.pos))
         raise MalformedBody(f"no JSON at byte {at}: {error.msg}") from None
     except RecursionError:
         raise MalformedBody("the body is nested too deeply") from None
     except ValueError:  # a number of thousands of digits
         raise MalformedBody("a number has too many digits") from None
+
+
+def _starts(size: int) -> Iterator[int]:
+    """Where the pieces of so many bytes begin."""
+    between = between_pieces.get()
+    for start in range(0, size, _PIECE_BYTES):
+        if start:
+            between()
+        yield start
+
+
+def _decoded(body: bytes) -> str:
+    """Raises MalformedBody."""
+    decoder = getincrementaldecoder("utf-8")()
+    pieces = []
+    for start in _starts(len(body)):
+        before = len(decoder.getstate()[0])  # of a character that began in the piece before
+        end = start + _PIECE_BYTES
+        try:
+            pieces.append(decoder.decode(body[start:end], end >= len(body)))
+        except UnicodeDecodeError as error:
+            at = start - before + error.start
+            raise MalformedBody(f"no UTF-8 at byte {at}", hint="JSON is sent in UTF-8") from None
+    return "".join(pieces)
+
+
+class _Parser:
+    """What ``json.loads`` is, in pieces: no call of the standard library's parser has more than a string, or a small
+    list or object, and ``between_pieces`` is called again and again.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        decoder = json.JSONDecoder(object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+        self._scan: Callable[[str, int], tuple[Any, int]] = decoder.scan_once  # type: ignore[attr-defined] # as json.decoder uses it
+        self._between = between_pieces.get()
+        self._pause_at = _PIECE_BYTES
+        self._window_at = 0
+
+    def whole(self) -> Any:
+        """Raises what ``json.loads`` does."""
+        value, at = self._value(self._behind_space(0))
+        at = self._behind_space(at)
+        if at < len(self._text):
+            raise json.JSONDecodeError("Extra data", self._text, at)
+        return value
+
+    def _pause(self, at: int) -> None:
+        if at >= self._pause_at:
+            self._between()
+            self._pause_at = at + _PIECE_BYTES
+
+    def _behind_space(self, at: int) -> int:
+        if self._text[at : at + 1] not in _SPACES:
+            return at
+        end = _SPACE(self._text, at)
+        return at if end is None else end.end()
+
+    def _value(self, at: int) -> tuple[Any, int]:
+        """A value that begins at ``at``, and where it ends."""
+        self._pause(at)
+        first = self._text[at : at + 1]
+        if first in ("[", "{"):
+            # A small one is a matter for the standard library. One that does not end in the window is no error yet; what
+            # begins in the same window is not tried, or lists in lists would be read as often as they are deep.
+            if at >= self._window_at:
+                with suppress(StopIteration, json.JSONDecodeError):
+                    value, size = self._scan(self._text[at : at + _WINDOW], 0)
+                    return value, at + size
+                self._window_at = at + _WINDOW
+            return self._array(at + 1) if first == "[" else self._object(at + 1)
+        try:
+            return self._scan(self._text, at)
+        except StopIteration as stop:
+            raise json.JSONDecodeError("Expecting value", self._text, stop.value) from None
+
+    def _array(self, at: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        at = self._behind_space(at)
+        if self._text[at : at + 1] == "]":
+            return found, at + 1
+        while True:
+            at = self._behind_run(at, found)
+            value, at = self._value(at)
+            found.append(value)
+            at, is_end = self._behind_comma(at, "]")
+            if is_end:
+                return found, at
+
+    def _behind_run(self, at: int, found: list[Any]) -> int:
+        """Adds the entries of a list that end in the window, by one call; where the next one begins.
+
+        What is between the brackets and parses as entries are the entries that stand there: each ends where it does,
+        whatever comes behind it.
+        """
+        end = _ENDS.get(self._text[at : at + 1])
+        while end is not None and at >= self._window_at:
+            self._pause(at)
+            last = self._text.rfind(end, at, at + _WINDOW)
+            if last < 0:
+                break
+            run = f"[{self._text[at : last + 1]}]"
+            with suppress(StopIteration, json.JSONDecodeError):
+                some, size = self._scan(run, 0)
+                if size == len(run):
+                    found += some
+                    at = self._behind_space(last + 2)
+                    continue
+            self._window_at = at + _WINDOW
+        return at
+
+    def _object(self, at: int) -> tuple[dict[str, Any], int]:
+        found: list[tuple[str, Any]] = []
+        at = self._behind_space(at)
+        if self._text[at : at + 1] == "}":
+            return {}, at + 1
+        while True:
+            if self._text[at : at + 1] != '"':
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self._text, at)
+            key, at = self._scan(self._text, at)
+            at = self._behind_space(at)
+            if self._text[at : at + 1] != ":":
+                raise json.JSONDecodeError("Expecting ':' delimiter", self._text, at)
+            value, at = self._value(self._behind_space(at + 1))
+            found.append((key, value))
+            at, is_end = self._behind_comma(at, "}")
+            if is_end:
+                return _without_doubles(found), at
+
+    def _behind_comma(self, at: int, end: str) -> tuple[int, bool]:
+        """Where the next entry begins; or where the list or object ends, and true."""
+        at = self._behind_space(at)
+        mark = self._text[at : at + 1]
+        if mark == end:
+            return at + 1, True
+        if mark != ",":
+            raise json.JSONDecodeError("Expecting ',' delimiter", self._text, at)
+        return self._behind_space(at + 1), False
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,7 +252,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _structure(raw: bytes) -> int:
     """The bytes that separate or open values."""
-    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    return sum(raw.count(each, at, at + _PIECE_BYTES) for at in _starts(len(raw)) for each in (b",", b"[", b"{"))
 
 
 def _values(body: bytes) -> int:
@@ -103,11 +261,13 @@ def _values(body: bytes) -> int:
     Small values take ten times their text and more in memory, so those of a large body are counted before it is
     parsed. Without escapes every second piece between quotes is a string; so one pass in little memory is enough.
     """
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     found = 0
     in_string = 0
-    for at in range(0, len(bare), _PIECE_BYTES):
-        pieces = bare[at : at + _PIECE_BYTES].split(b'"')
+    begins_escaped = False
+    for at in _starts(len(body)):
+        piece = body[at + begins_escaped : at + _PIECE_BYTES]
+        begins_escaped = bool((len(piece) - len(piece.rstrip(b"\\"))) & 1)
+        pieces = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         found += _structure(b"".join(pieces[in_string::2]))
         in_string ^= (len(pieces) - 1) & 1
         if found > MAX_VALUES:
