@@ -51,11 +51,11 @@ class Run:
 
 
 def write(run: Run, per_second: float, per_transaction: int) -> None:
-    """Short transactions at a steady pace until the end."""
+    """Short transactions at a steady pace until the end, and until there was one."""
     pause_s = per_transaction / per_second
     due_s = time.monotonic()
     with Wire(run.port) as wire:
-        while time.monotonic() < run.ends_s:
+        while not run.sent or time.monotonic() < run.ends_s:
             pointer = begin(wire)
             stamp = _MAGIC + _STAMP.pack(time.monotonic_ns()) + b"x" * 84
             body = AVRO.encode_publish(PublishRequest([stamp] * per_transaction, write_pointer=pointer))

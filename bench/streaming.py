@@ -56,7 +56,7 @@ def measure_streaming(profile: Profile, scratch: Path, say: Callable[[str], None
 
 
 class _Sides:
-    """The ways to publish, each for a while, to a topic of its own each time."""
+    """The ways to publish, each for a while and at least once, to a topic of its own each time."""
 
     def __init__(self, ours: Daemon, client: Client, seconds: float) -> None:
         self._ours = ours
@@ -86,7 +86,7 @@ class _Sides:
         count, payload = 0, self._payload
         with self._client.stream(topic) as stream:
             publish = stream.publish
-            while time.perf_counter() < until_s:
+            while not count or time.perf_counter() < until_s:
                 for _ in range(BLOCK):
                     publish(payload)
                 count += BLOCK
@@ -99,7 +99,7 @@ class _Sides:
         count, payload, url = 0, self._payload, f"http://127.0.0.1:{self._ours.port}"
         async with AsyncClient(url, namespace=bodies.NAMESPACE) as client, client.stream(topic) as stream:
             publish = stream.publish
-            while time.perf_counter() < until_s:
+            while not count or time.perf_counter() < until_s:
                 for _ in range(BLOCK):
                     await publish(payload)
                 count += BLOCK
@@ -107,14 +107,14 @@ class _Sides:
 
     def thousands(self, topic: str, until_s: float) -> int:
         count, payloads = 0, bodies.payloads(BLOCK, SIZE)
-        while time.perf_counter() < until_s:
+        while not count or time.perf_counter() < until_s:
             self._client.publish(topic, payloads)
             count += BLOCK
         return count
 
     def singles(self, topic: str, until_s: float) -> int:
         count, payload = 0, self._payload
-        while time.perf_counter() < until_s:
+        while not count or time.perf_counter() < until_s:
             self._client.publish(topic, payload)
             count += 1
         return count
