@@ -28,7 +28,9 @@ T = TypeVar("T")
 TOPICS = [f"topic-{number}" for number in range(6)]
 #: How long everything may take to come right once nothing is wrong any more.
 QUIET_S = 90.0
-PAUSE_S = 0.05
+#: Between two requests of a client. Most of a run is waiting for sessions to end: without pauses clients would fill that time
+#: with requests that find nothing new.
+PAUSE_S = 0.1
 
 
 @dataclass(slots=True)

@@ -22,6 +22,8 @@ from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, 
 from tests.patience import PATIENCE_S
 
 ACCOUNTS = ("a", "b", "c")
+#: Between two transfers, or two publishes: a backup meets hundreds of them without two threads that fill a core each.
+PAUSE_S = 0.02
 
 
 def url_of(daemon: Daemon) -> str:
@@ -274,12 +276,14 @@ class Transfers:
                 else:
                     client.transactions.commit(transaction)
                     self.transfers += 1
+                self._stop.wait(PAUSE_S)
 
     def _publish(self) -> None:
         with Client(self._url) as client:
             while not self._stop.is_set():
                 client.publish("log", [b"%d" % self.acknowledged, b"same request"])
                 self.acknowledged += 1
+                self._stop.wait(PAUSE_S)
 
 
 def sums(client: Client, suffix: str = "") -> tuple[int, int]:
