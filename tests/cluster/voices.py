@@ -82,14 +82,19 @@ class Stage:
         self.news = trio.Event()
 
     async def more(self, count: int, what: str = "acknowledged", patience_s: float = 60.0) -> None:
-        """Wait until so many more of it were counted."""
+        """Wait until so many more of it were counted, ``patience_s`` for each at most."""
         before, goal = dict(self.answers), self.answers[what] + count
-        with trio.move_on_after(patience_s):
-            while self.answers[what] < goal:
-                await self.news.wait()
-            return
-        since = {each: now - before.get(each, 0) for each, now in self.answers.items() if now > before.get(each, 0)}
-        raise AssertionError(f"{count} more {what} did not come in {patience_s} s, but {since}; last: {self.last}")
+        while (counted := self.answers[what]) < goal:
+            with trio.move_on_after(patience_s):
+                while self.answers[what] == counted:
+                    await self.news.wait()
+            if self.answers[what] == counted:
+                since = {
+                    each: now - before.get(each, 0) for each, now in self.answers.items() if now > before.get(each, 0)
+                }
+                raise AssertionError(
+                    f"{goal - counted} of {count} more {what} did not come, none in {patience_s} s, but {since}; last: {self.last}"
+                )
 
 
 class Voice:

@@ -57,11 +57,18 @@ class Place:
         self.news = trio.Event()
 
     async def more(self, acknowledged: int, polled: int) -> None:
-        """Wait until so many more publishes were acknowledged and pages read."""
+        """Wait until so many more publishes were acknowledged and pages read, however slowly they come.
+
+        Raises trio.TooSlowError when none of those that lack came for a while.
+        """
         goal = self.acknowledged + acknowledged, self.polled + polled
-        with trio.fail_after(PATIENCE_S):
-            while self.acknowledged < goal[0] or self.polled < goal[1]:
-                await self.news.wait()
+        while any(lacking := self._lacking(*goal)):
+            with trio.fail_after(PATIENCE_S):
+                while self._lacking(*goal) == lacking:
+                    await self.news.wait()
+
+    def _lacking(self, acknowledged: int, polled: int) -> tuple[int, int]:
+        return max(0, acknowledged - self.acknowledged), max(0, polled - self.polled)
 
     @asynccontextmanager
     async def talk(self) -> AsyncIterator[Talk]:
