@@ -124,7 +124,7 @@ def test_a_very_long_text_is_not_repeated_in_the_error():
     with pytest.raises(InvalidMessageId) as caught:
         parse_id("0" * 1_000_000)
     assert len(caught.value.detail) < 200
-    assert "0" * 57 + "..." in caught.value.detail
+    assert repr("0" * 57 + "...") in caught.value.detail
 
 
 @given(st.binary(max_size=40).filter(lambda raw: len(raw) != ID_BYTES))

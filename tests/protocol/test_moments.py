@@ -7,6 +7,7 @@ from transactions_in_memory import START_MS, TransactionsInMemory
 
 from plainsong.protocol.effects import Put
 from plainsong.protocol.errors import AsOfTooOld, InvalidParameter
+from plainsong.protocol.ids import pack_id
 from plainsong.protocol.transactions import asks
 from plainsong.protocol.transactions.ledger_rows import HEAD, Head, parse_service_key, service_key
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
@@ -185,3 +186,10 @@ def test_a_pointer_that_the_service_did_not_issue_is_no_sign_of_the_time():
     assert not view.is_later(late + 1)
     assert not view.is_later((1 << 63) - 1)
     assert not view.is_later(7)
+
+
+def test_plain_messages_of_the_moments_millisecond_are_shown_and_none_of_the_next():
+    at = TransactionsInMemory()
+    at.pass_s(1)
+    bound = as_of(at, START_MS + 5).view().bound
+    assert pack_id(START_MS + 5, 0xFFFF) < bound <= pack_id(START_MS + 6, 0)
