@@ -32,6 +32,7 @@ KINDS = (
     Kind('"big")', ")", "the order of bytes is big-endian where none is said, since Python 3.11"),
     Kind('.encode("ascii")', '.encode("ASCII")', "names of encodings are the same in either case"),
     Kind('.decode("ascii")', '.decode("ASCII")', "names of encodings are the same in either case"),
+    Kind(", strict=True)", ", )", "both are of one length already: to say so guards against mistakes of later days"),
 )
 
 EQUIVALENT: tuple[Equivalent, ...] = (
@@ -40,6 +41,26 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "if timestamp_ms <= 0:",
         "if timestamp_ms < 0:",
         "the bound at the millisecond 0 is the first bound either way",
+    ),
+    Equivalent("ids", 'raw = b""', 'raw = b"XXXX"', "no id either: both have another length"),
+    Equivalent(
+        "transactions/manager",
+        'return "in_progress" if record.state == "unknown" else record.state',
+        'return "in_progress" if record.state == "XXunknownXX" else record.state',
+        "a record is never unknown: it is compared for the types alone",
+    ),
+    Equivalent(
+        "transactions/view",
+        "self._looked_up = 0",
+        "self._looked_up = 1",
+        "decides how soon ranges of pointers are computed, and not what comes of them",
+    ),
+    Equivalent("topic/visibility", "self.done = False", "self.done = None", "only its truth is asked for"),
+    Equivalent(
+        "topic/visibility",
+        "flags = {value[0] if value else -1 for _, value in rows}",
+        "flags = {value[0] if value else +1 for _, value in rows}",
+        "an empty value has none of the two flags that are looked for, either way",
     ),
     Equivalent(
         "page",
