@@ -240,7 +240,7 @@ def test_limits_hold_at_a_daemon_that_pings_and_reads_nothing(deaf_url: str):
 
 
 def test_closing_within_a_limit_does_not_wait_for_a_daemon_that_reads_nothing(deaf_url: str):
-    with Client(deaf_url, request_timeout_s=60) as client:
+    with Client(deaf_url, request_timeout_s=1000) as client:
         stream = client.stream("t", max_pending_bytes=64 << 20)
         tickets = [stream.publish(b"x" * 1_000_000) for _ in range(20)]
         with pytest.raises(NotSent):

@@ -88,7 +88,7 @@ def rows_of(hbase, part: KeyRange) -> list[tuple[bytes, bytes]]:
 def expire(client: Client, requests: int) -> None:
     """A topic of messages that have expired, some of which were stored first."""
     client.create_topic("short", ttl_s=2)
-    stored = client.transactions.begin(client_id="maintain")
+    stored = client.transactions.begin(timeout_s=600, client_id="maintain")
     client.store("short", [b"stored"] * 50, transaction=stored)
     for _ in range(requests):
         client.publish("short", [bytes(100)] * 10)
@@ -104,7 +104,7 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
     client.publish("twice", [b"of the second"])
     expire(client, 200)
     client.create_topic("kept")
-    invalid = client.transactions.begin(client_id="maintain")
+    invalid = client.transactions.begin(timeout_s=600, client_id="maintain")
     client.publish("kept", [b"invalid"] * 20, transaction=invalid)
     client.transactions.invalidate(invalid)
     ids: list[bytes] = []

@@ -45,6 +45,15 @@ class Tables(Topics):
     def delete(self, topic: str) -> None:
         self.ask("DELETE", f"{READ}/{topic}")
 
+    def let_expire(self, topic: str, message_id: bytes) -> None:
+        """All up to a message expires by the topic's time to live; what is published from then on stays.
+
+        What has expired does not come back with a longer time to live. So no message expires before a test wants it to.
+        """
+        self.ask("PUT", f"{READ}/{topic}/properties", {"ttl": 1})
+        wait_until_later_than(int.from_bytes(message_id[:8], "big") + 1100)
+        self.ask("PUT", f"{READ}/{topic}/properties", {"ttl": 3600})
+
     def store(self, topic: str, pointer: int, *payloads: str) -> None:
         self.ask("POST", f"{READ}/{topic}/store", {"transactionWritePointer": pointer, "messages": list(payloads)})
 

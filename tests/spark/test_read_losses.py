@@ -33,13 +33,13 @@ def follow(tables):
 
 
 def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
-    topic = tables.create("stream-expiry", ttl=1)
+    topic = tables.create("stream-expiry")
     tables.publish(topic, "read")
     reader = follow(topic)
     start = reader.latestOffset(reader.initialOffset(), ALL)
     tables.publish(topic, "unread")
     lost = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(lost[:8], "big") + 1100)
+    tables.let_expire(topic, lost)
     tables.publish(topic, "new")
     for each in (reader, follow(topic)):  # in the same run, and after a restart from the checkpoint
         with pytest.raises(DataLoss, match=r"published between .* have expired by its time to live"):
@@ -48,12 +48,12 @@ def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
 
 
 def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
-    topic = tables.create("stream-quiet", ttl=1)
+    topic = tables.create("stream-quiet", ttl=10)  # far more than what is to happen within it takes
     tables.publish(topic, "read")
     reader = follow(topic)
     start = reader.latestOffset(reader.initialOffset(), ALL)
     read = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(read[:8], "big") + 1100)
+    wait_until_later_than(int.from_bytes(read[:8], "big") + 10_100)
     assert reader.latestOffset(start, ALL) is start
     assert follow(topic).latestOffset(start, ALL) == start  # nothing was published since, after a restart too
     tables.publish(topic, "new")
@@ -61,11 +61,11 @@ def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
 
 
 def test_a_query_that_ran_over_a_quiet_topic_goes_on_whoever_starts_it_again_and_runs_its_batch_twice(tables, follow):
-    topic = tables.create("stream-quiet-runs", ttl=1)
+    topic = tables.create("stream-quiet-runs")
     tables.publish_many(topic, 3)
     start = batches(follow(topic, maxOffsetsPerTrigger=3), follow(topic).initialOffset())[1]
     read = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(read[:8], "big") + 1100)
+    tables.let_expire(topic, read)
     available_now = follow(topic)
     available_now.prepareForTriggerAvailableNow()
     assert available_now.latestOffset(start, ALL) == start
@@ -77,14 +77,14 @@ def test_a_query_that_ran_over_a_quiet_topic_goes_on_whoever_starts_it_again_and
 
 
 def test_what_expires_unread_in_a_topic_that_was_empty_is_missed(tables, follow):
-    topic = tables.create("stream-empty", ttl=1)
+    topic = tables.create("stream-empty")
     reader = follow(topic)
     start = reader.latestOffset(reader.initialOffset(), ALL)
     assert start["topics"]["demo:stream-empty"]["next"] > "00" * 20
     assert reader.latestOffset(start, ALL) is start
     tables.publish(topic, "lost")
     lost = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(lost[:8], "big") + 1100)
+    tables.let_expire(topic, lost)
     for available_now in (False, True):  # nothing has been published since
         each = follow(topic)
         if available_now:
@@ -94,12 +94,12 @@ def test_what_expires_unread_in_a_topic_that_was_empty_is_missed(tables, follow)
 
 
 def test_half_a_request_that_expired_unread_is_missed(tables, follow):
-    topic = tables.create("stream-half", ttl=1)
+    topic = tables.create("stream-half")
     tables.publish_many(topic, 10)
     reader = follow(topic, maxOffsetsPerTrigger=5)
     start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     last = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(last[:8], "big") + 1100)
+    tables.let_expire(topic, last)
     with pytest.raises(DataLoss, match="have expired"):
         follow(topic).latestOffset(start, ALL)
 
@@ -125,10 +125,10 @@ def test_a_recreated_topic_is_told_while_it_is_empty(tables, follow):
 
 
 def test_a_stream_from_a_time_begins_with_what_there_is(tables, follow):
-    topic = tables.create("stream-time", ttl=1)
+    topic = tables.create("stream-time")
     tables.publish(topic, "old")
     old = tables.rows(topic, "message_id")[-1]["message_id"]
-    wait_until_later_than(int.from_bytes(old[:8], "big") + 1100)
+    tables.let_expire(topic, old)
     tables.publish(topic, "new")
     reader = follow(topic, startingTimestamp="1")
     assert batches(reader, reader.initialOffset())[0] == [[b"new"]]

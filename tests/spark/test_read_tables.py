@@ -197,10 +197,11 @@ def test_too_many_partitions_are_refused(tables, monkeypatch):
 
 
 def test_expired_messages_are_lost_for_whoever_names_them_only(tables):
-    topic = tables.create("expiring", ttl=1)
+    topic = tables.create("expiring")
     tables.publish(topic, "old")
-    named = tables.rows(topic, "message_id")[0]["message_id"].hex()
-    wait_until_later_than(int(named[:16], 16) + 1100)
+    old = tables.rows(topic, "message_id")[0]["message_id"]
+    named = old.hex()
+    tables.let_expire(topic, old)
     tables.publish(topic, "new")
     assert tables.read(topic) == [b"new"]
     assert tables.read(topic, startingTimestamp=0) == [b"new"]
@@ -232,12 +233,12 @@ def test_a_recreated_topic_is_told_from_an_expired_one(tables):
 
 
 def test_a_range_that_expires_while_it_is_read_is_noticed(tables):
-    topic = tables.create("meanwhile", ttl=1)
+    topic = tables.create("meanwhile")
     tables.publish(topic, "a", "b")
     first = tables.rows(topic, "message_id")[0]["message_id"]
     reader = tables.batch(topic, "payload", startingOffsets=first.hex())
     parts = reader.partitions()
-    wait_until_later_than(int.from_bytes(first[:8], "big") + 1100)
+    tables.let_expire(topic, first)
     with pytest.raises(DataLoss, match="expired"):
         payloads(reader, parts)
 
