@@ -1,6 +1,6 @@
 """Builds the three distributions of this tree: ``plainsong-client``, ``plainsong-server`` and ``plainsong-spark``.
 
-    python scripts/dist.py [FOLDER]      wheels in FOLDER, by default dist
+    python scripts/dist.py [FOLDER]      wheels in FOLDER, by default dist, each with its SBOM (CycloneDX) beside it
 
 Each has its own ``etc/dist/*/pyproject.toml``. The script copies the distribution's packages beside it and has setuptools
 build a wheel: what is shipped is what is tested. The time in the wheels is that of the last commit, so building twice
@@ -37,10 +37,22 @@ def build(kind: str, folder: Path) -> Path:
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
         options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(wheels)]
-        environ = {**os.environ, "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or _last_commit()}
+        environ = {**os.environ, "SOURCE_DATE_EPOCH": str(built_s())}
         subprocess.run([*pip, *options, str(tree)], env=environ, check=True, capture_output=True, text=True)  # noqa: S603
         (wheel,) = wheels.glob("*.whl")
         return Path(shutil.copy(wheel, folder / wheel.name))
+
+
+def check(kind: str, wheel: Path) -> subprocess.CompletedProcess[str]:
+    """What check-wheel-contents says of a wheel, by the settings in the distribution's ``pyproject.toml``."""
+    settings = ROOT / "etc/dist" / kind / "pyproject.toml"
+    command = [sys.executable, "-m", "check_wheel_contents", "--config", str(settings), str(wheel)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+def built_s() -> int:
+    """What a wheel and its SBOM are dated, in seconds since 1970."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or _last_commit())
 
 
 def _last_commit() -> str:
@@ -54,12 +66,20 @@ def _last_commit() -> str:
 
 def main() -> None:
     """The command line."""
+    sys.path.insert(0, str(ROOT))
+    from scripts import sbom  # its library is a developer's: whoever only builds does without
+
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     for kind in KINDS:
         try:
-            print(build(kind, folder))
+            wheel = build(kind, folder)
         except subprocess.CalledProcessError as failed:
             sys.exit(f"error: {kind} cannot be built\n{failed.stderr}")
+        judged = check(kind, wheel)
+        if judged.returncode:
+            sys.exit(f"error: {judged.stdout}{judged.stderr}")
+        print(wheel)
+        print(sbom.write(wheel, built_s()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -154,6 +155,37 @@ def test_the_metadata_is_complete(kind, wheels):
 @pytest.mark.parametrize("kind", dist.KINDS)
 def test_building_twice_makes_equal_bytes(kind, wheels, tmp_path):
     assert dist.build(kind, tmp_path).read_bytes() == wheels[kind].read_bytes()
+
+
+@pytest.mark.parametrize("kind", dist.KINDS)
+def test_nothing_is_found_amiss_in_the_contents_of_a_wheel(kind, wheels):
+    pytest.importorskip("check_wheel_contents", reason="NOT TESTED: check-wheel-contents is not installed here")
+    judged = dist.check(kind, wheels[kind])
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+@pytest.mark.parametrize("kind", dist.KINDS)
+def test_a_wheel_has_a_bill_of_materials_that_is_valid_complete_and_the_same_twice(kind, wheels, tmp_path):
+    pytest.importorskip("cyclonedx", reason="NOT TESTED: cyclonedx-python-lib is not installed here")
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    from scripts import sbom
+
+    wheel = Path(shutil.copy(wheels[kind], tmp_path))
+    text = sbom.write(wheel, dist.built_s()).read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    assert bill["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    named = {each["name"]: each["version"] for each in bill["components"]}
+    needed = {name: found.version for name, found in required(wheel).items()}
+    assert named.items() >= needed.items()
+    ours = {name for name in named if name.startswith("plainsong-")}
+    assert ours == (set() if kind == "client" else {"plainsong-client"})
+    if ours:  # and what the client needs
+        assert named.keys() - ours == needed.keys() | required(wheels["client"]).keys()
+    assert {each["ref"] for each in bill["dependencies"]} == {f"plainsong-{kind}", *named}
+    assert sbom.write(wheel, dist.built_s()).read_text(encoding="utf-8") == text
 
 
 def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
