@@ -69,6 +69,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HINT = "use for example oldest, newest, -10m, 2026-01-31T12:00:00Z, or an id of 40 hex digits"
 
 
+#: What other systems call them.
+_OTHER_WORDS = {
+    "now": NEWEST,
+    "latest": NEWEST,
+    "end": NEWEST,
+    "earliest": OLDEST,
+    "beginning": OLDEST,
+    "start": OLDEST,
+}
+
+
 def parse_start(given: Start, now_ms: int) -> bytes | int | None:
     """``given`` as an id (20 bytes), a timestamp in milliseconds, or None for the oldest.
 
@@ -104,7 +115,9 @@ def _parse_text(text: str, now_ms: int) -> bytes | int | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidParameter(f"{text[:80]!r} is not a position", hint=_HINT) from None
+        other = _OTHER_WORDS.get(text.lower())
+        hint = _HINT if other is None else f"say {other}"
+        raise InvalidParameter(f"{text[:80]!r} is not a position", hint=hint) from None
     return _timestamp_ms(moment if moment.tzinfo else moment.astimezone())
 
 
@@ -129,7 +142,8 @@ def checked_as_of(
     """
     if as_of is None:
         return None, isolation
-    moment = None if isinstance(as_of, bytes) else parse_start(as_of, now_ms)
+    is_place = isinstance(as_of, bytes) or (isinstance(as_of, str) and as_of.strip().lower() in _OTHER_WORDS)
+    moment = None if is_place else parse_start(as_of, now_ms)
     if not isinstance(moment, int):
         raise InvalidParameter(
             f"as_of is {as_of!r}", hint="use a moment such as -10m, 2026-01-31T12:00:00Z or a datetime"

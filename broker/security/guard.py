@@ -334,7 +334,10 @@ class Guard:
         """
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
         if namespace == SYSTEM and topic == AUDIT_TOPIC and route.name in _AUDIT_WRITES:
-            raise Forbidden("the audit is written by the daemon alone")
+            raise Forbidden(
+                "the audit is written by the daemon alone, whatever the verbs",
+                hint="its properties stay as they are too: with a shorter ttl whoever changed something could remove the record",
+            )
         if not self.required or (self._open_metrics and route.name == "metrics"):
             return
         rights, on = admission.rights, route.on

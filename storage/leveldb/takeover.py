@@ -52,7 +52,10 @@ def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -
     """
     try:
         if read_format(directory) == 1:
-            log.info("taking over a data directory of version 0.1", extra={"directory": str(directory)})
+            log.warning(
+                "this data directory is of version 0.1: it gets format 2, which version 0.1 refuses",
+                extra={"directory": str(directory)},
+            )
             _copy_metadata(directory, options, check=check)
             write_format(directory)
         _move(directory, options)

@@ -22,7 +22,7 @@ import plainsong
 from plainsong import BYTES, JSON, TEXT, Client, Held, Message, MessageId, Page, Undecodable, errors
 from plainsong.errors import NotEncodable
 from plainsong.messages import Origin, nth_id
-from plainsong.positions import is_inclusive, parse_start
+from plainsong.positions import checked_as_of, is_inclusive, parse_start
 from plainsong.protocol.errors import InvalidMessageId, InvalidName, InvalidParameter
 from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_id
 from plainsong.protocol.topic.state import PositionSequence
@@ -117,6 +117,21 @@ def test_what_is_no_start_is_refused_with_examples(wrong):
     with pytest.raises((InvalidParameter, InvalidMessageId)) as caught:
         parse_start(wrong, NOW_MS)
     assert caught.value.outcome == "not-applied"
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"), [("now", "newest"), ("Latest", "newest"), ("earliest", "oldest"), ("beginning", "oldest")]
+)
+def test_a_word_of_other_systems_for_a_start_is_refused_with_ours(word, ours):
+    with pytest.raises(InvalidParameter) as caught:
+        parse_start(word, NOW_MS)
+    assert caught.value.hint == f"say {ours}"
+
+
+def test_a_word_for_a_start_is_no_moment_to_read_as_of():
+    with pytest.raises(InvalidParameter) as caught:
+        checked_as_of("now", None, NOW_MS)
+    assert "newest" not in (caught.value.hint or "")
 
 
 def test_a_time_is_inclusive_and_an_id_exclusive_unless_told_otherwise():

@@ -221,7 +221,8 @@ async def test_the_audit_is_written_by_nobody(daemon):
         ("PUT", "/properties"),
         ("DELETE", ""),
     ):
-        problem(await daemon.ask("operator", method, path + more, json={"messages": ["m"]}), 403, "forbidden")
+        said = problem(await daemon.ask("operator", method, path + more, json={"messages": ["m"]}), 403, "forbidden")
+        assert "ttl" in said.json()["hint"]
     assert (await daemon.ask("operator", "POST", f"{path}/poll", json={})).status_code == 200
 
 
