@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 from broker_in_process import in_process
 
+from broker.http import hypercorn_patches, lane
+from tests.patience import PATIENCE_S
+
 
 @pytest.fixture
 async def daemon():
     async with in_process() as running:
         yield running
+
+
+@pytest.fixture
+def long_linger(monkeypatch):
+    """The rest of a refused body is read until the client ends it; on a busy machine that takes longer than the 2 s else."""
+    for module in (lane, hypercorn_patches):
+        monkeypatch.setattr(module, "LINGER_S", PATIENCE_S)

@@ -114,6 +114,7 @@ async def test_garbage_is_refused_as_a_problem(lane: bool) -> None:
         assert reply.headers["content-type"] == "application/problem+json"
 
 
+@pytest.mark.usefixtures("long_linger")
 @BOTH_LISTENERS
 async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool) -> None:
     async with (

@@ -26,6 +26,7 @@ def stored(body: bytes) -> bytes:
     return bytes.fromhex(json.loads(body)["body"])
 
 
+@pytest.mark.usefixtures("long_linger")
 @BOTH_LISTENERS
 async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(lane: bool) -> None:
     async with running(lane=lane) as listener, await listener.connect() as stream:
@@ -37,6 +38,7 @@ async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(lane: 
         assert await reader.at_end()
 
 
+@pytest.mark.usefixtures("long_linger")
 @BOTH_LISTENERS
 async def test_a_client_that_sends_a_refused_body_all_the_same_can_read_why(lane: bool) -> None:
     async with running(lane=lane) as listener, await listener.connect() as stream:
@@ -44,6 +46,7 @@ async def test_a_client_that_sends_a_refused_body_all_the_same_can_read_why(lane
         assert (await Reader(stream).reply()).code == "body_too_large"
 
 
+@pytest.mark.usefixtures("long_linger")
 @BOTH_LISTENERS
 async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_bound(lane: bool) -> None:
     async with running(lane=lane, max_body_bytes=1000) as listener, await listener.connect() as stream:
