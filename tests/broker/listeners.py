@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Times that a machine that stands still for a moment does not reach; a test of one of them sets its own.
 SETTINGS = HttpSettings(
-    max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=60, header_timeout_s=60, body_timeout_s=60
+    max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=1000, header_timeout_s=1000, body_timeout_s=1000
 )
 
 

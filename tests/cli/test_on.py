@@ -265,7 +265,7 @@ def test_what_takes_too_long_at_the_end_is_given_back(cli, spawn, orders, how):
         "orders",
         "--shell",
         "--run",
-        "echo begun; exec sleep 100",
+        "echo begun; exec sleep 1000",
         *(("--grace", "200ms") if how == "--grace" else ()),
     )
     assert process.stdout.readline() == b"begun\n"

@@ -155,7 +155,7 @@ def test_words_are_no_shell_line(stop, output):
 
 
 def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, output):
-    verdict = shell("sleep 100 & echo $!; echo slow >&2; wait", timeout_s=3)
+    verdict = shell("sleep 1000 & echo $!; echo slow >&2; wait", timeout_s=3)
     assert verdict == Retry("took longer than 3 s: slow")
     sleeper = int(output.got["stdout"])
     eventually("the sleeper is gone", lambda: is_gone(sleeper))
@@ -183,7 +183,7 @@ def test_exits_are_noticed_where_the_kernel_cannot_tell(shell, output, monkeypat
     monkeypatch.delattr(os, "pidfd_open")
     assert shell("cat", b"all of it") == Done()
     assert output.got["stdout"] == b"all of it"
-    assert shell("exec sleep 100", timeout_s=0.2) == Retry("took longer than 0.2 s")
+    assert shell("exec sleep 1000", timeout_s=0.2) == Retry("took longer than 0.2 s")
 
 
 def test_what_runs_may_come_to_its_end_after_the_first_request(shell, stop):
@@ -197,12 +197,12 @@ def test_what_runs_is_given_up_at_the_second_request_or_after_the_grace(shell, o
         stop._grace_s = 0.2
         stop.ask()
         with pytest.raises(Stopped):
-            shell("exec sleep 100")
+            shell("exec sleep 1000")
     else:
         asking = threading.Thread(target=lambda: (output.began.wait(), stop.ask(), stop.ask()))
         asking.start()
         with pytest.raises(Stopped):
-            shell("echo $$; exec sleep 100")
+            shell("echo $$; exec sleep 1000")
         asking.join()
         assert is_gone(int(output.got["stdout"]))
     assert output.ends == 1
@@ -216,7 +216,7 @@ def test_whoever_interrupts_leaves_nothing_behind(stop):
 
     output = Broken()
     runner = Runner(
-        ["/bin/sh", "-c", "echo $$; exec sleep 100"], {}, "shop", timeout_s=PATIENCE_S, stop=stop, output=output
+        ["/bin/sh", "-c", "echo $$; exec sleep 1000"], {}, "shop", timeout_s=PATIENCE_S, stop=stop, output=output
     )
     with pytest.raises(BrokenPipeError):
         runner(message(), 1)
@@ -227,7 +227,7 @@ def test_whoever_interrupts_leaves_nothing_behind(stop):
 def test_a_command_dies_with_the_program(tmp_path):
     code = (
         "import os, sys; from tests.cli.test_on_running import *;"
-        "Runner(['/bin/sh', '-c', 'echo $$; exec sleep 100'], os.environ, 'n', timeout_s=60, stop=Stop(),"
+        "Runner(['/bin/sh', '-c', 'echo $$; exec sleep 1000'], os.environ, 'n', timeout_s=60, stop=Stop(),"
         " output=type('Out', (), {'take': lambda s, m, n, d: (sys.stdout.buffer.write(d), sys.stdout.flush()),"
         " 'end': lambda s, m: None})())(message(), 1)"
     )
