@@ -33,6 +33,8 @@ SETTINGS = (
     f"spark.executor.extraJavaOptions={QUICK_JVM}",
 )
 CONF = [word for setting in SETTINGS for word in ("--conf", setting)]
+#: Where it is about what an executor has, one is enough: another is a JVM more, and its processes of Python.
+ONE_EXECUTOR = "spark.cores.max=1"
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,7 @@ def test_the_printed_line_runs_as_it_is_where_executors_have_the_zip_alone(
     plainsong = str(installed.with_name("plainsong"))
     run([plainsong, "pipeline", "zip"], installed, tmp_path)
     job = ["archive", "append", "orders", "--root", str(tmp_path / "archive"), "--url", url, *CONF]
+    job += ["--conf", ONE_EXECUTOR]
     line = run([plainsong, "pipeline", "run", "--print", "--master", cluster.url, *job], installed, tmp_path)
     run(line, installed, tmp_path, PYSPARK_PYTHON=str(bare))
     assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
@@ -129,7 +132,7 @@ def test_a_program_reads_and_writes_where_executors_have_the_zip_and_is_told_wha
     (advice,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     program = Path(__file__).with_name("elsewhere_program.py")
     without_pyarrow = make_interpreter(tmp_path / "env", wheels=wheels.values(), only=("pyspark", "py4j"))
-    settings = [f"spark.master={cluster.url}", *SETTINGS]
+    settings = [f"spark.master={cluster.url}", ONE_EXECUTOR, *SETTINGS]
     command = [installed, program, url, advice, without_pyarrow, *settings]
     said = run(command, installed, tmp_path, PYSPARK_PYTHON=str(bare), **quick())
     unknown = "ModuleNotFoundError: No module named 'pyspark_plainsong'"
