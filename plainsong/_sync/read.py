@@ -288,6 +288,10 @@ class Reading:
             track.start = bytes(page.last_id)
         track.held = page.held
         track.at_end = page.end != "more"
+        if page.set_aside:
+            log.warning(
+                "%s: %d damaged rows were passed, which an operator has set aside", track.origin.topic, page.set_aside
+            )
         return page.messages
 
     # --- waiting -------------------------------------------------------------------------------

@@ -118,6 +118,11 @@ def poll(
         pages = _pages(client, topic, begin, bounds)
         for page in pages:
             printer.write(page)
+            if page.set_aside:
+                # Not a note: what reads the output has to know that messages are missing.
+                click.echo(
+                    f"{topic}: {page.set_aside} damaged rows were passed, which an operator has set aside", err=True
+                )
             if not (until_empty or last or limit) or printer.is_full:
                 break
     if page is not None and page.end == "more" and printer.count != limit:

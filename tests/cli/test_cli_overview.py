@@ -106,7 +106,9 @@ def test_messages_are_looked_at_from_the_newest_by_a_text_and_one_at_a_time(clie
     assert sum(client.history("c")["published"]) == 3
 
 
-def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(cli: Cli, client: Client):
+def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
+    cli: Cli, client: Client, caplog: pytest.LogCaptureFixture
+):
     first, second, third = [str(each.id) for each in client.poll("a")]
     cli("topic", "set-aside", "a", first, second, code=2)  # nobody can be asked here
     said = cli("topic", "set-aside", "a", first, second, "--dry-run", code=0)
@@ -117,6 +119,10 @@ def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(cli: 
     shown = [(str(each.id), each.state, each.detail) for each in client.messages("a")]
     assert shown == [(first, "set-aside", f"2 rows up to {second}"), (third, "plain", "")]
     assert "set-aside" in cli("peek", "a", code=0).out
+    passed = "a: 2 damaged rows were passed, which an operator has set aside"
+    assert passed in cli("poll", "a", code=0).err
+    cli("tail", "a", "--from", "oldest", "--limit", "1", code=0)
+    assert passed in caplog.messages  # a warning: it comes to standard error
     cli("topic", "set-aside", "a", first, second, "--yes", code=4)
 
 
