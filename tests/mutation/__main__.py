@@ -6,7 +6,8 @@ make mutate ARGS="--sample 0 topic/publish"        all of this one's
 make mutate ARGS="--all --table"                   of every module, and the table in docs/reliability.md
 
 Interrupted, it goes on where it was: build/mutation has what came of each change. A change that a test noticed is not tried
-again until its module changes; one that none noticed is, each time, unless it is known to be equivalent. Exit status 1: less than nine in ten were noticed.
+again until its module changes; one that none noticed is, each time, unless it is known to be equivalent. Exit status 1:
+less than nine in ten were noticed.
 """
 
 from __future__ import annotations
@@ -141,9 +142,9 @@ def _summarize(
     else:
         for each in open_ones:
             print(f"{kept[each.key].verdict}: {each}")
-        print(table.text(rows, arguments.seed))
+        print(table.text(rows, arguments.seed, arguments.examples))
     if arguments.table:
-        table.write(table.text(rows, arguments.seed))
+        table.write(table.text(rows, arguments.seed, arguments.examples))
     return 0 if total.share >= WANTED else 1
 
 
@@ -165,7 +166,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget what came of them before")
     parser.add_argument("--report", action="store_true", help="judge none, and say what is known")
     parser.add_argument("--tests", nargs="+", default=["tests/protocol"], help="that may kill (tests/protocol)")
-    parser.add_argument("--examples", type=int, help="of each searching test that does not say how many (100)")
+    parser.add_argument(
+        "--examples", type=int, help="the most that a test which searches looks at; else as many as it says"
+    )
     parser.add_argument("--table", action="store_true", help="write the table in docs/reliability.md")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
     return parser.parse_args()

@@ -68,13 +68,14 @@ def total(rows: Iterable[Row]) -> Row:
     )
 
 
-def text(rows: Iterable[Row], seed: int) -> str:
+def text(rows: Iterable[Row], seed: int, examples: int | None) -> str:
     """In Markdown."""
     rows = list(rows)
     whole = total(rows)
+    searched = "" if examples is None else f" Tests that search looked at up to {examples} examples each."
     lines = [
         f"Commit {_commit()}, seed {seed}: of {whole.mutants:,} mutants of {len(rows)} modules {whole.tried:,} were tried, "
-        f"and {whole.killed:,} killed: {whole.share:.1%} of those that are not equivalent.",
+        f"and {whole.killed:,} killed: {whole.share:.1%} of those that are not equivalent.{searched}",
         "",
         "| module | mutants | tried | killed | survivors, equivalent | survivors, open | killed of what can be |",
         "|---|--:|--:|--:|--:|--:|--:|",
