@@ -81,7 +81,7 @@ def text(rows: Iterable[Row], seed: int, examples: int | None) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for each in [*rows, whole]:
-        name = f"`{each.module}.py`" if each is not whole else "**all**"
+        name = f"`plainsong/protocol/{each.module}.py`" if each is not whole else "**all**"
         numbers = (f"{each.mutants:,}", f"{each.tried:,}", f"{each.killed:,}", each.equivalent, each.open)
         lines.append(f"| {name} | {' | '.join(map(str, numbers))} | {each.share:.0%} |")
     return "\n".join(lines)
