@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -46,6 +46,8 @@ class View:
         self._me = Instance(name, address_of(name))
         self._there = list(there)
         self._owners: dict[TopicName, str] = {}
+        self._found: dict[TopicName, Instance] = {}
+        """Owners that were asked for since it was last told."""
         self._listeners: list[Callable[[], None]] = []
         self._lost: set[TopicName] = set()
 
@@ -58,11 +60,12 @@ class View:
         return tuple(Instance(name, address_of(name)) for name in sorted(self._there))
 
     def owner(self, name: TopicName) -> Instance | None:
-        there = sorted(self._there)
-        if not there:
-            return None
-        found = self._owners.get(name) or there[crc32(str(name).encode()) % len(there)]
-        return Instance(found, address_of(found))
+        found = self._found.get(name)
+        if found is None and self._there:
+            there = sorted(self._there)
+            owner = self._owners.get(name) or there[crc32(str(name).encode()) % len(there)]
+            found = self._found[name] = Instance(owner, address_of(owner))
+        return found
 
     def is_mine(self, name: TopicName) -> bool:
         owner = self.owner(name)
@@ -81,6 +84,7 @@ class View:
     def tell(self, there: list[str], lies: Mapping[TopicName, str]) -> None:
         """This is what it sees from now on."""
         self._there, self._owners = list(there), dict(lies)
+        self._found.clear()
         self._lost.clear()
         for listener in list(self._listeners):
             listener()
@@ -90,6 +94,12 @@ def address_of(name: str) -> str:
     return f"{name}:7420"
 
 
+@cache
+def _pattern_of(path: str) -> re.Pattern[str]:
+    """What matches the paths of a route."""
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path) + "$")
+
+
 class Life:
     """One process: from its start until it is killed, or fails."""
 
@@ -97,8 +107,8 @@ class Life:
         self.store, self.view = store, view
         self.scope = trio.CancelScope()
         self.daemon: Daemon | None = None
-        #: Method, path and what answers there.
-        self.routes: list[tuple[str, re.Pattern[str], Endpoint]] = []
+        #: By method and how many parts the path has: path and what answers there.
+        self.routes: dict[tuple[str, int], list[tuple[re.Pattern[str], Endpoint]]] = {}
         self._found: dict[tuple[str, str], tuple[Endpoint, dict[str, str]]] = {}
         #: Requests of clients that are being answered; a dict, since cancelling them has to have one order.
         self._serving: dict[trio.CancelScope, None] = {}
@@ -111,9 +121,9 @@ class Life:
         return found
 
     def _look_for(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
-        for verb, pattern, endpoint in self.routes:
+        for pattern, endpoint in self.routes.get((method, path.count("/")), ()):
             match = pattern.match(path)
-            if verb == method and match is not None:
+            if match is not None:
                 return endpoint, {name: unquote(value) for name, value in match.groupdict().items()}
         raise AssertionError(f"there is no route {method} {path}")
 
@@ -186,10 +196,10 @@ class SimulatedInstance:
                 self.network.listening[self.name] = partial(self._accept, nursery, daemon)
             await daemon.start(nursery)
             daemon.directory.environment.turns.attach(lambda: None)
-            life.routes = [
-                (each.route.method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", each.route.path) + "$"), each)
-                for each in daemon.endpoints
-            ]
+            for each in daemon.endpoints:
+                path = each.route.path
+                alike = life.routes.setdefault((each.route.method, path.count("/")), [])
+                alike.append((_pattern_of(path), each))
             life.daemon = daemon
             task_status.started()
             await trio.sleep_forever()

@@ -182,14 +182,15 @@ class Traveller:
 
     async def look(self, topic: str, at_ms: int, at: Instance | None = None) -> None:
         """Read a topic, from the beginning. Raises NotSent, Doubt, Refused; what came before that is noted."""
-        limit, position = self.rng.choice((2, 5, None, None)), None
+        position = None
         messages: list[tuple[bytes, bytes]] = []
         is_whole, where = False, ""
         try:
             while not is_whole:
                 instance = at or self.voice.somebody()
                 where = instance.name
-                request = PollRequest(position, position is None, limit)
+                # Drawn for each page: a topic read two by two to its end costs more than all the rest of a history.
+                request = PollRequest(position, position is None, self.rng.choice((2, 5, None)))
                 path = topic_path(topic, f"/poll?as_of_ms={at_ms}")
                 answer = await self.voice.ask("POST", path, JSON.encode_poll(request), FRAMES, at=instance)
                 messages += answer.messages()

@@ -34,6 +34,7 @@ DECISIONS, MANAGER = "plainsong.protocol.transactions.decisions", "plainsong.pro
 LEDGER, OUTCOMES = "plainsong.protocol.transactions.ledger", "plainsong.protocol.transactions.outcomes"
 TRANSACTIONAL = "plainsong.protocol.topic.transactional"
 CORE = "plainsong.protocol.topic.core"
+STAGING = "plainsong.protocol.topic.staging"
 UPKEEP = "plainsong.protocol.topic.upkeep"
 CHAIN_RULES = "plainsong.protocol.topic.chain_rules"
 
@@ -330,6 +331,20 @@ MISTAKES = (
         "        self.last_ts_ms, self.last_sequence_id = ts, seq - 1\n        return runs",
         "        self.last_ts_ms, self.last_sequence_id = ts, max(-1, seq - 2) if count == 0 and len(runs) and runs[-1].length == 3 else seq - 1\n"
         "        return runs",
+    ),
+    Mistake(
+        "attempts that lost are published too",
+        "transactions are whole",
+        STAGING,
+        "    if segments is None:\n        return Stored(",
+        "    if True:\n        return Stored(",
+    ),
+    Mistake(
+        "a staged store that is sent again is stored again",
+        "once, by sequence ids",
+        STAGING,
+        "        record_store(pending, request, dedup)\n    state.changed.add(pending.pointer)\n",
+        "        pass\n    state.changed.add(pending.pointer)\n",
     ),
     Mistake(
         "expiry is a second late",

@@ -241,6 +241,41 @@ class _Entangled:
         await time_now().sleep(self.voice.rng.choice((0.0, 0.0, 0.002, 0.01, 0.05)))
 
 
+async def hasty_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
+    """Transactions that are committed while their only request is under way; whoever is told of it reads at once."""
+    async with stage.voice(seed) as voice:
+        for number in count(1):
+            if stage.over:
+                return
+            with suppress(NotSent, Doubt, Refused):
+                await _hurry(voice, f"{name}-{number}")
+            await stage.rest(pause_s)
+
+
+async def _hurry(voice: Voice, name: str) -> None:
+    """One of them. Raises NotSent, Doubt, Refused: it did not begin."""
+    stage, began_s, topic = voice.stage, trio.current_time(), voice.rng.choice(voice.stage.topics)
+    begun = await voice.tell("POST", TX, {"timeoutSeconds": 30, "clientId": name})
+    transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
+    stage.history.transactions.append(transaction)
+    write = Write(topic, payloads_of(name, voice), trio.current_time(), transaction)
+    stage.history.writes.append(write)
+
+    async def commit() -> None:
+        with suppress(NotSent, Doubt, Refused):
+            await time_now().sleep(voice.rng.choice((0.001, 0.002, 0.004)))
+            await decide(voice, transaction, "commit")
+            for _ in range(2):
+                # What begins in the very moment of an answer counts as having begun before it.
+                await time_now().sleep(0.0002)
+                await read_page(voice, topic, None, committed=True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit)
+        with suppress(NotSent, Doubt, Refused):
+            await publish(voice, write, begun["writePointer"])
+
+
 # --- readers that wait -----------------------------------------------------------------------------
 
 #: How long readers wait at most, and how soon after the news they have to be told when nothing is wrong.

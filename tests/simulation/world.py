@@ -13,14 +13,16 @@ from typing import Any, TypeVar
 import trio
 import trio._core._run as scheduling
 
+from plainsong.protocol.ids import SEQUENCES_PER_MS
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.state import PositionSequence, Run
 from tests.cluster.course import create_topics, settle
 from tests.cluster.history.checker import check
 from tests.cluster.history.records import History
 from tests.cluster.readers import reader
 from tests.cluster.voices import EXPECTED, Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
-from tests.simulation import brief, garden, kept, ledger, moments, workloads
+from tests.simulation import brief, garden, jobs, kept, ledger, moments, workloads
 from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
@@ -29,6 +31,8 @@ from tests.simulation.network import Network
 T = TypeVar("T")
 #: How long everything may take until it is right again once nothing is wrong.
 QUIET_S = 100.0
+#: How many positions a millisecond has in a crowded history, and what gives them.
+FEW, TAKE = 4, PositionSequence.take
 #: Processor time of one history, some hundred times of what it needs.
 STUCK_S = 30.0
 
@@ -47,6 +51,8 @@ class Plan:
     """Who is at work, each by the name of its workload."""
     knobs: tuple[tuple[str, float], ...] = ()
     """Settings of the instances that are not the usual ones."""
+    crowded: bool = False
+    """Whether each millisecond of a topic has few positions left, as if many messages had been published in it."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -86,6 +92,12 @@ class TravellingVoice(SimulatedVoice):
     expected = SimulatedVoice.expected | {"invalid_parameter"}
 
 
+class StagingVoice(SimulatedVoice):
+    """One whose staged messages are cleaned when a clock jumps far enough."""
+
+    expected = SimulatedVoice.expected | {"invalid_parameter", "already_published"}
+
+
 class SimulatedStage(Stage):
     """What the clients of a simulated history share."""
 
@@ -114,6 +126,10 @@ class SimulatedStage(Stage):
     def traveller(self, seed: int) -> Voice:
         """A client that reads as of moments."""
         return TravellingVoice(self, seed)
+
+    def stager(self, seed: int) -> Voice:
+        """A client that stages messages."""
+        return StagingVoice(self, seed)
 
     def voice(self, seed: int) -> Voice:
         return SimulatedVoice(self, seed)
@@ -405,6 +421,8 @@ NAMED: dict[str, Callable[..., Awaitable[None]]] = {
     "transactions": transactional_writer,
     "regrouping": workloads.regrouping_producer,
     "entangled": workloads.entangled_writer,
+    "hasty": workloads.hasty_writer,
+    "jobs": jobs.run,
 }
 EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "astray", "failing", "failing", "slow", "part"]
 AMONG_SEVERAL = [*EVERYWHERE, "lie", "lie", "freeze", "break", "part"]
@@ -455,13 +473,28 @@ def plan_of(seed: int) -> Plan:
     for later in ("moments", "ledger"):
         if rng.random() < 0.25:
             plan = replace(plan, clients=(*plan.clients, later))
-    return plan
+    if rng.random() < 0.2:
+        plan = replace(plan, clients=(*plan.clients, "jobs"))
+    if instances > 1 and rng.random() < 0.2:
+        # A slow disk of the service has a transaction's requests decided together, which is what haste is about.
+        plan = replace(plan, clients=(*plan.clients, "hasty", "hasty"), faults=[*plan.faults, "slow", "slow"])
+    # Without those whose judge has the times of messages from wall clocks: a full millisecond goes into the next one.
+    return replace(plan, crowded=rng.random() < 0.15 and "brief" not in plan.clients)
+
+
+def _take_few(positions: PositionSequence, now_ms: int, count: int) -> list[Run]:
+    """As ``PositionSequence.take``, in a topic in which each millisecond begins almost full."""
+    if now_ms > positions.last_ts_ms:
+        positions.advance_past(now_ms, SEQUENCES_PER_MS - 1 - FEW)
+    return TAKE(positions, now_ms, count)
 
 
 def simulate(plan: Plan) -> Report:
     """One history, the same for a plan on every machine (with one hash seed of Python)."""
     scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True  # as hypothesis has it
     before = scheduling._r, trio.to_thread.run_sync
+    if plan.crowded:
+        PositionSequence.take = _take_few  # type: ignore[method-assign]
     scheduling._r, trio.to_thread.run_sync = Random(plan.seed), _run_here  # type: ignore[assignment]
     story: list[str] = []
     signal.signal(signal.SIGVTALRM, _stuck)
@@ -473,6 +506,7 @@ def simulate(plan: Plan) -> Report:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         scheduling._r, trio.to_thread.run_sync = before
+        PositionSequence.take = TAKE  # type: ignore[method-assign]
 
 
 async def _run_here(work: Callable[..., T], *arguments: object, **_: object) -> T:

@@ -64,7 +64,8 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
     places = [
         (sequence, row[0], write)
         for write in writes
-        for sequence, payload in zip(write.sequences, write.payloads, strict=True)
+        # A batch of staged messages has one sequence id; where its first message stands, it stands.
+        for sequence, payload in zip(write.sequences, write.payloads, strict=len(write.sequences) > 1)
         if (row := outcome.row(write, payload)) is not None
     ]
     last_sequence, last_id = -1, b""
