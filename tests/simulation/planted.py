@@ -357,8 +357,8 @@ MISTAKES = (
         "a message's own time to live is not looked at",
         "expiry is exact",
         "plainsong.protocol.topic.visibility",
-        "    return 0 if ttl_s is None else int",
-        "    return 0 if True else int",
+        "        expires_ms = expires_ms_of(position, row.ttl_s)\n",
+        "        expires_ms = 0\n",
     ),
     Mistake(
         "a longer time to live brings back what had expired",
