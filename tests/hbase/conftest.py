@@ -36,10 +36,20 @@ async def store(hbase):
 
 
 @pytest.fixture
-async def others(hbase, store):
-    """Four more instances on the tables of ``store``."""
+async def others(hbase, store, monkeypatch):
+    """Four more instances on the tables of ``store``, which has just found that the gateway takes its largest frames."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(4)]
+        with monkeypatch.context() as patched:
+            # 18 MiB each, in the client and in the gateway, for each of hundreds of stores.
+            patched.setattr("storage.hbase.tables._send_a_large_frame", _send_none)
+            opened = [
+                await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(4)
+            ]
+        yield opened
+
+
+async def _send_none(gateway: object, max_cell_bytes: int) -> None:
+    pass
 
 
 async def empty(store: HBaseStore) -> None:
