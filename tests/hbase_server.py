@@ -34,6 +34,13 @@ def why_not() -> str | None:
 class HBase:
     """Master, region server, ZooKeeper and Thrift gateway on local files; ``with`` it, and they are gone at the end."""
 
+    names: tuple[str, ...] = ("hbase", "thrift")
+    """The processes, in the order in which they start."""
+    master = "hbase"
+    """The one that says when HBase is ready."""
+    patience_s = PATIENCE_S
+    """How long that may take."""
+
     def __init__(self, directory: Path, *, jvm: str = QUICK_JVM) -> None:
         """``jvm``: options of both processes; none for what is to be measured."""
         self.directory = directory
@@ -51,8 +58,8 @@ class HBase:
 
     def __enter__(self) -> HBase:
         try:
-            self.start("hbase")
-            self.start("thrift")
+            for name in self.names:
+                self.start(name)
             self.wait_ready()
         except BaseException:
             self.end()
@@ -64,13 +71,18 @@ class HBase:
 
     def start(self, name: str, *options: str, configured: Path | None = None) -> None:
         """Start ``hbase`` or ``thrift``; a further gateway has a name of its own, and options."""
+        verb = "hbase" if name == "hbase" else "thrift"
+        self.spawn(name, self._jvm, verb, configured or self.directory, *options)
+
+    def spawn(self, name: str, jvm: str, *arguments: str | Path) -> None:
+        """Start ``etc/hbase/small`` with these arguments, as the process of this name."""
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [SMALL, "hbase" if name == "hbase" else "thrift", configured or self.directory, *options],
+                [SMALL, *arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"HBASE_JVM": self._jvm},
+                env=os.environ | {"HBASE_JVM": jvm},
             )
 
     def run_script(self, name: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -92,10 +104,14 @@ class HBase:
         process.kill()
         process.wait()
 
+    def lacking(self) -> list[str]:
+        """The processes that do not run, whoever ended them."""
+        return [name for name in self.names if name not in self.processes or self.processes[name].poll() is not None]
+
     def wait_ready(self) -> None:
         """Until a table can be made. Raises TimeoutError with what the processes said last."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        log = self.directory / "hbase.log"
+        deadline_s = time.monotonic() + self.patience_s
+        log = self.directory / f"{self.master}.log"
         while b"Master has completed initialization" not in log.read_bytes():
             self._look(deadline_s)
             time.sleep(0.1)
@@ -103,7 +119,7 @@ class HBase:
 
     async def _make_a_table(self, deadline_s: float) -> None:
         while True:
-            pool = Pool([self.address], size=1, timeout_s=PATIENCE_S)
+            pool = Pool([self.address], size=1, timeout_s=self.patience_s)
             try:
                 await Tables("ready_").prepare(pool, create=True)
             except (StoreError, StoreUnusable):
@@ -117,7 +133,7 @@ class HBase:
     def _look(self, deadline_s: float) -> None:
         ended = [name for name, process in self.processes.items() if process.poll() is not None]
         if ended or time.monotonic() > deadline_s:
-            said = "\n".join((self.directory / f"{name}.log").read_text()[-2000:] for name in ("hbase", "thrift"))
+            said = "\n".join((self.directory / f"{name}.log").read_text()[-2000:] for name in self.names)
             raise TimeoutError(f"HBase is not ready{f', {ended} ended' if ended else ''}:\n{said}")
 
     def end(self) -> None:

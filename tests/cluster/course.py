@@ -20,14 +20,12 @@ from tests.cluster.history.checker import check
 from tests.cluster.history.records import Anomaly, Transaction
 from tests.cluster.nemesis import Attack, Fault
 from tests.cluster.readers import log_of, read_whole, reader
-from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.cluster.voices import QUIET_S, Doubt, NotSent, Refused, Stage, Voice
 from tests.cluster.writers import TX, decide, plain_writer, producing_writer, transactional_writer
 from tests.daemon.talk import topic_path
 
 T = TypeVar("T")
 TOPICS = [f"topic-{number}" for number in range(6)]
-#: How long everything may take to come right once nothing is wrong any more.
-QUIET_S = 90.0
 #: Between two requests of a client. Most of a run is waiting for sessions to end: without pauses clients would fill that time
 #: with requests that find nothing new.
 PAUSE_S = 0.1
@@ -83,11 +81,18 @@ def _said(counts: Counter[str]) -> str:
 
 
 async def run(
-    cluster: Cluster, faults: Sequence[Fault], seed: int, *, clients: int = 2, between: int = 40, plain: bool = False
+    cluster: Cluster,
+    faults: Sequence[Fault],
+    seed: int,
+    *,
+    clients: int = 2,
+    between: int = 40,
+    plain: bool = False,
+    quiet_s: float = QUIET_S,
 ) -> Report:
     """One fault after the other, with ``between`` acknowledgements before and after each; then all is judged. ``plain``: without transactions."""
     begun_s = time.monotonic()
-    stage, rng = Stage(cluster, TOPICS, seed, plain=plain), Random(seed)
+    stage, rng = Stage(cluster, TOPICS, seed, plain=plain, quiet_s=quiet_s), Random(seed)
     attack = Attack(stage, Random(rng.random()))
     await create_topics(stage)
     async with trio.open_nursery() as readers:
@@ -96,9 +101,9 @@ async def run(
             await stage.more(between)
             for fault in faults:
                 await fault(attack)
-                await stage.more(between, patience_s=QUIET_S)
+                await stage.more(between, patience_s=stage.quiet_s)
             await cluster.heal()
-            await stage.more(between, patience_s=QUIET_S)
+            await stage.more(between, patience_s=stage.quiet_s)
             stage.over = True
         readers.cancel_scope.cancel()
     await settle(stage)
@@ -157,10 +162,10 @@ async def _decided(voice: Voice, transaction: Transaction) -> None:
 
 async def at_last(stage: Stage, ask: Callable[[], Awaitable[T]]) -> T:
     """What it answers, once it does: nothing is wrong any more."""
-    with trio.move_on_after(QUIET_S):
+    with trio.move_on_after(stage.quiet_s):
         while True:
             try:
                 return await ask()
             except (NotSent, Doubt, Refused):
                 await trio.sleep(0.2)
-    raise AssertionError(f"still refused {QUIET_S} s after all was well again: {list(stage.last)[-3:]}")
+    raise AssertionError(f"still refused {stage.quiet_s} s after all was well again: {list(stage.last)[-3:]}")

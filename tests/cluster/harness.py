@@ -151,8 +151,8 @@ def write_shift(shift: Path, ahead_s: int) -> None:
 class Cluster:
     """The instances, and the HBase they share."""
 
-    def __init__(self, hbase: HBase, instances: list[Instance]) -> None:
-        self.hbase, self.instances = hbase, instances
+    def __init__(self, hbase: HBase, instances: list[Instance], table_prefix: str) -> None:
+        self.hbase, self.instances, self.table_prefix = hbase, instances, table_prefix
 
     def __getitem__(self, at: int) -> Instance:
         return self.instances[at]
@@ -163,7 +163,7 @@ class Cluster:
         return [each for each in self.instances if each.state != "down"]
 
     async def kill_hbase(self, name: str) -> None:
-        """SIGKILL to ``hbase`` (master, region server and ZooKeeper) or ``thrift``."""
+        """SIGKILL to one of its processes: ``hbase`` (master, region server and ZooKeeper), ``thrift``, or another."""
         await trio.to_thread.run_sync(self.hbase.kill, name)
 
     async def start_hbase(self, name: str) -> None:
@@ -172,9 +172,8 @@ class Cluster:
 
     async def heal(self) -> None:
         """Everything runs, and reaches everything."""
-        for name in ("hbase", "thrift"):
-            if name not in self.hbase.processes:
-                await self.start_hbase(name)
+        for name in self.hbase.lacking():
+            await self.start_hbase(name)
         for each in self.instances:
             each.heal()
         for each in self.instances:
@@ -228,4 +227,4 @@ async def open_cluster(
             instances.append(Instance(name, daemon, thrift, zookeeper, shift, before))
         for each in instances:
             await each.start_again()
-        yield Cluster(hbase, instances)
+        yield Cluster(hbase, instances, prefix)

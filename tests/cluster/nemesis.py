@@ -14,9 +14,13 @@ import trio
 from tests.cluster.harness import SESSION_TIMEOUT_S, Cluster
 from tests.cluster.proxy import WAYS, Storm, Way
 from tests.cluster.voices import Doubt, NotSent, Refused, Stage
+from tests.freezing import freeze
+from tests.hbase_servers import HBaseServers
 from tests.patience import PATIENCE_S
 
 HOUR_S = 3_600
+#: Requests by which work is seen to go on; more than could have been on their way when something broke.
+WORKED = 40
 
 
 @dataclass(slots=True)
@@ -38,6 +42,11 @@ class Attack:
 
     async def lasts(self, least_s: float, most_s: float) -> None:
         await trio.sleep(self.rng.uniform(least_s, most_s))
+
+    async def works_on(self) -> None:
+        """Until, with what has just been broken, requests are acknowledged and transactions committed."""
+        await self.stage.more(WORKED, patience_s=self.stage.quiet_s)
+        await self.stage.more(1, "committed", patience_s=self.stage.quiet_s)
 
 
 Fault = Callable[[Attack], Awaitable[None]]
@@ -202,6 +211,81 @@ async def hbase_freezes(attack: Attack) -> None:
     process.send_signal(signal.SIGSTOP)
     await attack.lasts(1, 6)
     process.send_signal(signal.SIGCONT)
+
+
+# --- HBase whose servers are processes of their own ----------------------------------------------
+
+
+async def region_server_dies(attack: Attack) -> None:
+    """The region server that has the messages is killed; work goes on with the other before it is started again."""
+    hbase, name = await _of_messages(attack)
+    attack.note(f"{name}, which has the messages, is killed")
+    await attack.cluster.kill_hbase(name)
+    await trio.to_thread.run_sync(hbase.expire, name)
+    await attack.works_on()
+    await _start_again(attack, name)
+
+
+async def region_server_freezes(attack: Attack) -> None:
+    """The region server that has the messages stands still until the other has its regions, and wakes. Over HDFS alone, where its log is then closed to it."""
+    hbase, name = await _of_messages(attack)
+    attack.note(f"{name}, which has the messages, is frozen")
+    process = hbase.processes[name]
+    freeze(process.pid)
+    await trio.to_thread.run_sync(hbase.expire, name)
+    await attack.works_on()
+    process.send_signal(signal.SIGCONT)
+    # It is told that it is taken for dead, and ends.
+    await trio.to_thread.run_sync(process.wait, attack.stage.quiet_s)
+    await _start_again(attack, name)
+
+
+async def master_dies(attack: Attack) -> None:
+    """The master is killed; region servers go on without it."""
+    attack.note("the master is killed")
+    await attack.cluster.kill_hbase("master")
+    await attack.works_on()
+    await _start_again(attack, "master")
+
+
+async def data_node_dies(attack: Attack) -> None:
+    """One of three data nodes is killed; what is written meanwhile has two copies."""
+    await _data_nodes_die(attack, 1)
+
+
+async def two_data_nodes_die(attack: Attack) -> None:
+    """Two of three data nodes are killed at once; what is written meanwhile has one copy."""
+    await _data_nodes_die(attack, 2)
+
+
+async def _data_nodes_die(attack: Attack, count: int) -> None:
+    hbase = attack.cluster.hbase
+    assert isinstance(hbase, HBaseServers)
+    names = attack.rng.sample(hbase.data_nodes, count)
+    attack.note(f"{' and '.join(names)} are killed" if count > 1 else f"{names[0]} is killed")
+    for name in names:
+        await attack.cluster.kill_hbase(name)
+    await attack.works_on()
+    for name in names:
+        await _start_again(attack, name)
+
+
+async def _start_again(attack: Attack, *names: str) -> None:
+    """Start what was killed; the next fault meets an HBase that is well, as it has to be to bear one."""
+    for name in names:
+        await attack.cluster.start_hbase(name)
+    hbase = attack.cluster.hbase
+    assert isinstance(hbase, HBaseServers)
+    await trio.to_thread.run_sync(hbase.wait_well)
+
+
+async def _of_messages(attack: Attack) -> tuple[HBaseServers, str]:
+    hbase = attack.cluster.hbase
+    assert isinstance(hbase, HBaseServers)
+    return hbase, await hbase.serving(attack.cluster.table_prefix + "messages")
+
+
+# --- clocks, and where topics are ----------------------------------------------------------------
 
 
 async def wrong_clock(attack: Attack) -> None:

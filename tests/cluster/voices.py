@@ -16,6 +16,8 @@ from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected
 
 #: Longer than a call to HBase may take with all its attempts.
 PATIENCE_S = 12.0
+#: How long everything may take to come right once nothing is wrong any more.
+QUIET_S = 90.0
 #: What an instance says while something is wrong, and means it.
 EXPECTED = {
     *("no_owner", "overloaded", "recovering", "shutting_down", "storage_failed", "outcome_unknown"),
@@ -55,7 +57,10 @@ class Stage:
     #: How likely a transaction stores its messages first, and publishes what is stored.
     stores = 0.0
 
-    def __init__(self, cluster: Cluster, topics: list[str], seed: int, *, plain: bool = False) -> None:
+    def __init__(
+        self, cluster: Cluster, topics: list[str], seed: int, *, plain: bool = False, quiet_s: float = QUIET_S
+    ) -> None:
+        self.quiet_s = quiet_s
         self.cluster, self.topics, self.rng, self.plain = cluster, topics, Random(seed), plain
         self.isolations = (False,) if plain else (True, False)
         """Whether readers are committed ones."""

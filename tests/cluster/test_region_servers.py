@@ -1,0 +1,33 @@
+"""HBase's servers, killed apart from each other: nobody sees anything that must not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import nemesis
+from tests.cluster.course import run
+from tests.cluster.harness import open_cluster
+from tests.cluster.test_cluster_histories import REPORT
+from tests.hbase_server import why_not
+from tests.hbase_servers import HBaseServers
+
+SEED = 120
+#: How long it may take until a region is served again: the master starts, a log is split, all on a busy machine.
+QUIET_S = 900.0
+FAULTS = (nemesis.region_server_dies, nemesis.master_dies, nemesis.region_server_dies, nemesis.gateway_dies)
+
+pytestmark = [pytest.mark.torture, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
+
+@pytest.fixture
+def servers(tmp_path):
+    with HBaseServers(tmp_path / "hbase") as started:
+        yield started
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 3))
+async def test_nobody_sees_what_must_not_be_while_region_servers_die_apart_from_the_master(servers, tmp_path, seed):
+    async with open_cluster(servers, tmp_path, 2) as cluster:
+        report = await run(cluster, FAULTS, seed, quiet_s=QUIET_S)
+    report.append_to(REPORT)
+    assert report.is_good, str(report)
