@@ -355,8 +355,9 @@ class LevelDBTables:
                         self.volumes.note(operation)
                     _put_rows(batch.put, operation)
                     continue
-                for row in ((operation.table, key) for key in operation.keys):
-                    for place in self.volumes.places(*row):
+                places = self.volumes.places_of_each(operation.table, operation.keys)
+                for row, holders in zip(((operation.table, key) for key in operation.keys), places, strict=True):
+                    for place in holders:
                         if place is volume:
                             batch.delete(_TABLE_BYTE[row[0]] + row[1])
                             removed.append(row)

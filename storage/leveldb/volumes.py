@@ -44,6 +44,8 @@ PREPARE_AT = 0.6
 MEMORY_ROW_BYTES = 36
 
 
+#: From so many keys on, it is worth a look whether all of them are in one extent.
+_MANY_KEYS = 8
 #: Rows between a dead range and one that LevelDB cannot step over: those of a block, which has some KiB.
 MAX_REST_ROWS = 10_000
 
@@ -406,6 +408,22 @@ class Volumes:
             }
         return [found[number] for number in sorted(found)]
 
+    def places_of_each(self, table: Table, keys: Sequence[bytes]) -> list[list[Volume]]:
+        """``places`` of each key; of rows that one volume has of one group, as cleaning removes them, by one look."""
+        with self._lock:
+            only = self._only_extent(table, keys)
+            if only is not None:
+                here: list[Volume] = [only.volume]
+                return [here if only.first <= key <= only.last else [] for key in keys]
+        return [self.places(table, key) for key in keys]
+
+    def _only_extent(self, table: Table, keys: Sequence[bytes]) -> Extent | None:
+        """The extent that alone may have any of these rows; None: there are several, or none."""
+        if len(keys) < _MANY_KEYS:
+            return None
+        found = list(islice(self._index[table].overlapping(min(keys), max(keys) + b"\x00"), 2))
+        return found[0] if len(found) == 1 else None
+
     # --- writing -------------------------------------------------------------------------------
 
     def note(self, put: Put) -> None:
@@ -441,11 +459,21 @@ class Volumes:
 
     def note_removed(self, volume: Volume, rows: Iterable[tuple[Table, bytes]]) -> None:
         """Subtract removed rows from what is alive in a volume."""
+        keys: dict[Table, list[bytes]] = {}
+        for table, key in rows:
+            keys.setdefault(table, []).append(key)
         with self._lock:
-            for table, key in rows:
-                for extent in self._index[table].overlapping(key, key + b"\x00"):
-                    if extent.volume is volume:
-                        extent.live = max(0.0, extent.live - extent.size / extent.rows)
+            for table, removed in keys.items():
+                only = self._only_extent(table, removed)
+                if only is not None:
+                    if only.volume is volume:
+                        count = sum(only.first <= key <= only.last for key in removed)
+                        only.live = max(0.0, only.live - count * (only.size / only.rows))
+                    continue
+                for key in removed:
+                    for extent in self._index[table].overlapping(key, key + b"\x00"):
+                        if extent.volume is volume:
+                            extent.live = max(0.0, extent.live - extent.size / extent.rows)
             self.touched.add(volume)
 
     def roll_back_in(self, volume: Volume, keys: Sequence[bytes], pointer: int) -> bool:

@@ -274,6 +274,36 @@ async def test_rows_removed_one_by_one_let_a_volume_go_too(store):
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(35, 40)]
 
 
+async def test_many_rows_are_found_at_once_where_each_is_found_alone(store):
+    claim = await store.claim(NAME)
+    await fill(store, 10)
+    many = [pack_position(number, 0) for number in range(10, 40)]
+    await store.write([Put(MESSAGE, PREFIX, many, [b"v"] * len(many))], claim=claim)
+    other = b"\xff" + PREFIX[1:]
+    await store.write([message(5, prefix=other)], claim=claim)
+    found = store._db.volumes
+    in_one, beyond = [key(number) for number in range(10, 40)], [key(number) for number in range(30, 60)]
+    over_several, of_two_groups = [key(number) for number in range(40)], [*in_one, other + pack_position(5, 0)]
+    for keys in (
+        in_one,
+        beyond,
+        over_several,
+        of_two_groups,
+        in_one[:2],
+        [key(number) for number in range(90, 110)],
+        [],
+    ):
+        assert found.places_of_each(MESSAGE, keys) == [found.places(MESSAGE, each) for each in keys]
+    (volume,) = found.places(MESSAGE, in_one[0])
+    before = volume.live_bytes
+    extent = next(extent for _, extent in found.extents_of(volume, MESSAGE) if extent.last == in_one[-1])
+    row_bytes = extent.size / extent.rows
+    found.note_removed(volume, [(MESSAGE, each) for each in in_one[:20]])
+    assert volume.live_bytes == pytest.approx(before - 20 * row_bytes)
+    found.note_removed(volume, [(MESSAGE, each) for each in beyond])
+    assert volume.live_bytes == pytest.approx(before - 30 * row_bytes), "ten of these are in it"
+
+
 async def test_counting_a_row_as_removed_twice_loses_no_row(store):
     await fill(store, 40)
     for _ in range(50):
