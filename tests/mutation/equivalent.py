@@ -62,6 +62,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "flags = {value[0] if value else +1 for _, value in rows}",
         "an empty value has none of the two flags that are looked for, either way",
     ),
+    Equivalent("transactions/view", "listed = False", "listed = None", "only its truth is asked for"),
+    Equivalent(
+        "page",
+        "if size <= 0xFFFF:",
+        "if size < 0xFFFF:",
+        "whether one more prefix is remembered changes how soon it is made, and not its bytes",
+    ),
     Equivalent(
         "page",
         "if len(view) >= _CUT_AT_ONCE * calcsize(row):",

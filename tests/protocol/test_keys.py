@@ -26,6 +26,7 @@ from plainsong.protocol.keys import (
     stop_after,
     system_key,
     topic_of,
+    topic_prefix,
     topic_range,
 )
 from plainsong.protocol.names import TopicName
@@ -78,6 +79,12 @@ def test_a_generation_range_holds_both_its_ends(name, first, generation, positio
     start, stop = generations_range(name, first, max(first, generation))
     assert start <= message_key(name, max(first, generation), position) < stop
     assert start <= message_key(name, first, (0, 0)) < stop
+
+
+@given(names, generations, positions)
+def test_the_prefix_of_a_topic_is_what_its_keys_begin_with_and_of_others_empty(name, generation, position):
+    assert topic_prefix(message_key(name, generation, position)) == metadata_key(name)
+    assert topic_prefix(system_key(READER, name, generation)) == b""
 
 
 @given(names, namespaces)
