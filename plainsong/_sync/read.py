@@ -142,9 +142,7 @@ class Reading:
         Raises:
           PlainsongError: messages not yet returned will be read again.
         """
-        idle_s = self._plan.idle_timeout_s
-        self._idle_until_s = inf if idle_s is None else self._channel.now() + idle_s
-        self._channel.until_s = min(self.get_until_s, self._idle_until_s) + GRACE_S
+        self._idle(begins=False)
         try:
             if not self._begun:
                 self._begin()
@@ -152,6 +150,7 @@ class Reading:
                 track = self._next_track()
                 if track is None and not self._plan.follow:
                     return None
+                self._idle(begins=track is None)
                 if track is None and self._is_over():
                     return self._nothing()
                 try:
@@ -179,6 +178,15 @@ class Reading:
         """Ends the loop after the message at hand, from any thread."""
         self.stop.set()
         self._page.clear()
+
+    def _idle(self, *, begins: bool) -> None:
+        """Counts the time without messages from when all topics are at their end: reading what is there is not idling."""
+        idle_s = self._plan.idle_timeout_s
+        if not begins or idle_s is None:
+            self._idle_until_s = inf
+        elif self._idle_until_s == inf:
+            self._idle_until_s = self._channel.now() + idle_s
+        self._channel.until_s = min(self.get_until_s, self._idle_until_s) + GRACE_S
 
     def _is_over(self) -> bool:
         """Whether nothing more is waited for."""

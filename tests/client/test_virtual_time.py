@@ -12,6 +12,9 @@ from trio.testing import MockClock
 from plainsong import AsyncClient
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, NotSent
+from plainsong.protocol.codec import FramesOptions, encode_frames
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.page import Page, item
 from tests.client.simulation import NOBODY, said
 from tests.client.topic_of_producers import Topic
 
@@ -126,3 +129,33 @@ def test_a_call_is_tried_until_its_deadline_and_no_longer():
         assert 55 < trio.current_time() - began_s <= 60
 
     in_virtual_time(line, work)
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 0.9, 20.0])
+def test_a_reader_idles_only_at_the_end_of_its_topic_however_long_the_messages_before_it_take(takes_s: float):
+    ids = [pack_id(1 << 40, number) for number in range(3)]
+    polls = 0
+
+    def page(_: Send) -> Answer:
+        nonlocal polls
+        polls += 1
+        items = [item(ids[polls - 1], b"%d" % polls)] if polls <= 3 else []
+        told = {"content-type": "application/vnd.plainsong.frames; version=2"}
+        told["plainsong-end"] = "more" if polls < 3 else "end"
+        if polls <= 3:
+            told["plainsong-last-id"] = ids[polls - 1].hex()
+        return Answer(200, told, encode_frames(Page(items, len(items)), FramesOptions(attributes=True)))
+
+    # Once nothing is left, a poll takes as long as it may wait.
+    line = Line(page, lambda send: takes_s if polls < 3 else send.timeout_s - 0.01)
+
+    async def work(client: AsyncClient) -> list[bytes]:
+        began_s = trio.current_time()
+        read = [
+            message.payload
+            async for message in client.read("t", start="oldest", follow=True, idle_timeout_s=1, page_messages=1)
+        ]
+        assert trio.current_time() - began_s < 3 * takes_s + 2.5
+        return read
+
+    assert in_virtual_time(line, work) == [b"1", b"2", b"3"]
