@@ -37,7 +37,8 @@ TTL_S = 20
 TOPICS = ("orders", "payments", "clicks")
 SETTINGS = (
     *("storage.min_free_bytes=0", "storage.write_buffer_bytes=1048576", "storage.volume_bytes=3670016"),
-    *("retention.interval_s=1", "transactions.timeout_s=10", "cache.max_bytes=4194304"),
+    *("retention.interval_s=1", "transactions.timeout_s=10", "transactions.max_outcomes=1000"),
+    "cache.max_bytes=4194304",
 )
 SAMPLE_S = 1.0
 #: Publishers, of which each sends a request after the other while the most that is taken is looked for.
