@@ -306,14 +306,23 @@ async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_
     assert not list(tables.metadata.dead_ranges())
 
 
-async def test_what_was_swept_is_durable_before_it_is_forgotten(store, monkeypatch):
+async def test_each_piece_of_what_is_swept_is_durable_before_the_rest_and_before_it_is_forgotten(store, monkeypatch):
     large = await of_version_0_1(store)
     events = []
-    shrink, sync = Volumes.shrink, Database.sync
+    shrink, batch = Volumes.shrink, Database.batch
+
+    def noted(self, *, sync):
+        if self is large.database:
+            events.append("synced" if sync else "not synced")
+        return batch(self, sync=sync)
+
     monkeypatch.setattr(Volumes, "shrink", lambda *given: events.append("forgotten") or shrink(*given))
-    monkeypatch.setattr(Database, "sync", lambda self: events.append(self is large.database) or sync(self))
+    monkeypatch.setattr(Database, "batch", noted)
+    monkeypatch.setattr(tidying, "_PIECE_ROWS", 1)
     await store.tidy()
-    assert events == [True, "forgotten"]
+    assert len(events) > 2
+    assert {*events[:-1]} == {"synced"}
+    assert events[-1] == "forgotten"
 
 
 # --- the next volume, and the list ------------------------------------------------------------------
