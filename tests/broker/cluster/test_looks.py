@@ -47,7 +47,7 @@ async def test_one_that_is_told_to_leave_while_it_enters_never_owns_anything(ens
             leaving.start_soon(a.leave)
             await until(lambda: a._me.leaving, a)
             held.may_go_on.set()
-        assert a.entered
+        await until(lambda: a.entered, a)
         assert not any(seen)
         assert [(each.leaving, each.slices) for each in a.assignment.members] == [(True, 0)]
         nursery.cancel_scope.cancel()

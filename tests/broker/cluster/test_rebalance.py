@@ -16,7 +16,7 @@ from broker.cluster.zookeeper import Disconnected
 from broker.config.sections import Ensemble
 from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, slice_of
 from plainsong.protocol.names import TopicName
-from tests.broker.cluster.test_membership import expire
+from tests.broker.cluster.test_membership import EXPIRING_S, SESSION_S, expire
 from tests.patience import PATIENCE_S
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(400)]
@@ -33,8 +33,8 @@ def ensemble(zookeeper):
 class Instance:
     """One instance with all its topics open; implements ``HandoverSteps``, and waits where a test has it wait."""
 
-    def __init__(self, ensemble, name):
-        self.view = Membership(ensemble, name, weight=100, session_timeout_s=5 * PATIENCE_S, clock=SystemClock())
+    def __init__(self, ensemble, name, session_s=SESSION_S):
+        self.view = Membership(ensemble, name, weight=100, session_timeout_s=session_s, clock=SystemClock())
         self.rebalance = Rebalance(self.view, self)
         #: What was to be waited for, in order: ("given" or "taken", the figure).
         self.steps = []
@@ -60,9 +60,9 @@ class Instance:
 
 
 @asynccontextmanager
-async def running(ensemble, name, *, hold=False):
+async def running(ensemble, name, *, hold=False, session_s=SESSION_S):
     """An instance that has entered; with ``hold`` it waits behind its first step."""
-    one = Instance(ensemble, name)
+    one = Instance(ensemble, name, session_s)
     if hold:
         one.may_go_on = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -81,9 +81,9 @@ async def until(true):
 
 
 @asynccontextmanager
-async def two(ensemble):
-    """Two that have their shares."""
-    async with running(ensemble, "a") as a, running(ensemble, "b") as b:
+async def two(ensemble, *, session_s=SESSION_S):
+    """Two that have their shares; ``session_s`` is the session of the first."""
+    async with running(ensemble, "a", session_s=session_s) as a, running(ensemble, "b") as b:
         await until(lambda: {one.view.slices_of(name) for one in (a, b) for name in "ab"} == {SLICES})
         yield a, b
 
@@ -226,7 +226,7 @@ async def test_a_process_that_comes_back_after_a_crash_has_what_it_had_at_once(e
 
 
 async def test_one_whose_session_was_over_while_it_lived_has_what_it_had_at_once(ensemble):
-    async with two(ensemble) as (a, b):
+    async with two(ensemble, session_s=EXPIRING_S) as (a, b):
         had, session = a.owned, a.view._zookeeper.session
         a.steps.clear()
         await expire(a.view)
