@@ -383,6 +383,11 @@ def _unpickled(
     return message
 
 
+def passed_rows(topic: str, count: int) -> str:
+    """What readers are told of damaged rows that a page has passed."""
+    return f"{topic}: {count} damaged rows were passed, which an operator has set aside"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Page(Sequence["Message[V]"], Generic[V]):
     """The messages of one poll as a sequence, oldest first, with the position to continue after."""

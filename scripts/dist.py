@@ -67,7 +67,7 @@ def _last_commit() -> str:
 def main() -> None:
     """The command line."""
     sys.path.insert(0, str(ROOT))
-    from scripts import sbom  # its library is a developer's: whoever only builds does without
+    from scripts import sbom  # its library is a developer's: whoever only calls ``build`` does without
 
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     for kind in KINDS:

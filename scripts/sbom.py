@@ -7,7 +7,6 @@ the wheel and of the last commit, so writing it twice makes equal bytes.
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 import zipfile
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 #: Distributions of this tree: their parts are in SBOMs of their own, and what they need is in all that need them.
 OURS = "plainsong-"
@@ -61,7 +61,7 @@ def write(wheel: Path, time_s: int) -> Path:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name = _normal(requirement.name)
+        name = canonicalize_name(requirement.name)
         is_new = name not in known
         if is_new:
             installed = None if name.startswith(OURS) else distribution(name)
@@ -93,7 +93,3 @@ def _component(name: str, version: str, installed: Distribution | None) -> Compo
         purl=PackageURL("pypi", None, name, installed.version),
         licenses=[LicenseFactory().make_from_string(expression)] if expression else [],
     )
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -29,6 +29,21 @@ _FOLDER = re.compile(r"[\w./]+/(?=\s)")
 _SPAN = re.compile(r"`([^`\n]+)`")
 
 
+def write_generated(name: str, markdown: str) -> None:
+    """Into docs/reliability.md, between the marks of this name, in the place of the last one."""
+    path = ROOT / "docs/reliability.md"
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    document = path.read_text(encoding="utf-8")
+    replaced = re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n\n{markdown}\n\n{end}", document, flags=re.DOTALL)
+    path.write_text(replaced, encoding="utf-8")
+
+
+def generated(name: str) -> str:
+    """What docs/reliability.md has between the marks of this name."""
+    document = DOCUMENTS["docs/reliability.md"]
+    return document.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0]
+
+
 def prose(text: str) -> str:
     """``text`` without its fenced blocks."""
     return _FENCE.sub("", text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from plainsong import calls, tracing
 from plainsong._sync._backend import Messages, ReaderStop, now, run_blocking, run_from_worker, shielded
 from plainsong.errors import Closed, DeadlineExceeded
-from plainsong.messages import Origin
+from plainsong.messages import Origin, passed_rows
 from plainsong.positions import WILD, Plan, Track, is_inclusive
 from plainsong.protocol import ids
 from plainsong.protocol.backoff import Backoff
@@ -297,9 +297,7 @@ class Reading:
         track.held = page.held
         track.at_end = page.end != "more"
         if page.set_aside:
-            log.warning(
-                "%s: %d damaged rows were passed, which an operator has set aside", track.origin.topic, page.set_aside
-            )
+            log.warning("%s", passed_rows(track.origin.topic, page.set_aside))
         return page.messages
 
     # --- waiting -------------------------------------------------------------------------------

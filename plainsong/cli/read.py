@@ -23,6 +23,7 @@ from plainsong.cli.options import (
 )
 from plainsong.cli.output import echo_json, note
 from plainsong.cli.printing import Printer, escaped_bytes, grep_option, payload_json, printing_options
+from plainsong.messages import passed_rows
 from plainsong.positions import NEWEST
 from plainsong.protocol.ids import FIRST_BOUND, after, before
 
@@ -120,9 +121,7 @@ def poll(
             printer.write(page)
             if page.set_aside:
                 # Not a note: what reads the output has to know that messages are missing.
-                click.echo(
-                    f"{topic}: {page.set_aside} damaged rows were passed, which an operator has set aside", err=True
-                )
+                click.echo(passed_rows(topic, page.set_aside), err=True)
             if not (until_empty or last or limit) or printer.is_full:
                 break
     if page is not None and page.end == "more" and printer.count != limit:

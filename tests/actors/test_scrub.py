@@ -64,15 +64,20 @@ async def test_a_whole_store_has_no_findings_and_every_row_is_read(tmp_path):
     assert report.shown()["state"] == "waiting"
 
 
+async def two_tables(directory):
+    """The tables of a filled store that has two."""
+    async with await LevelDBStore.open(directory, TWO_TABLES) as store:
+        await fill(store)
+    async with await LevelDBStore.open(directory, TWO_TABLES):
+        pass  # what was in the log is in a table now
+    tables = sorted(directory.glob("volumes/*/*.ldb"))
+    assert len(tables) == 2
+    return tables
+
+
 @pytest.mark.parametrize("which", [0, -1])
 async def test_a_flipped_bit_on_the_disk_is_found_with_its_topic_ids_and_file_and_the_rest_is_read(tmp_path, which):
-    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
-        await fill(store)
-    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES):
-        pass  # what was in the log is in a table now
-    tables = sorted((tmp_path / "data").glob("volumes/*/*.ldb"))
-    assert len(tables) == 2
-    table = tables[which]
+    table = (await two_tables(tmp_path / "data"))[which]
     data = bytearray(table.read_bytes())
     data[len(data) // 2] ^= 1
     table.write_bytes(data)
@@ -95,12 +100,8 @@ async def test_a_flipped_bit_on_the_disk_is_found_with_its_topic_ids_and_file_an
 
 @pytest.mark.parametrize("which", [0, -1])
 async def test_a_table_file_that_is_missing_is_a_finding_and_the_round_goes_on_to_its_end(tmp_path, which):
+    table = (await two_tables(tmp_path / "data"))[which]
     async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
-        await fill(store)
-    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES):
-        pass  # what was in the log is in a table now
-    async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
-        table = sorted((tmp_path / "data").glob("volumes/*/*.ldb"))[which]
         aside = table.rename(tmp_path / table.name)
         scrub = scrub_of(store)
         await scrub.round()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tests.documents import write_generated
 from tests.mutation.equivalent import why_equivalent
 from tests.mutation.judge import Verdict
 from tests.mutation.mutants import ROOT, Mutant
-
-DOCUMENT = ROOT / "docs/reliability.md"
-BEGIN, END = "<!-- mutated: begin -->", "<!-- mutated: end -->"
 
 
 class Judged(Protocol):
@@ -89,9 +86,7 @@ def text(rows: Iterable[Row], seed: int, examples: int | None) -> str:
 
 def write(markdown: str) -> None:
     """Into the document, in the place of the last one."""
-    document = DOCUMENT.read_text(encoding="utf-8")
-    replaced = re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{markdown}\n\n{END}", document, flags=re.S)
-    DOCUMENT.write_text(replaced, encoding="utf-8")
+    write_generated("mutated", markdown)
 
 
 def _commit() -> str:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 from tests.cluster.history import records
+from tests.documents import generated, write_generated
 from tests.simulation import brief, moments
 from tests.simulation.planted import MISTAKES, Mistake
 
-DOCUMENT = Path(__file__).parents[2] / "docs/reliability.md"
-BEGIN, END = "<!-- planted: begin -->", "<!-- planted: end -->"
 #: How long a mistake is looked for.
 MOST = 10_000
 
@@ -91,16 +88,12 @@ def table(findings: Iterable[Finding], most: int = MOST) -> str:
 
 def write(text: str) -> None:
     """Into the document, in the place of the last one."""
-    document = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(
-        re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{text}\n\n{END}", document, flags=re.S), encoding="utf-8"
-    )
+    write_generated("planted", text)
 
 
 def names_in_document() -> list[str]:
     """The mistakes that the table of the document has."""
-    document = DOCUMENT.read_text(encoding="utf-8")
-    between = document.partition(BEGIN)[2].partition(END)[0]
+    between = generated("planted")
     return [line.split(" | ")[0].removeprefix("| ") for line in between.splitlines() if line.startswith("| ")][1:]
 
 

@@ -93,9 +93,7 @@ async def judge(
     ``lies``: the disk has not synced files of that kind of name, whatever it said.
     """
     verdict = Verdict(f"power cut; what was not synced {LEFT[style]}", seed, done=1, last_call=f"record {moment}")
-    told = Told(recording.root, lies)
-    for each in recording.records[:moment]:
-        told.apply(each)
+    told = Told.that_was_told(recording.root, recording.records[:moment], lies)
     told.image(directory / "data", style, Random(seed))
     lone = Lone(Daemon(directory / "data", *SETTINGS))
     stage = stage_of(lone, seed)

@@ -14,6 +14,7 @@ The file system is taken to be one that keeps a journal, as ext4, XFS and Btrfs 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -93,6 +94,14 @@ class Disk:
         """So many changes of names survive whatever comes."""
         self.names: dict[str, File | None] = {}
         self._open: dict[int, tuple[str, File | None]] = {}
+
+    @classmethod
+    def that_was_told(cls, root: Path, records: Iterable[Record], lies: str = "") -> Disk:
+        """One that has been told all of these."""
+        disk = cls(root, lies)
+        for each in records:
+            disk.apply(each)
+        return disk
 
     def apply(self, record: Record) -> None:
         getattr(self, f"_{record.kind}")(record)

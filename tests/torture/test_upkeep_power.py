@@ -44,9 +44,7 @@ class Recorded:
 
     def image(self, moment: int, style: Style, directory: Path, seed: int, lies: str = "") -> Path:
         """What a power cut may leave when so many records have happened."""
-        told = Told(self.disk.root, lies)
-        for each in self.records[:moment]:
-            told.apply(each)
+        told = Told.that_was_told(self.disk.root, self.records[:moment], lies)
         told.image(directory, style, Random(seed))
         return directory
 

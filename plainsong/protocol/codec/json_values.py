@@ -108,6 +108,9 @@ def _starts(size: int) -> Iterator[int]:
 
 def _decoded(body: bytes) -> str:
     """Raises MalformedBody."""
+    if len(body) <= _AT_ONCE_BYTES:
+        with suppress(UnicodeDecodeError):  # where that is, the pieces tell
+            return body.decode()
     decoder = getincrementaldecoder("utf-8")()
     pieces = []
     for start in _starts(len(body)):
