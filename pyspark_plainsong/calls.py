@@ -66,6 +66,8 @@ class FramesPage(NamedTuple):
     """Why the page ends: ``end``, ``more`` or ``held``."""
     held_by: str | None
     """The write pointer of the undecided message that the reader is blocked by."""
+    set_aside: int
+    """How many damaged rows between the start and the end of the page an operator has set aside."""
 
 
 class TransactionService(NamedTuple):
@@ -248,6 +250,7 @@ class Calls:
             None if last is None else bytes.fromhex(last),
             answer.headers.get("plainsong-end", "more"),
             answer.headers.get("plainsong-held-by"),
+            int(answer.headers.get("plainsong-set-aside", 0)),
         )
 
     def transaction_service(self) -> TransactionService:

@@ -90,6 +90,8 @@ class RangeReader:
         deadline_s = None
         while at < part.end:
             page = self._page(part, at, batches)
+            if page.set_aside:
+                self._losses.set_aside(part.topic, page.set_aside)
             yield page.body
             moved = page.last_id is not None and page.last_id >= at
             if moved:

@@ -174,9 +174,18 @@ class Losses:
             f"topic {self._namespace}:{topic} was deleted: what was not read of it is gone, unless it is undeleted"
         )
 
+    def set_aside(self, topic: str, rows: int) -> None:
+        """Damaged rows were passed, which an operator has set aside so that readers do: a warning in either case."""
+        self._warn(
+            f"{rows} damaged rows of topic {self._namespace}:{topic} were passed, which an operator has set aside"
+        )
+
     def _lost(self, what: str) -> None:
         if self._fail:
             raise DataLoss(f"{what}; {_WAY_OUT}")
+        self._warn(what)
+
+    def _warn(self, what: str) -> None:
         if what not in self._warned and len(self._warned) < 1_000:
             self._warned.add(what)
             log.warning("%s", what)

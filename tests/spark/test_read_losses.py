@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tables import Tables, batches, payloads, wait_until_later_than
+from tables import READ, Tables, batches, payloads, wait_until_later_than
+from topics import NAMESPACE
 
 from pyspark_plainsong.subscription import DataLoss
 from tests.daemon.harness import Daemon
@@ -167,3 +168,16 @@ def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tab
             reader.latestOffset(start, ALL)
     assert batches(follow(None, failOnDataLoss="false", **pattern), start)[0] == [[b"gone-b"]]
     assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
+
+
+def test_rows_that_an_operator_has_set_aside_are_passed_with_a_warning(tables, follow, caplog):
+    topic = tables.create("set-aside")
+    tables.publish(topic, "first", "second", "third", "last")
+    ids = [row["message_id"].hex() for row in tables.rows(topic, "message_id")]
+    reader = follow(topic)
+    start = reader.initialOffset()
+    tables.ask("POST", f"{READ}/{topic}/set-aside", {"from": ids[1], "to": ids[2]})
+    assert batches(reader, start)[0] == [[b"first", b"last"]]
+    assert tables.read(topic) == [b"first", b"last"]
+    said = f"2 damaged rows of topic {NAMESPACE}:{topic} were passed, which an operator has set aside"
+    assert {record.getMessage() for record in caplog.records if record.name == "pyspark_plainsong"} == {said}
