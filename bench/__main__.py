@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from bench.backup import measure_backup
+from bench.chained import measure_chained
 from bench.cleaning import measure_cleaning
 from bench.cluster import measure_cluster
 from bench.delivery import measure_delivery
@@ -66,6 +67,7 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "hostile": measure_hostile,
     "backup": measure_backup,
     "secured": measure_secured,
+    "chained": measure_chained,
 }
 
 

@@ -338,6 +338,14 @@ TARGETS = (
         lambda what: what["what"] == "TLS",
     ),
     Target(
+        "processor time of a single publish to a chained topic ÷ to one without a chain",
+        "chained",
+        "CPU ÷ plain",
+        "<=",
+        1.1,
+        lambda _: True,
+    ),
+    Target(
         "resident memory with idle topics, MB",
         "memory",
         "resident MB",

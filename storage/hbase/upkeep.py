@@ -13,7 +13,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.keys import HIGH_WATER, POINTER, PRODUCER, PRODUCERS, READER, SYSTEM, stop_after
+from plainsong.protocol.keys import (
+    CHAIN_POINTER,
+    HIGH_WATER,
+    POINTER,
+    PRODUCER,
+    PRODUCERS,
+    READER,
+    SYSTEM,
+    DamagedRow,
+    parse_payload_key,
+    payload_prefix,
+    stop_after,
+)
 from storage.hbase.cells import SERVICE_PREFIX, SlotPair, governor
 from storage.hbase.layout import CELL, hashed, stamp_of
 from storage.hbase.owners import EPOCHS_COLUMN, EPOCHS_KEY, FENCE, encode_epoch
@@ -31,6 +43,8 @@ STEP_ROWS = 1000
 #: A step looks for fences to remove in topics with more of them; and the rows of a topic that it reads for that.
 MANY_FENCES = 16
 _ROWS_FOR_FENCES = 10_000
+#: The rows with entries of a chain that it reads for that; of more, only the first, whose epoch is the lowest.
+FEW_ENTRIES = 100
 _KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
@@ -91,12 +105,11 @@ class Upkeep:
         return removed
 
     async def _epochs(self, prefix: bytes) -> tuple[int, set[int]] | None:
-        """The first epoch of the messages, and the epochs of other rows; None: there are too many rows to read."""
-        others: set[int] = set()
-        start = hashed(prefix)
-        payloads = ScanRange(self._tables[Table.PAYLOAD], start, stop_after(start))
-        if await first_rows(self._pool, payloads, 1, timeout_s=self._timeout_s):
-            return None  # they are ordered by pointer: each would have to be read
+        """An epoch, and epochs below it: rows with others have none below it. None: there are too many rows to read."""
+        entries = await self._epochs_of_entries(prefix)
+        if entries is None:
+            return None
+        first, others = entries
         for low, high in _governed(prefix):
             wanted = ScanRange(self._tables[Table.METADATA], low, high)
             found = await first_rows(self._pool, wanted, _ROWS_FOR_FENCES, timeout_s=self._timeout_s)
@@ -104,11 +117,49 @@ class Upkeep:
                 return None
             others.update(stamp.epoch for row in found for stamp in SlotPair.of(row.columns).stamps())
         # Messages are ordered by epoch: each owner goes on behind the last position.
+        start = hashed(prefix)
         messages = ScanRange(self._tables[Table.MESSAGE], start + b"\x00", stop_after(start))
         rows = await first_rows(self._pool, messages, 1, timeout_s=self._timeout_s)
-        if not rows:
-            return (await self._owners.read(prefix)).last.epoch, others
-        return (stamp_of(rows[0].columns[CELL]).epoch if CELL in rows[0].columns else 0), others
+        of_messages = _epoch_of(rows[0]) if rows else (await self._owners.read(prefix)).last.epoch
+        return of_messages if first is None else min(first, of_messages), others
+
+    async def _epochs_of_entries(self, prefix: bytes) -> tuple[int | None, set[int]] | None:
+        """The same for the payload table of a topic without stored messages; its chains may have very many entries.
+
+        Those of a generation stand before its other rows, and are ordered by epoch as messages are. None: there are
+        stored messages. They are ordered by pointer, so each would have to be read.
+        """
+        first: int | None = None
+        others: set[int] = set()
+        table, start = self._tables[Table.PAYLOAD], hashed(prefix)
+        stop = stop_after(start)
+        while rows := await first_rows(self._pool, ScanRange(table, start, stop), 1, timeout_s=self._timeout_s):
+            entries = _entries_prefix(rows[0].key)
+            if entries is None:
+                return None
+            start = stop_after(entries)
+            found = await first_rows(
+                self._pool, ScanRange(table, entries, start), FEW_ENTRIES, timeout_s=self._timeout_s
+            )
+            if len(found) < FEW_ENTRIES:
+                others.update(map(_epoch_of, found))
+            else:
+                first = _epoch_of(found[0]) if first is None else min(first, _epoch_of(found[0]))
+        return first, others
+
+
+def _entries_prefix(key: bytes) -> bytes | None:
+    """The prefix of the entries of the chain that a row of the payload table has entries of; None: it has none."""
+    try:
+        name, generation, pointer, _, _ = parse_payload_key(key[1:])
+    except DamagedRow:
+        return None
+    return hashed(payload_prefix(name, generation, CHAIN_POINTER)) if pointer == CHAIN_POINTER else None
+
+
+def _epoch_of(row: ScannedRow) -> int:
+    """The epoch of a row of messages or payloads; 0 without one. Raises DamagedRow."""
+    return stamp_of(row.columns[CELL]).epoch if CELL in row.columns else 0
 
 
 def _governed(prefix: bytes) -> list[tuple[bytes, bytes]]:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 1200
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning"),
-    *("evenness", "growth", "spark", "hbase", "cluster", "front", "hostile", "backup", "secured"),
+    *("evenness", "growth", "spark", "hbase", "cluster", "front", "hostile", "backup", "secured", "chained"),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, put_one
-from plainsong.protocol.keys import generation_prefix, metadata_key, pointer_key
+from plainsong.protocol.keys import CHAIN_POINTER, generation_prefix, metadata_key, payload_prefix, pointer_key
 from plainsong.protocol.names import TopicName
 from storage.base import StoreError
 from storage.hbase.scan import ScanRange, first_rows
@@ -178,6 +178,52 @@ async def test_fences_stay_while_there_are_stored_messages_whose_owners_nobody_h
         await store.write([put_one(METADATA, KEY, b"%d" % number)], claim=await store.claim(NAME))
     assert await tidy.tidy() == 0
     assert await values(tidy, PAYLOAD) == [b"p"]
+
+
+def entries(generation, *positions):
+    prefix = payload_prefix(NAME, generation, CHAIN_POINTER)
+    return Put(PAYLOAD, prefix, [each.to_bytes(10, "big") for each in positions], [b"entry"] * len(positions))
+
+
+async def test_fences_of_a_chained_topic_go_but_those_of_the_owners_of_the_entries_that_are_there(store, tidy):
+    claims = [await store.claim(NAME)]
+    await store.write([entries(1, 1), put_one(METADATA, KEY, b"m")], claim=claims[0])
+    for number in range(MANY_FENCES + 4):
+        claims.append(await store.claim(NAME))
+        await store.write([put_one(METADATA, KEY, b"%d" % number)], claim=claims[-1])
+    await store.write([entries(2, 2)], claim=claims[-1])
+    # What is left besides the fence of the first owner is that of the one before the present owner: the head has it.
+    many = await fences(store)
+    assert await tidy.tidy() == many - 1
+    assert set((await store._owners.read(metadata_key(NAME))).fences) == {claims[0].epoch}
+    for each in (tidy, store):
+        await each.claim(NAME)
+        assert await values(each, PAYLOAD) == [b"entry", b"entry"]
+
+
+async def test_of_a_chain_with_many_entries_the_first_says_which_fences_go(store, tidy, monkeypatch):
+    monkeypatch.setattr("storage.hbase.upkeep.FEW_ENTRIES", 8)
+    await store.write([put_one(METADATA, KEY, b"m")], claim=await store.claim(NAME))
+    for number in range(1, MANY_FENCES + 5):
+        await store.write([entries(1, number)], claim=await store.claim(NAME))
+    await store.write([put_one(METADATA, KEY, b"m")], claim=await store.claim(NAME))
+    keys = [entries(1, number).prefix + number.to_bytes(10, "big") for number in range(1, 4)]
+    many = await fences(store)
+    await store.discard(PAYLOAD, keys)
+    assert await tidy.tidy() == 3  # the first owner's stays: its row of metadata has been replaced once only
+    assert await fences(tidy) == many - 3
+    for each in (tidy, store):
+        await each.claim(NAME)
+        assert await values(each, PAYLOAD) == [b"entry"] * (MANY_FENCES + 1)
+
+
+async def test_fences_of_a_chained_topic_stay_while_there_are_stored_messages(store, tidy):
+    stored = Put(PAYLOAD, payload_prefix(NAME, 1, 7), [(1).to_bytes(10, "big")], [b"p"])
+    await store.write([entries(1, 1), stored], claim=await store.claim(NAME))
+    for number in range(MANY_FENCES + 4):
+        await store.write([put_one(METADATA, KEY, b"%d" % number)], claim=await store.claim(NAME))
+    assert await tidy.tidy() == 0
+    assert await values(tidy, PAYLOAD) == [b"entry", b"p"]
 
 
 async def test_heads_of_other_topics_are_none_of_a_topics_rows(store, tidy):

@@ -1,4 +1,4 @@
-"""Chained topics: every request adds an entry, and whoever verifies the topic finds whatever was done to its rows."""
+"""Chained topics: every request is covered by an entry, and whoever verifies the topic finds whatever was done to its rows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from plainsong.protocol.topic.asks import (
     Create,
+    DescribeChain,
     NoteSetAside,
     Publish,
     PublishUnder,
@@ -29,7 +30,7 @@ from plainsong.protocol.topic.asks import (
     StoreUnder,
     Undelete,
 )
-from plainsong.protocol.topic.chain import FOUND, MAX_BYTES, MAX_ROWS, ChainEntry, row_of
+from plainsong.protocol.topic.chain import COVERING, FOUND, MAX_BYTES, MAX_ROWS, ChainEntry, row_of
 from plainsong.protocol.topic.verify import KnownHead, Verifier
 from storage.inspect.describe import describe
 
@@ -61,11 +62,87 @@ def test_a_chained_topic_is_verified_with_all_of_its_messages():
     assert found.begun is not None
 
 
-def test_requests_of_one_step_have_an_entry_each():
+def covered(topic):
+    """How many rows each entry of messages covers, without the first one of the chain."""
+    entries = [ChainEntry.decode(key[-10:], value) for key, value in topic.entries()[1:]]
+    return [each.rows for each in entries if each.kind in COVERING]
+
+
+def plain(*messages, **fields):
+    return Publish(PublishRequest(list(messages), **fields), 1)
+
+
+def test_requests_of_one_step_that_come_one_after_the_other_share_an_entry():
     topic = ChainedTopic()
-    topic.do(*(Publish(PublishRequest([b"%d" % number]), 1) for number in range(5)))
-    assert len(topic.entries()) == 6
-    assert topic.verify().messages == 5
+    topic.do(*(plain(b"%d" % number) for number in range(5)), plain(b"a", b"b"))
+    assert covered(topic) == [7]
+    found = topic.verify()
+    assert (found.messages, found.faults) == (7, [])
+    topic.publish(b"by itself")
+    assert covered(topic) == [7, 1]
+
+
+def test_a_shared_entry_is_the_one_that_a_request_of_all_its_messages_would_have():
+    one, many = ChainedTopic(), ChainedTopic()
+    one.publish(b"a", b"bc", b"d")
+    many.do(plain(b"a"), plain(b"bc"), plain(b"d"))
+    assert many.entries() == one.entries()
+    alone, producers = ChainedTopic(), ChainedTopic()
+    alone.do(plain(b"a"), plain(b"b"))
+    producers.do(plain(b"a", producer="p", sequence_ids=[4]), plain(b"b", producer="q", sequence_ids=[1]))
+    assert producers.entries() == alone.entries()
+    assert producers.verify().is_good
+
+
+def test_requests_that_differ_in_what_an_entry_says_of_them_have_entries_of_their_own():
+    topic = ChainedTopic()
+    topic.do(
+        plain(b"a"),
+        plain(b"b"),
+        plain(b"c", ttl_s=60),
+        plain(b"d"),
+        plain(b"e", attributes=[{"k": "v"}]),
+        plain(b"f", routing_key="r"),
+        plain(b"g"),
+        PublishUnder(PublishRequest([b"h"], write_pointer=7), 1),
+        plain(b"i"),
+        plain(b"j"),
+    )
+    assert covered(topic) == [2, 1, 1, 1, 1, 1, 1, 2]
+    found = topic.verify()
+    assert (found.messages, found.faults) == (10, [])
+
+
+def test_a_shared_entry_ends_where_another_one_comes_in_between_and_where_it_is_full():
+    topic = ChainedTopic()
+    topic.publish_under(7, b"t")
+    topic.do(plain(b"a"), RollBackPointer(7), plain(b"b"), plain(b"c"))
+    assert covered(topic) == [1, 1, 2]
+    assert topic.verify().is_good
+    topic = ChainedTopic()
+    topic.do(plain(*[b"x"] * (MAX_ROWS - 1)), plain(b"y"), plain(b"z"), plain(b"z"))
+    topic.do(plain(b"x" * (MAX_BYTES - 1000)), plain(b"y" * 2000), plain(b"z"))
+    assert covered(topic) == [MAX_ROWS, 2, 1, 2]
+    assert topic.verify().is_good
+
+
+def test_a_head_that_is_asked_for_in_the_step_of_a_publish_covers_it_and_what_comes_later_has_another_entry():
+    topic = ChainedTopic()
+    _, view, _ = topic.do(plain(b"a"), DescribeChain(), plain(b"b"))
+    assert (view.number, covered(topic)) == (2, [1, 1])
+    head = KnownHead(view.generation, view.number, view.position, view.link)
+    found = topic.verify(head)
+    assert (found.known, found.faults) == ("found", [])
+
+
+def test_a_shared_entry_is_found_again_after_a_cut_behind_any_row():
+    for rows in range(8):
+        topic = ChainedTopic()
+        topic.publish(b"before")
+        topic.do(plain(b"a"), plain(b"b"), plain(b"c"), plain(b"d", ttl_s=60), plain(b"e"), rows=rows)
+        topic.publish(b"behind")
+        found = topic.verify()
+        assert (found.faults, found.messages) == ([], len(topic.messages()))
 
 
 def test_a_large_request_has_entries_of_a_bounded_number_of_rows():

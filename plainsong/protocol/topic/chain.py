@@ -1,4 +1,4 @@
-"""Chained topics: each request adds an entry whose link hashes what it added and the link before it.
+"""Chained topics: entries whose links hash what requests added and the link before.
 
     link of an entry = SHA-256( link before it  position of the entry  record )
     entry's value      00  length  link:32  record, a msgpack map                          in the payload table
@@ -7,7 +7,8 @@ An entry stands under the pointer 0, which no transaction and no staged message 
 that it covers, in the commit of those rows and behind them. So a row is never durable with the entry of another one
 missing in between, and whoever knows one link can tell whether anything before it has changed.
 
-    messages   a request's rows, up to a bound: digests of their ids, payloads and attributes, and their write pointer
+    messages   rows of a request, or of several that a commit has one behind the other, up to a bound: digests of their
+               ids, payloads and attributes, and their write pointer
     found      rows without an entry, which a commit left that was cut off
     rollback   a write pointer was turned in the rows of a range
     set aside  the rows of a range were taken out
@@ -50,7 +51,7 @@ COVERING = (MESSAGES, FOUND)
 _KINDS = (*COVERING, ROLLBACK, SET_ASIDE, RESTORED, BEGIN, END)
 
 COUNT = Struct(">I")
-ONE_PLAIN = COUNT.pack(1) + ITEM_START
+_ONE = COUNT.pack(1)
 
 
 # --- entries ----------------------------------------------------------------------------------------
@@ -305,6 +306,16 @@ def with_first(positions: Sequence[bytes], record: dict[str, object]) -> dict[st
     if len(positions) > 1:
         record["f"] = positions[0]
     return record
+
+
+def record_of_wire(first: bytes, count: int, wire: bytes) -> dict[str, object]:
+    """The record of an entry of ``count`` messages from the position ``first`` on, given their wire form.
+
+    They have no write pointer, no attributes and no times to live of their own.
+    """
+    if count == 1:
+        return {"d": sha256(_ONE + wire).digest()}
+    return {"d": sha256(COUNT.pack(count) + wire).digest(), "f": first}
 
 
 def record_of(

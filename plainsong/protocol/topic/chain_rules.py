@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,20 +11,20 @@ from plainsong.protocol.errors import NotFound
 from plainsong.protocol.ids import pack_position, unpack_position
 from plainsong.protocol.keys import CHAIN_POINTER, metadata_key, payload_prefix
 from plainsong.protocol.records import ChainEnd
-from plainsong.protocol.rows import PLAIN_GAP, plain_wire
 from plainsong.protocol.topic.asks import ChainView
 from plainsong.protocol.topic.chain import (
     BEGIN,
-    COUNT,
     END,
-    ONE_PLAIN,
+    MAX_BYTES,
+    MAX_ROWS,
     RESTORED,
     Chain,
     ChainEntry,
     pieces,
     record_of,
-    with_first,
+    record_of_wire,
 )
+from plainsong.protocol.topic.step import OpenEntry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,30 +40,34 @@ def chain_rows(
     step: Step,
     batch: RowBatch,
     first: int,
+    size: int,
     ttls_s: Sequence[int | None] | None,
     pointer: int | None,
     row_extras: RowExtras | None,
 ) -> None:
-    """Add the entries of the rows of ``batch`` from ``first`` on, which are those of one request."""
+    """Add the entries of the rows of ``batch`` from ``first`` on, which are those of one request, of ``size`` bytes."""
     chain = state.chain
     assert chain is not None
+    alike = ttls_s is None and pointer is None and (row_extras is None or not row_extras.has_attributes)
+    if alike:
+        entry = step.open_entry
+        if entry is not None and entry.join(batch, size):
+            return
+        if len(batch) - first <= MAX_ROWS and size <= MAX_BYTES:
+            step.write_entry()
+            step.open_entry = OpenEntry(chain, chain_prefix(state), batch, first, size)
+            return
+    step.write_entry()
     suffixes, values = batch.suffixes[first:], batch.values[first:]
     prefix = chain_prefix(state)
-    plain = ttls_s is None and pointer is None and row_extras is None
-    if plain and len(suffixes) == 1:
-        (suffix,), (value,) = suffixes, values
-        digest = sha256(b"%b%b%b%b" % (ONE_PLAIN, suffix, PLAIN_GAP, value)).digest()
-        step.add_link(prefix, suffix, chain.next(suffix, {"d": digest}))
-        return
-    items = [] if plain else batch.items[-len(suffixes) :]
+    items = [] if alike else batch.items[-len(suffixes) :]
     attributes: Mapping[int, Mapping[str, str]] = {}
-    if row_extras is not None and (row_extras.attributes is not None or row_extras.shared):
+    if row_extras is not None and row_extras.has_attributes:
         attributes = row_extras.attributes_from(0, len(suffixes))
     for start, stop in pieces(list(map(len, values))):
         covered = suffixes[start:stop]
-        if plain:
-            digest = sha256(COUNT.pack(stop - start) + plain_wire(covered, values[start:stop])).digest()
-            record = with_first(covered, {"d": digest})
+        if alike:
+            record = record_of_wire(covered[0], stop - start, batch.wire_of(first + start, first + stop))
         else:
             own = None if ttls_s is None else ttls_s[start:stop]
             theirs = {index - start: attributes[index] for index in range(start, stop) if index in attributes}
@@ -82,6 +85,7 @@ def add_entry(state: TopicState, step: Step, kind: str, **record: object) -> Non
     chain = state.chain
     if chain is None:
         return
+    step.write_entry()
     (run,) = state.sequence.take(max(1, state.time_ms), 1)
     position = pack_position(run.ts_ms, run.first)
     step.add_link(chain_prefix(state), position, chain.next(position, {"k": kind, **record}))
@@ -134,7 +138,8 @@ def say_restored(state: TopicState, step: Step) -> None:
 
 def describe_chain(state: TopicState, step: Step, ask: DescribeChain, now: Now) -> ChainView:
     """Raises TopicNotFound, NotFound (the topic has no chain)."""
-    del step, now
+    del now
+    step.write_entry()
     metadata, chain = state.living(), state.chain
     if chain is None:
         raise NotFound(

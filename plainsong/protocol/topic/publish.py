@@ -147,7 +147,7 @@ def add_messages(
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
     own_expiry_ms = batch.add(runs, messages, ttls_s, pointer, row_extras, request.lengths.of_each)
     if state.chain is not None:
-        chain_rows(state, step, batch, first, ttls_s, pointer, row_extras)
+        chain_rows(state, step, batch, first, batch.value_bytes - size_before, ttls_s, pointer, row_extras)
     if len(runs) == 1:
         size = batch.value_bytes - size_before
         count_messages(state, step, metadata, runs[0], len(messages), size, own_expiry_ms)

@@ -65,6 +65,11 @@ class RowExtras:
     """One for each message; None: they all have ``shared``."""
     shared: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_attributes(self) -> bool:
+        """Whether any message may have attributes."""
+        return self.attributes is not None or bool(self.shared)
+
     def attributes_of(self, index: int) -> Mapping[str, str]:
         return self.shared if self.attributes is None else self.attributes[index]
 

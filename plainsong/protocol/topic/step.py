@@ -23,6 +23,7 @@ from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after
 from plainsong.protocol.page import ITEM_START, cut_rows, length_prefix
 from plainsong.protocol.rows import PLAIN_BESIDE_BYTES, PLAIN_GAP, MessageRow, encode_row, plain_wire, row_head
+from plainsong.protocol.topic.chain import MAX_BYTES, MAX_ROWS, ordinal, record_of_wire
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Operation
     from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.topic.asks import Look
+    from plainsong.protocol.topic.chain import Chain
     from plainsong.protocol.topic.producer_state import Producer
     from plainsong.protocol.topic.row_extras import RowExtras
     from plainsong.protocol.topic.state import Run
@@ -57,6 +59,7 @@ class Step:
         "dropped",
         "looks",
         "messages",
+        "open_entry",
         "operations",
         "pointers",
         "producer_outcomes",
@@ -90,6 +93,8 @@ class Step:
         #: Outcomes of producers' requests and of producers, for metrics: ``duplicate``, ``partial``, ``unremembered``;
         #: ``expired``, ``evicted``, ``removed``.
         self.producer_outcomes: Counter[str] = Counter()
+        #: The entry of the topic's chain that covers the last message rows, while further ones may join them.
+        self.open_entry: OpenEntry | None = None
         self._payloads: list[Put] = []
         self._links: Put | None = None
         self._row_batch: RowBatch | None = None
@@ -117,7 +122,15 @@ class Step:
         links.suffixes.append(suffix)  # type: ignore[attr-defined]  # lists, as made above
         links.values.append(value)  # type: ignore[attr-defined]
 
+    def write_entry(self) -> None:
+        """Add the open entry of the topic's chain, if there is one: what comes next is not covered by it."""
+        if self.open_entry is not None:
+            entry, self.open_entry = self.open_entry, None
+            self.add_link(entry.prefix, *entry.row())
+
     def flush(self) -> None:
+        if self.open_entry is not None:
+            self.write_entry()
         self.operations += self._payloads
         self._payloads.clear()
         if self._row_batch is not None and len(self._row_batch):
@@ -217,6 +230,15 @@ class RowBatch:
         each = [PLAIN_BESIDE_BYTES + len(value) for value in self.values]
         return wire, array("Q", accumulate(each, initial=0))
 
+    def wire_of(self, first: int, stop: int) -> bytes:
+        """The wire form of the messages of rows ``first`` to ``stop``, all of them behind the last reference row."""
+        if self._items is not None:
+            beside = len(self.suffixes) - len(self._items)
+            return b"".join(self._items[first - beside : stop - beside])
+        if self._cut == len(self.values) == stop - first:
+            return b"".join(self._wires)
+        return plain_wire(self.suffixes[first:stop], self.values[first:stop])
+
     def add(
         self,
         runs: Sequence[Run],
@@ -300,6 +322,44 @@ class RowBatch:
         }
         self.expiries |= own
         return min(own.values(), default=0)
+
+
+# --- the entry of a chain that is open --------------------------------------------------------------
+
+
+class OpenEntry:
+    """An entry of the topic's chain that covers all requests of a step that come one after the other.
+
+    Only those without a write pointer, attributes, and times to live of their own. A commit of many small requests then
+    costs one entry: one row more, and two hashes.
+    """
+
+    __slots__ = ("_batch", "_chain", "_first", "_size", "_stop", "prefix")
+
+    def __init__(self, chain: Chain, prefix: bytes, batch: RowBatch, first: int, size: int) -> None:
+        """Cover the rows of ``batch`` from ``first`` on, which take ``size`` bytes; they must not exceed an entry."""
+        self.prefix = prefix
+        self._chain = chain
+        self._batch = batch
+        self._first, self._stop = first, len(batch)
+        self._size = size
+
+    def join(self, batch: RowBatch, size: int) -> bool:
+        """Cover the further rows of ``batch``, which take ``size`` bytes, too; False: they need an entry of their own."""
+        stop, at = len(batch), self._stop
+        if batch is not self._batch or stop - self._first > MAX_ROWS or self._size + size > MAX_BYTES:
+            return False
+        if ordinal(batch.suffixes[at - 1]) + 1 != ordinal(batch.suffixes[at]):
+            return False
+        self._stop, self._size = stop, self._size + size
+        return True
+
+    def row(self) -> tuple[bytes, bytes]:
+        """Go on with the chain by this entry; returns position and value."""
+        suffixes, first, stop = self._batch.suffixes, self._first, self._stop
+        record = record_of_wire(suffixes[first], stop - first, self._batch.wire_of(first, stop))
+        last = suffixes[stop - 1]
+        return last, self._chain.next(last, record)
 
 
 def positions(runs: Iterable[Run]) -> list[bytes]:
