@@ -287,10 +287,18 @@ class Runner:
             "no:cacheprovider",
         ]
         command += [f"--junit-xml={junit}", f"--basetemp={self._scratch / ring.name}", *self._options]
+        # Where nothing compiled is kept, each pytest would take hypothesis and its own plugins apart anew: a second.
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with output.open("wb") as file:
             # In a group of its own: Ctrl-C comes to this process alone, and it ends the rings in good order.
             process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
         self._running[process.pid] = Run(ring, process, time.monotonic())
 

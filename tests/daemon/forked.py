@@ -1,9 +1,9 @@
-"""Daemons that are forked from a process which has imported everything: a start without four fifths of its work.
+"""Daemons and other programs that are forked from a process which has imported everything: a start without its work.
 
 A test run starts hundreds of daemons, and each would import the same six hundred modules, 0.4 s of a core. Here a server
 process imports them once, and forks: the child becomes the daemon, in a session of its own, with its own arguments,
 environment, directory, output and exit, and shares nothing with its siblings. What is about the start of the program itself
-runs the program.
+runs the program. A file of Python is run alike, as ``__main__``, with what it asks to be imported first.
 
 python -m tests.daemon.forked DESCRIPTOR     serves at one end of a socket pair until the other end is closed
 """
@@ -14,6 +14,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import secrets
 import selectors
 import signal
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO
@@ -47,9 +48,12 @@ PATIENCE_S = 300.0
 class Forked:
     """A process of the server, as ``subprocess.Popen`` would show it."""
 
-    def __init__(self, stdout: IO[bytes] | None, stderr: IO[bytes]) -> None:
+    def __init__(
+        self, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None
+    ) -> None:
         self.pid = 0
         self.returncode: int | None = None
+        self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
         self.started = threading.Event()
@@ -70,6 +74,22 @@ class Forked:
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _pipe(theirs: ExitStack, *, theirs_reads: bool) -> tuple[int, IO[bytes]]:
+    """The descriptor of one end, which is closed with ``theirs``, and the other."""
+    read, write = os.pipe()
+    end, ours = (read, os.fdopen(write, "wb", 0)) if theirs_reads else (write, os.fdopen(read, "rb"))
+    theirs.callback(os.close, end)
+    return end, ours
 
 
 class ForkServer:
@@ -104,21 +124,39 @@ class ForkServer:
         differs = {name for name, _ in environ.items() ^ self.environ.items()}
         return all(name.startswith(("PLAINSONG_", "PYTEST_")) for name in differs)
 
-    def start(self, arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str]) -> Forked:
-        """A process with these arguments, whose output comes through pipes."""
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        forked = Forked(os.fdopen(out, "rb"), os.fdopen(err, "rb"))
-        try:
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        environ: Mapping[str, str],
+        imports: Sequence[str] = (),
+        stdin: bool = False,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> Forked:
+        """A process with these arguments, of which the first is the program ``plainsong`` or a file of Python.
+
+        Args:
+          imports: modules that the server imports before it forks, for this process and all later ones.
+          stdin: whether its standard input is a pipe, rather than empty.
+          stdout: a descriptor of the caller's, instead of a pipe; ``stderr`` likewise.
+        """
+        with ExitStack() as theirs:
+            silent = theirs.enter_context(open(os.devnull, "rb")).fileno()
+            pipes: list[IO[bytes] | None] = []
+            standard = []
+            for given, theirs_reads in ((None if stdin else silent, True), (stdout, False), (stderr, False)):
+                end, ours = (given, None) if given is not None else _pipe(theirs, theirs_reads=theirs_reads)
+                standard.append(end)
+                pipes.append(ours)
+            forked = Forked(*pipes)
             with self._lock:
                 self._count += 1
                 number = self._count
                 self._processes[number] = forked
                 asked = {"number": number, "arguments": [*arguments], "cwd": str(cwd), "environ": dict(environ)}
-                socket.send_fds(self._socket, [json.dumps(asked).encode()], [out_end, err_end])
-        finally:
-            os.close(out_end)
-            os.close(err_end)
+                socket.send_fds(self._socket, [json.dumps(asked | {"imports": [*imports]}).encode()], standard)
         if not forked.started.wait(PATIENCE_S) or not forked.pid:
             raise RuntimeError("the server that forks daemons does not answer")
         return forked
@@ -174,13 +212,15 @@ def serve(asks: socket.socket) -> list[str] | None:
     while True:
         for key, _ in selector.select():
             if key.fileobj is asks:
-                said, descriptors, _, _ = socket.recv_fds(asks, MOST_BYTES, 2)
+                said, descriptors, _, _ = socket.recv_fds(asks, MOST_BYTES, 3)
                 if not said:
                     return None
                 asked = json.loads(said)
                 for setting, module in IMPORTED_FOR.items():
                     if any(each.startswith(setting) for each in asked["arguments"]):
                         import_module(module)
+                for module in asked["imports"]:
+                    import_module(module)
                 gc.freeze()
                 pid = os.fork()
                 if pid == 0:
@@ -206,7 +246,7 @@ def become(asked: dict[str, object], asks: socket.socket, descriptors: Sequence[
     """Have what a process of its own has; what was drawn by chance while importing is drawn again."""
     os.setsid()
     asks.send(json.dumps({"number": asked["number"], "pid": os.getpid()}).encode())
-    for standard, descriptor in enumerate(descriptors, start=1):
+    for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
     asks.detach()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -235,9 +275,13 @@ def main() -> None:
         return
     gc.enable()
     sys.argv = arguments
-    from plainsong.cli.main import main as plainsong
+    if arguments[0].endswith(".py"):
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+    else:
+        from plainsong.cli.main import main as plainsong
 
-    plainsong()
+        plainsong()
 
 
 if __name__ == "__main__":

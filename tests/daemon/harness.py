@@ -269,14 +269,51 @@ def _cpu_s(pid: int) -> float:
     return 0.0
 
 
-def run_plainsong(*words: object, timeout_s: float = 5 * PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def start_python(
+    *words: str | Path,
+    imports: Sequence[str],
+    stdin: bool = False,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> subprocess.Popen[bytes] | Forked:
+    """``plainsong``, or a file of Python, with these arguments; forked, like daemons, where that can be.
+
+    Args:
+      imports: what takes long to import.
+      stdin: whether its standard input is a pipe, rather than empty.
+      stdout: a descriptor, instead of a pipe; ``stderr`` likewise.
+    """
+    line, environ = list(map(str, words)), clean_environ()
+    server = fork_server(environ)
+    if server is not None:
+        return server.start(
+            line, cwd=Path.cwd(), environ=environ, imports=imports, stdin=stdin, stdout=stdout, stderr=stderr
+        )
+    if line[0] != str(PLAINSONG):
+        line.insert(0, sys.executable)
+    return subprocess.Popen(
+        line,
+        env={**environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE if stdout is None else stdout,
+        stderr=subprocess.PIPE if stderr is None else stderr,
+        bufsize=0,
+    )
+
+
+def run_plainsong(
+    *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
     """A command of the program, run to its end; forked, like daemons, where that can be."""
-    line, environ = [str(PLAINSONG), *map(str, words)], clean_environ()
+    line, environ = [str(PLAINSONG), *map(str, words)], {**clean_environ(), **(environ or {})}
     server = fork_server(environ)
     if server is None:
-        return subprocess.run(line, capture_output=True, text=True, env=environ, timeout=timeout_s, check=False)
-    process = server.start(line, cwd=Path.cwd(), environ=environ)
+        return subprocess.run(
+            line, capture_output=True, text=True, cwd=cwd, env=environ, timeout=timeout_s, check=False
+        )
+    process = server.start(line, cwd=cwd or Path.cwd(), environ=environ)
     assert process.stdout is not None
+    assert process.stderr is not None
     with process.stdout as stdout, process.stderr as stderr:
         errors: list[bytes] = []
         reading = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)

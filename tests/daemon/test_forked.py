@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from plainsong.cli.command import Exit
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually, start_python
 from tests.daemon.talk import ask, create
+from tests.patience import PATIENCE_S
 
 
 def test_a_forked_daemon_is_a_process_of_its_own_and_ends_like_one(daemon, tmp_path):
@@ -64,6 +65,38 @@ def test_what_a_process_would_see_as_it_starts_has_a_process_of_its_own(daemon, 
     running = daemon(**options)
     assert not is_forked(running)
     assert str(PLAINSONG).encode() in cmdline(running)
+
+
+def test_a_file_of_python_runs_as_the_main_program_with_what_it_asked_for_imported(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nloaded = 'sqlite3.dump' in sys.modules\n"
+        "if __name__ == '__main__':\n print(sys.argv, loaded, input(), flush=True)\n sys.exit('the end')\n"
+    )
+    running = start_python(program, "one", imports=["sqlite3.dump"], stdin=True)
+    try:
+        assert b"tests.daemon.forked" in Path(f"/proc/{running.pid}/cmdline").read_bytes()
+        running.stdin.write(b"two\n")
+        assert running.stdout.read().decode() == f"['{program}', 'one'] True two\n"
+        assert running.wait(PATIENCE_S) == 1
+        assert running.stderr.read() == b"the end\n"
+    finally:
+        running.kill()
+        running.wait(PATIENCE_S)
+        for pipe in (running.stdin, running.stdout, running.stderr):
+            pipe.close()
+
+
+def test_a_program_that_is_killed_is_known_to_have_been_and_says_where_it_was_told_to(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import time\nprint('here', flush=True)\ntime.sleep(3600)\n")
+    with (tmp_path / "said").open("wb") as said:
+        running = start_python(program, imports=[], stdout=said.fileno(), stderr=said.fileno())
+    eventually("it says something", (tmp_path / "said").read_bytes)
+    running.kill()
+    assert running.wait(PATIENCE_S) == -signal.SIGKILL
+    assert (tmp_path / "said").read_bytes() == b"here\n"
+    assert (running.stdin, running.stdout, running.stderr) == (None, None, None)
 
 
 def is_forked(running):

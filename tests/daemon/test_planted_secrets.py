@@ -24,7 +24,7 @@ from joserfc.jwk import RSAKey
 from broker.api.routes import ROUTES
 from broker.security.tokens import new_token
 from tests.certificates import Authority
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, run_plainsong
 from tests.patience import PATIENCE_S
 from tests.security import named
 
@@ -148,14 +148,7 @@ class Site:
 
     def run(self, where, *words, environ=None):
         """Runs a command, and keeps what it says."""
-        done = subprocess.run(
-            [PLAINSONG, *words],
-            cwd=self.folder,
-            env={**clean_environ(), **(environ or {})},
-            capture_output=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
+        done = run_plainsong(*words, cwd=self.folder, environ=environ, timeout_s=PATIENCE_S)
         self.planted.see(where, done.stdout)
         self.planted.see(where, done.stderr)
         return done
@@ -175,12 +168,8 @@ def site(request, tmp_path):
     _private(tmp_path / "grants.toml", GRANTS)
     made = ["token", "create", "--file", "tokens.json", "--expires", "1d", "--name"]
     tokens = {name: _token(tmp_path, *made, name) for name in ("operator", "revoked")}
-    subprocess.run(
-        [PLAINSONG, "token", "revoke", "--file", "tokens.json", "--name", "revoked", "--yes"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    revoke = ("token", "revoke", "--file", "tokens.json", "--name", "revoked", "--yes")
+    assert run_plainsong(*revoke, cwd=tmp_path).returncode == 0
     tokens |= {"unknown": new_token(secrets.choice), "typed wrong": new_token(secrets.choice)[:-1] + "!"}
     key = RSAKey.generate_key(2048, {"kid": "rsa"})
     (tmp_path / "jwks.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
@@ -226,9 +215,8 @@ def _private(path, text):
 
 
 def _token(folder, *words):
-    done = subprocess.run(
-        [PLAINSONG, *words], cwd=folder, env=clean_environ(), capture_output=True, text=True, check=True
-    )
+    done = run_plainsong(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -342,7 +330,7 @@ def _look_by_commands(site):
                 )
                 if secretive:  # what a reader reads is its own; what is said of it is not
                     where = f"plainsong {' '.join(words)}"
-                    site.planted.seen[where] = done.stderr.decode()
+                    site.planted.seen[where] = done.stderr
     _look_into_the_bundle(site, at)
     sets = [part for each in site.settings for part in ("--set", each)]
     for words in (("config", "show", *sets), ("config", "check", *sets)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -16,17 +16,19 @@ from sqlalchemy.pool import NullPool
 
 from plainsong import Client
 from plainsong.sql import create_outbox, outbox_status
-from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually, free_port
+from tests.daemon.forked import Forked
+from tests.daemon.harness import PLAINSONG, Daemon, eventually, free_port, start_python
 from tests.patience import PATIENCE_S
 from tests.sql.conftest import Base
 from tests.sql.server import Postgres
 
 WRITER = Path(__file__).with_name("outbox_writer.py")
-PROGRAM = "from plainsong.cli.main import main; main()"
+#: Programs are killed and started again all the time; half of the work of a start is to import these.
+IMPORTS = ("sqlalchemy.orm", "psycopg", "plainsong.sql", "plainsong.cli.main")
 
 
 class Writer(NamedTuple):
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     said: Path
     """What it has printed; a pipe that nobody reads would hold it up."""
 
@@ -57,19 +59,19 @@ class Harness:
         self.client.close()
         self.daemon.end()
 
-    def _spawn(self, *command: str | Path, out: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        environ = {**clean_environ(), "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen([sys.executable, *command], env=environ, stdout=out, stderr=subprocess.DEVNULL)
+    def _spawn(self, *words: str | Path, said: str | Path = os.devnull) -> subprocess.Popen[bytes] | Forked:
+        with open(said, "wb") as out, open(os.devnull, "wb") as silent:
+            return start_python(*words, imports=IMPORTS, stdout=out.fileno(), stderr=silent.fileno())
 
-    def _relay(self) -> subprocess.Popen[bytes]:
-        return self._spawn("-c", PROGRAM, "outbox", "run", "--database", self.database, "--url", self.url, "-n", "sql")
+    def _relay(self) -> subprocess.Popen[bytes] | Forked:
+        at = ("--database", self.database, "--url", self.url, "-n", "sql")
+        return self._spawn(PLAINSONG, "outbox", "run", *at)
 
     def writer(self) -> Writer:
         """A program at work: it has committed something."""
         self._first += 1_000_000
         said = self.home / f"writer{self._first}"
-        with said.open("wb") as out:
-            process = self._spawn(WRITER, self.database, str(self._first), out=out)
+        process = self._spawn(WRITER, self.database, str(self._first), said=said)
         eventually("it has committed", lambda: b"\n" in said.read_bytes())
         return Writer(process, said)
 

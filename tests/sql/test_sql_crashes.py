@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +15,16 @@ from sqlalchemy.engine import Engine
 
 from plainsong import Client
 from plainsong.sql import recover
-from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually, free_port
+from tests.daemon.forked import Forked
+from tests.daemon.harness import Daemon, eventually, free_port, start_python
 from tests.patience import PATIENCE_S
 from tests.sql.conftest import Base
 from tests.sql.server import Postgres
 from tests.sql.worker import POINTS
 
 WORKER = Path(__file__).with_name("worker.py")
+#: A program is started for each transaction that dies; half of the work of a start is to import these.
+IMPORTS = ("sqlalchemy.orm", "psycopg", "plainsong.sql", "plainsong._sync.transaction")
 VICTIMS = ("client", "daemon", "database")
 #: Steps after which the transaction is committed, whoever dies.
 DECIDED = ("committed", "finished")
@@ -46,19 +48,12 @@ class Harness:
         self.engine.dispose()
         self.daemon.end()
 
-    def _spawn(self) -> subprocess.Popen[str]:
+    def _spawn(self) -> subprocess.Popen[bytes] | Forked:
         url = f"http://{self.daemon.address[0]}:{self.daemon.address[1]}"
-        return subprocess.Popen(
-            [sys.executable, WORKER, url, self.database],
-            env={**clean_environ(), "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start_python(WORKER, url, self.database, imports=IMPORTS, stdin=True)
 
     @contextmanager
-    def worker(self, numbers: str, point: str = "-", victim: str = "-") -> Iterator[subprocess.Popen[str]]:
+    def worker(self, numbers: str, point: str = "-", victim: str = "-") -> Iterator[subprocess.Popen[bytes] | Forked]:
         """A program at work; when it dies, the next one is started at once, since that takes a while."""
         pids = {
             "client": "self",
@@ -68,8 +63,7 @@ class Harness:
         }
         worker = self._spare
         assert worker.stdin is not None
-        worker.stdin.write(f"{numbers} {point} {pids[victim]}\n")
-        worker.stdin.flush()
+        worker.stdin.write(f"{numbers} {point} {pids[victim]}\n".encode())
         try:
             yield worker
         finally:
@@ -77,12 +71,18 @@ class Harness:
                 self._spare = self._spawn()
                 self._end(worker)
 
-    def _end(self, worker: subprocess.Popen[str]) -> None:
+    def _end(self, worker: subprocess.Popen[bytes] | Forked) -> None:
         worker.kill()
-        _, err = worker.communicate(timeout=PATIENCE_S)
+        worker.wait(PATIENCE_S)
+        for pipe in (worker.stdin, worker.stdout):
+            assert pipe is not None
+            pipe.close()
+        assert worker.stderr is not None
+        with worker.stderr as stderr:
+            err = stderr.read().decode()
         assert "Traceback" not in err, err
 
-    def kill(self, victim: str, worker: subprocess.Popen[str]) -> None:
+    def kill(self, victim: str, worker: subprocess.Popen[bytes] | Forked) -> None:
         if victim == "client":
             worker.kill()
         elif victim == "daemon":
@@ -131,7 +131,7 @@ _numbers = iter(range(1, 1_000))
 def test_rows_and_messages_are_both_there_or_neither_when_somebody_dies(harness: Harness, victim: str, point: str):
     number = next(_numbers)
     with harness.worker(str(number), point, victim) as worker:
-        out = worker.stdout.readline()  # type: ignore[union-attr] # it is a pipe
+        out = worker.stdout.readline().decode()  # type: ignore[union-attr] # it is a pipe
     harness.heal(victim)
     rows, messages = harness.settled()
     assert rows == messages
@@ -154,16 +154,16 @@ def test_rows_and_messages_are_the_same_when_somebody_dies_at_any_moment(harness
     told = []
     with harness.worker(f"{first}-") as worker:
         assert worker.stdout is not None
-        told.append(next(line for line in worker.stdout if "committed" in line))  # it works
+        told.append(next(line for line in worker.stdout if b"committed" in line))  # it works
         time.sleep(chance.uniform(0.0, 0.1))  # the moment is what is being tested
         harness.kill(victim, worker)
         harness.heal(victim)
         if victim != "client":
-            told.append(next(line for line in worker.stdout if "committed" in line))  # it works again
+            told.append(next(line for line in worker.stdout if b"committed" in line))  # it works again
             worker.kill()
         told += worker.stdout
     rows, messages = harness.settled()
     assert rows == messages
-    acknowledged = {int(line.split()[0]) for line in told if line.strip().endswith("committed")}
+    acknowledged = {int(line.split()[0]) for line in told if line.strip().endswith(b"committed")}
     assert acknowledged
     assert acknowledged <= set(rows)
