@@ -8,6 +8,8 @@ behind the last row.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
@@ -49,6 +51,18 @@ class ScanRange(NamedTuple):
     def behind(self, key: bytes) -> ScanRange:
         """The rest of the range after ``key``."""
         return self._replace(stop=key) if self.reverse else self._replace(start=key + b"\x00")
+
+    def contains(self, key: bytes) -> bool:
+        """Whether ``key`` is in the range, whichever its direction."""
+        return self.start <= key and (not self.stop or key < self.stop)
+
+    def rest_in(self, rest: ScanRange) -> ScanRange | None:
+        """What of the range is in the rest of a scan that reaches over it; None if nothing is."""
+        if self.reverse:
+            stop = rest.stop if self.contains(rest.stop) else self.stop
+            return self._replace(stop=stop) if not rest.stop or self.start < rest.stop else None
+        start = max(self.start, rest.start)
+        return self._replace(start=start) if not self.stop or start < self.stop else None
 
 
 async def scan(
@@ -165,34 +179,57 @@ async def merged_rows(
     *,
     timeout_s: float,
 ) -> None:
-    """As ``scan``, for many ranges of one direction: gives their rows one by one, in the order of ``key_of``.
+    """As ``scan``, for many ranges of one table and direction: gives their rows one by one, in the order of ``key_of``.
 
-    For tools that read everything: each page of a range is a scan of its own.
+    For tools that read everything: each page is a scan of its own. A page reaches over the ranges that follow, so that
+    most of those without rows cost no scan.
+
+    Args:
+      ranges: apart from each other, in the order of the table.
     """
     reverse = ranges[0].reverse
-    waiting: list[tuple[_Order, int]] = []
-    pages: list[list[ScannedRow]] = [[] for _ in ranges]
-    left = list(ranges)
-
-    async def refill(index: int) -> None:
-        page = await first_rows(pool, left[index], _MERGED_PAGE_ROWS, timeout_s=timeout_s)
-        if page:
-            left[index] = left[index].behind(page[-1].key)
-            pages[index] = page[::-1]
-            heapq.heappush(waiting, (_Order(key_of(page[0].key), reverse), index))
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(ranges)):
-            nursery.start_soon(refill, index)
+    pages, rests = await _first_pages(pool, ranges, timeout_s)
+    waiting = [(_Order(key_of(page[-1].key), reverse), index) for index, page in enumerate(pages) if page]
+    heapq.heapify(waiting)
     while waiting:
         _, index = heapq.heappop(waiting)
         page = pages[index]
         if not await take([page.pop()]):
             return
+        if not page and (wanted := rests[index]):
+            found = await first_rows(pool, wanted, _MERGED_PAGE_ROWS, timeout_s=timeout_s)
+            page.extend(reversed(found))
+            full = len(found) == _MERGED_PAGE_ROWS
+            rests[index] = wanted.rest_in(wanted.behind(found[-1].key)) if full else None
         if page:
             heapq.heappush(waiting, (_Order(key_of(page[-1].key), reverse), index))
-        else:
-            await refill(index)
+
+
+async def _first_pages(
+    pool: Pool, ranges: Sequence[ScanRange], timeout_s: float
+) -> tuple[list[list[ScannedRow]], list[ScanRange | None]]:
+    """The first rows of each range, the next one last, and the rest of the range, None once it has been read."""
+    reverse = ranges[0].reverse
+    starts = [each.start for each in ranges]
+    pages: list[list[ScannedRow]] = [[] for _ in ranges]
+    rests: list[ScanRange | None] = [None] * len(ranges)
+    unread = deque(reversed(range(len(ranges))) if reverse else range(len(ranges)))
+    while unread:
+        first = ranges[unread[0]]
+        rest = first._replace(start=ranges[0].start) if reverse else first._replace(stop=ranges[-1].stop)
+        page = await first_rows(pool, rest, _MERGED_PAGE_ROWS, timeout_s=timeout_s)
+        for row in page:
+            index = bisect_right(starts, row.key) - 1
+            if index >= 0 and ranges[index].contains(row.key):
+                pages[index].append(row)
+        if len(page) < _MERGED_PAGE_ROWS:
+            break
+        rest = rest.behind(page[-1].key)
+        while unread and (left := ranges[unread[0]].rest_in(rest)) != ranges[unread[0]]:
+            rests[unread.popleft()] = left
+    for page in pages:
+        page.reverse()
+    return pages, rests
 
 
 class _Order(NamedTuple):
