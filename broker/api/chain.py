@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from broker.http.messages import Answer, flag, one_of, whole_number
 from broker.security.files import read_guarded
 from broker.tls import FileUnusable
 from plainsong.protocol.codec import JSON
+from plainsong.protocol.codec.json_values import compact
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.ids import POSITION_BYTES, parse_id, published_ms, shown_id
 from plainsong.protocol.page import items_in
@@ -110,7 +110,7 @@ def _encoded(name: TopicName, part: ChainPart) -> bytes:
         "nowMs": part.view.now_ms,
         "undecided": [str(pointer) for pointer in part.view.undecided],
     }
-    return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
+    return compact(shown).encode()
 
 
 def _message(row: ChainedRow) -> dict[str, Any]:

@@ -13,7 +13,6 @@ A stream is a poll that is asked again and again: while it waits, it counts as a
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from broker.http.messages import EVENT_STREAM, PING, PING_S, Answer, one_of, pro
 from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.base import PIECE_BYTES
 from plainsong.protocol.codec.json import payload_pieces, payload_writer
+from plainsong.protocol.codec.json_values import compact
 from plainsong.protocol.errors import InvalidParameter, NoOwner, Overloaded, PlainsongError, ShuttingDown
 from plainsong.protocol.ids import FIRST_BOUND, after, before, parse_id, shown_id, unpack_position
 from plainsong.protocol.page import messages_of
@@ -60,7 +60,7 @@ IDLE_BYTES = 1 << 10
 def event(kind: str, data: Any, event_id: str | None = None) -> bytes:
     """One event, its data as JSON, which has no line ends of its own."""
     head = "" if event_id is None else f"id: {event_id}\n"
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = compact(data)
     return f"{head}event: {kind}\ndata: {text}\n\n".encode("utf-8", "replace")
 
 
@@ -234,7 +234,7 @@ def _set_aside(stretch: SetAside) -> bytes:
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:
-    return json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":")) if attributes else "{}"
+    return compact(dict(attributes)) if attributes else "{}"
 
 
 def _held(held: Held) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from binascii import b2a_base64
 from codecs import utf_8_decode
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from broker.http.messages import Answer, one_of, whole_number
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import JSON, gathered
 from plainsong.protocol.codec.json import text_pieces
-from plainsong.protocol.codec.json_values import parse_query_position
+from plainsong.protocol.codec.json_values import compact, parse_query_position
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidParameter, NotFound, TransactionsUnavailable
 from plainsong.protocol.ids import (
@@ -383,7 +382,7 @@ def _pieces(entries: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
             if isinstance(value, str):
                 yield from text_pieces(value)
             else:
-                yield json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+                yield compact(value).encode()
         yield b"}"
         before = b","
     yield b"]" if before == b"," else b"[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import KW_ONLY, dataclass
 from math import inf
@@ -14,7 +13,7 @@ import trio
 
 from broker.http.messages import Answer, BodyPieces, Handler, Request, only_plain, status_of
 from plainsong.protocol.codec import AVRO
-from plainsong.protocol.codec.json_values import between_pieces
+from plainsong.protocol.codec.json_values import between_pieces, compact
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
 
@@ -175,7 +174,7 @@ def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None
 
 def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> Answer:
     """``value`` as an answer of status 200."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    body = compact(value).encode()
     return Answer(200, body, JSON_TYPE, headers or [])
 
 

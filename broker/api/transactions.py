@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from binascii import b2a_base64
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS, Verb
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec import json_values as values
-from plainsong.protocol.codec.json_values import fields_of, parse_object
+from plainsong.protocol.codec.json_values import compact, fields_of, parse_object
 from plainsong.protocol.errors import (
     BodyTooLarge,
     InvalidParameter,
@@ -375,7 +374,7 @@ def begun_answer(begun: Begun, as_number: Numbers) -> Answer:
 
 
 def _json(value: dict[str, Any]) -> Answer:
-    return Answer(200, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), JSON.content_type)
+    return Answer(200, compact(value).encode(), JSON.content_type)
 
 
 def decided_answer(decision: Decision, as_number: Numbers) -> Answer:

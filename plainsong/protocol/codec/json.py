@@ -8,7 +8,6 @@ The entries of a publish's list ``messages`` are payloads, or items with more fi
 
 from __future__ import annotations
 
-import json
 from binascii import b2a_base64
 from codecs import getincrementaldecoder
 from json.encoder import encode_basestring
@@ -286,7 +285,7 @@ class JsonCodec:
         for index, (message_id, payload) in enumerate(messages_of(page)):
             more = ""
             if attributes.get(index):
-                more = ',"attributes":' + json.dumps(dict(attributes[index]), ensure_ascii=False, separators=(",", ":"))
+                more = ',"attributes":' + values.compact(dict(attributes[index]))
             if len(payload) > PIECE_BYTES:
                 out.append(f'{before}{{"id":"{message_id.hex()}","payload":')
                 yield "".join(out).encode()
@@ -315,7 +314,7 @@ def _set_fields(record: Any, kinds: Kinds) -> dict[str, Any]:
 
 
 def _dumped(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+    return values.compact(record).encode()
 
 
 def _base64(raw: bytes) -> str:
