@@ -248,6 +248,9 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     async def _turn_over(self) -> None:
         """Wait until no turn is under way without the task; not to be cancelled, since its commit may happen."""
+        if not self._in_turn:  # nearly always, and a scope costs more than all else here
+            self._over = None
+            return
         with trio.CancelScope(shield=True):
             while self._in_turn:
                 self._over = trio.Event()

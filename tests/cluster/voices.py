@@ -135,8 +135,11 @@ class Voice:
         """An answer that says 200. Raises NotSent, Doubt, Refused."""
         instance = at or self.somebody()
         try:
-            with trio.fail_after(PATIENCE_S):
+            # As ``trio.fail_after``, which costs twice as much; simulated clients feel that.
+            with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S) as limit:
                 answer = await (await self._talk(instance)).ask(method, path, body, headers)
+            if limit.cancelled_caught:
+                raise trio.TooSlowError
         except NotConnected as error:
             raise NotSent(str(error)) from error
         except (ConnectionLost, trio.TooSlowError) as error:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import trio
+from outcome import Value
 
 from plainsong.protocol.effects import Delete, Expect, Operation, Put, RollBack, Table, put_one
 from plainsong.protocol.errors import PlainsongError
@@ -229,17 +231,10 @@ class OwnDiskStore(DiskStore):
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        ended, found = trio.Event(), list[PlainsongError | None]()
-
-        def settled(error: PlainsongError | None) -> None:
-            found.append(error)
-            ended.set()
-
-        self._put(commit, expect, settled)
-        with trio.CancelScope(shield=True):
-            await ended.wait()
-        if found[0] is not None:
-            raise found[0]
+        self._put(commit, expect, partial(_told, trio.lowlevel.current_task()))
+        error: PlainsongError | None = await trio.lowlevel.wait_task_rescheduled(_not_to_be_cancelled)
+        if error is not None:
+            raise error
 
     def _put(
         self,
@@ -257,6 +252,14 @@ class OwnDiskStore(DiskStore):
         rows = self.tables[table].rows
         self.disk.unsynced += [(table, key, rows[key]) for key in keys if key in rows]
         self.apply([Delete(table, keys)])
+
+
+def _told(task: trio.lowlevel.Task, error: PlainsongError | None) -> None:
+    trio.lowlevel.reschedule(task, Value(error))
+
+
+def _not_to_be_cancelled(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
 
 
 class SharedDiskStore(DiskStore):

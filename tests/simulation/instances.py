@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote
 from zlib import crc32
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from broker.config import Config
 
 State = Literal["up", "down"]
+T = TypeVar("T")
 
 
 class View:
@@ -127,15 +127,16 @@ class Life:
                 return endpoint, {name: unquote(value) for name, value in match.groupdict().items()}
         raise AssertionError(f"there is no route {method} {path}")
 
-    @contextmanager
-    def serving(self) -> Iterator[trio.CancelScope]:
-        """What is done in it ends with the process."""
-        with trio.CancelScope() as scope:
-            self._serving[scope] = None
-            try:
-                yield scope
-            finally:
-                del self._serving[scope]
+    async def serve(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """What it returns; None: the process ended meanwhile."""
+        scope, found = trio.CancelScope(), None
+        self._serving[scope] = None
+        try:
+            with scope:
+                found = await work()
+        finally:
+            del self._serving[scope]
+        return None if scope.cancel_called else found
 
     def end(self) -> None:
         """Connections of clients break."""
@@ -243,10 +244,8 @@ class SimulatedTalk:
         life = instance.life
         if life is None or life.daemon is None:
             raise NotConnected(f"{instance.name} is down")
-        answer: Answer | None = None
-        with life.serving() as scope:
-            answer = await self._answer(life, method, target, body, headers)
-        if answer is None or scope.cancel_called or instance.life is not life:
+        answer = await life.serve(partial(self._answer, life, method, target, body, headers))
+        if answer is None or instance.life is not life:
             raise ConnectionLost(f"{instance.name} has ended")
         await network.pass_on(instance.name, "client")
         return answer

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import trio
-import trio._core._run as scheduling
 
 from plainsong.protocol.ids import SEQUENCES_PER_MS
 from plainsong.protocol.names import TopicName
@@ -27,6 +26,7 @@ from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
 from tests.simulation.network import Network
+from tests.simulation.scheduling import scheduled_by, without_instruments
 
 T = TypeVar("T")
 #: How long everything may take until it is right again once nothing is wrong.
@@ -491,21 +491,21 @@ def _take_few(positions: PositionSequence, now_ms: int, count: int) -> list[Run]
 
 def simulate(plan: Plan) -> Report:
     """One history, the same for a plan on every machine (with one hash seed of Python)."""
-    scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True  # as hypothesis has it
-    before = scheduling._r, trio.to_thread.run_sync
+    before = trio.to_thread.run_sync
     if plan.crowded:
         PositionSequence.take = _take_few  # type: ignore[method-assign]
-    scheduling._r, trio.to_thread.run_sync = Random(plan.seed), _run_here  # type: ignore[assignment]
+    trio.to_thread.run_sync = _run_here  # type: ignore[assignment]
     story: list[str] = []
     signal.signal(signal.SIGVTALRM, _stuck)
     signal.setitimer(signal.ITIMER_VIRTUAL, STUCK_S)
     try:
-        return trio.run(_simulate, plan, story, clock=SimulatedTime())
+        with scheduled_by(plan.seed):
+            return trio.run(_simulate, plan, story, clock=SimulatedTime())
     except Exception as error:  # noqa: BLE001  # a daemon that breaks the simulation is a bad one
         return Report(plan, History(), [], [f"it ended with {error!r}"], story)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        scheduling._r, trio.to_thread.run_sync = before
+        trio.to_thread.run_sync = before
         PositionSequence.take = TAKE  # type: ignore[method-assign]
 
 
@@ -520,6 +520,7 @@ def _stuck(*_: object) -> None:
 
 
 async def _simulate(plan: Plan, story: list[str]) -> Report:
+    without_instruments()
     async with trio.open_nursery() as nursery:
         world = World(plan, nursery, story)
         with trio.move_on_after(plan.length_s + QUIET_S) as limit:
