@@ -117,8 +117,17 @@ class TopicCache:
             grown -= chunk.seal()
         self.budget.changed(grown)
 
-    def append_wire(self, prefix: bytes, wire: bytes, offsets: array[int] | range, since: bytes) -> None:
-        """As ``append``, of many items that are one ``bytes`` already, and have nothing beside.
+    def append_wire(
+        self,
+        prefix: bytes,
+        wire: bytes,
+        offsets: array[int] | range,
+        expiries: Mapping[int, int],
+        since: bytes,
+        pointer_runs: Sequence[tuple[int, int, int]] = (),
+        attributes: Mapping[int, Mapping[str, str]] = NONE,
+    ) -> None:
+        """As ``append``, of many items that are one ``bytes`` already: they become a chunk of their own.
 
         Args:
           offsets: where in ``wire`` each item begins, and its end.
@@ -133,7 +142,7 @@ class TopicCache:
         chunk = Chunk(wire[1 : 1 + ID_BYTES])
         self.chunks.append(chunk)
         self.budget.opened(self, chunk)
-        self.budget.changed(chunk.hold(wire, offsets))
+        self.budget.changed(chunk.hold(wire, offsets, expiries, pointer_runs, attributes))
 
     def roll_back(self, prefix: bytes, pointer: int, first: bytes, last: bytes) -> None:
         """Invert the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last``.
@@ -236,11 +245,19 @@ class Chunk:
         """Whether no more items are added."""
         return self._items is None
 
-    def hold(self, wire: bytes, offsets: array[int] | range) -> int:
+    def hold(
+        self,
+        wire: bytes,
+        offsets: array[int] | range,
+        expiries: Mapping[int, int],
+        pointer_runs: Sequence[tuple[int, int, int]],
+        attributes: Mapping[int, Mapping[str, str]],
+    ) -> int:
         """Hold these items and no others; returns the cost added."""
         self._wire, self._offsets, self._items = wire, offsets, None
         self.size = len(wire)
         grown = len(wire) + (offsets.itemsize * (len(offsets) - 1) if isinstance(offsets, array) else 0)
+        grown += self._add_beside(0, expiries, pointer_runs, attributes)
         self.cost += grown
         return grown
 
@@ -254,21 +271,31 @@ class Chunk:
         """Add items to an open chunk; returns the cost added."""
         assert self._items is not None  # only the last chunk of a topic, while open, is appended to
         base = len(self._items)
+        self._items += items
+        added = sum(map(len, items))
+        self.size += added
+        grown = added + ITEM_OVERHEAD_BYTES * len(items)
+        grown += self._add_beside(base, expiries, pointer_runs, attributes)
+        self.cost += grown
+        return grown
+
+    def _add_beside(
+        self,
+        base: int,
+        expiries: Mapping[int, int],
+        pointer_runs: Sequence[tuple[int, int, int]],
+        attributes: Mapping[int, Mapping[str, str]],
+    ) -> int:
+        """Add what some of the items from ``base`` on have beside; returns its memory."""
         for index, expiry in expiries.items():
             self.expiries[base + index] = expiry
         had = len(self.runs)
         for start, stop, pointer in pointer_runs:
             self.runs.add(base + start, base + stop, pointer)
-        self._items += items
-        added = sum(map(len, items))
-        self.size += added
-        grown = added + ITEM_OVERHEAD_BYTES * len(items) + 100 * len(expiries)
-        grown += RUN_BYTES * (len(self.runs) - had)
-        if attributes:
-            for index, strings in attributes.items():
-                self.attributes[base + index] = strings
-                grown += _cost(strings)
-        self.cost += grown
+        grown = 100 * len(expiries) + RUN_BYTES * (len(self.runs) - had)
+        for index, strings in attributes.items():
+            self.attributes[base + index] = strings
+            grown += _cost(strings)
         return grown
 
     def seal(self) -> int:

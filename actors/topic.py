@@ -242,14 +242,13 @@ class TopicActor(Actor[TopicCore, Step]):
             if batch.restart is not None:
                 self._cache.begin_anew()
                 since = batch.restart
-            if batch.has_items:
-                wire = batch.plain_wire() if len(batch) >= MANY_ROWS else None
-                if wire is not None:
-                    self._cache.append_wire(batch_prefix, *wire, since)
+            if batch.item_count:
+                expiries, pointers, attributes = batch.expiries, batch.pointers, batch.attributes
+                if batch.item_count >= MANY_ROWS:
+                    wire, offsets = batch.wire()
+                    self._cache.append_wire(batch_prefix, wire, offsets, expiries, since, pointers, attributes)
                 else:
-                    self._cache.append(
-                        batch_prefix, batch.items, batch.expiries, since, batch.pointers, batch.attributes
-                    )
+                    self._cache.append(batch_prefix, batch.items, expiries, since, pointers, attributes)
                 # A cache that could not hold this batch begins anew behind it.
                 since = after(batch.last_id)
         for pointer, first, last in step.rolled_back:

@@ -7,20 +7,43 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plainsong.protocol.codec import AVRO_2
-from plainsong.protocol.codec.avro_cursor import Cursor, consecutive, read_longs
+from plainsong.protocol.codec.avro_cursor import Cursor, end_of_run, read_longs
 from plainsong.protocol.errors import InvalidSequenceIds, MalformedBody
 from plainsong.protocol.page import varint
 from plainsong.protocol.requests import PublishRequest, check_sequence_ids
 
+FIRSTS = st.integers(0, (1 << 63) - 400) | st.sampled_from([0, 63, 64, 8191, 8192, 16_383, (1 << 14) - 30])
 
-@given(st.integers(0, (1 << 63) - 400), st.integers(0, 300))
-@example(0, 64)
-@example(63, 2)
-@example(64, 1)
-@example(8191, 2)
-@example((1 << 63) - 300, 300)
-def test_the_bytes_are_those_of_the_numbers_one_by_one(first, count):
-    assert consecutive(first, count) == b"".join(map(varint, range(first, first + count)))
+
+@given(FIRSTS, st.integers(1, 300), st.binary(max_size=3))
+@example(0, 64, b"")
+@example(63, 2, b"")
+@example(64, 1, b"")
+@example(8191, 2, b"")
+@example(50, 300, b"")
+@example((1 << 63) - 300, 300, b"")
+def test_consecutive_numbers_are_recognised_by_their_bytes(first, count, before):
+    run = b"".join(map(varint, range(first, first + count)))
+    assert end_of_run(before + run + b"\x00", len(before), first, count) == len(before) + len(run)
+
+
+@given(FIRSTS, st.integers(1, 300), st.data())
+def test_numbers_of_which_one_byte_differs_are_no_run(first, count, data):
+    run = bytearray(b"".join(map(varint, range(first, first + count))))
+    run[data.draw(st.integers(0, len(run) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert end_of_run(bytes(run), 0, first, count) is None
+
+
+@given(FIRSTS, st.integers(1, 300), st.data())
+def test_numbers_that_end_early_are_no_run(first, count, data):
+    run = b"".join(map(varint, range(first, first + count)))
+    assert end_of_run(run[: data.draw(st.integers(0, len(run) - 1))], 0, first, count) is None
+
+
+def test_a_run_of_many_numbers_is_recognised_across_all_lengths():
+    run = b"".join(map(varint, range(5, 40_000)))
+    assert end_of_run(run, 0, 5, 39_995) == len(run)
+    assert end_of_run(run, 0, 6, 39_995) is None
 
 
 @given(st.lists(st.integers(0, 200), max_size=40).map(sorted), st.integers(0, 1 << 40))

@@ -6,9 +6,10 @@ import pytest
 
 from plainsong.protocol import errors
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
-from plainsong.protocol.ids import pack_position
+from plainsong.protocol.ids import pack_id, pack_position
 from plainsong.protocol.keys import pointer_key
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import MessageRow, Stored, decode_row, encode_row
@@ -369,8 +370,13 @@ def test_items_begin_anew_behind_a_reference():
     roll.add([Run(5, 2, 1)], [b"c"], None, P)
     assert roll.pointers == [(0, 3, P)]
     roll.add_reference(pack_position(5, 3), b"reference")
+    assert roll.item_count == 0
     roll.add([Run(5, 4, 1)], [b"d"], [60], Q)
-    assert (len(roll), len(roll.items), roll.pointers, roll.expiries) == (5, 1, [(0, 1, Q)], {0: 60_005})
+    roll.add([Run(5, 5, 1)], [b"e"], None)
+    assert (len(roll), roll.item_count, roll.pointers, roll.expiries) == (6, 2, [(0, 1, Q)], {0: 60_005})
+    assert roll.items == [item(pack_id(5, 4), b"d"), item(pack_id(5, 5), b"e")]
+    assert roll.items_from(5) == roll.items[1:]
+    assert roll.wire() == (b"".join(roll.items), range(0, 47, 23))
     assert roll.restart == pack_position(5, 4) + bytes(10)
 
 

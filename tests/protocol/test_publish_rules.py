@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from plainsong.protocol.errors import (
@@ -15,11 +17,15 @@ from plainsong.protocol.errors import (
     TopicNotFound,
     TransactionRequired,
 )
+from plainsong.protocol.ids import pack_id
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import Lengths, PublishRequest, Receipt
+from plainsong.protocol.rows import MessageRow, Stamp, encode_row
 from plainsong.protocol.topic.asks import Create, Publish
 from plainsong.protocol.topic.core import TopicCore
+from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
 from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch
 
@@ -108,6 +114,18 @@ def test_what_can_never_fit_into_a_topic_is_not_told_to_wait():
 # --- many messages at once ------------------------------------------------------------------------
 
 
+def stamped(kind, count):
+    """The extras of ``count`` rows of a request of this kind."""
+    if kind == "plain":
+        return None
+    request = PublishRequest([b""] * count, atomic=kind == "atomic", routing_key="key" if kind == "shared" else None)
+    extras = row_extras_of(request)
+    return with_stamp(extras, Stamp("p", 3, range(1 << 40, (1 << 40) + count), count)) if kind == "stamped" else extras
+
+
+KINDS = ["plain", "stamped", "atomic", "shared"]
+
+
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 100, MAX_CUT_BYTES, MAX_CUT_BYTES + 1])
 @pytest.mark.parametrize("count", [MANY_ROWS - 1, MANY_ROWS, MANY_ROWS + 1, 1000])
 def test_messages_of_one_length_become_the_rows_that_they_would_become_one_by_one(length, count):
@@ -118,8 +136,28 @@ def test_messages_of_one_length_become_the_rows_that_they_would_become_one_by_on
         for number, message in enumerate(messages, first):
             one_by_one.add([Run(NOW_MS, number, 1)], [message], None, length=length)
         assert (at_once.suffixes, at_once.values) == (one_by_one.suffixes, one_by_one.values)
-        assert at_once.plain_wire() == one_by_one.plain_wire()
+        assert at_once.wire() == one_by_one.wire()
         assert at_once.value_bytes == one_by_one.value_bytes == sum(map(len, at_once.values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pointer", [None, 7])
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 127, 128, 129, 256, 257, 1024, 1025])
+@pytest.mark.parametrize("lengths", [(0,), (100,), (MAX_CUT_BYTES + 1,), (5, 300, 0)])
+def test_the_rows_of_a_request_are_those_that_its_extras_say_one_by_one(kind, pointer, count, lengths):
+    messages = [bytes(lengths[number % len(lengths)]) for number in range(count)]
+    extras = stamped(kind, count)
+    batch = RowBatch()
+    batch.add([Run(NOW_MS, 7, count)], messages, None, pointer, extras, Lengths(messages).of_each)
+    own = [{} if extras is None else extras.extras_of(index) for index in range(count)]
+    wanted = [encode_row(MessageRow(each, pointer, None, own[at])) for at, each in enumerate(messages)]
+    assert batch.values == wanted
+    assert batch.value_bytes == sum(map(len, wanted))
+    items = [item(pack_id(NOW_MS, 7 + index), each) for index, each in enumerate(messages)]
+    assert batch.items == items
+    wire, offsets = batch.wire()
+    assert [wire[at:end] for at, end in pairwise(offsets)] == items
+    assert batch.pointers == ([] if pointer is None else [(0, count, pointer)])
 
 
 def test_rows_of_several_requests_have_their_wire_form_whatever_their_lengths_are():
@@ -128,8 +166,28 @@ def test_rows_of_several_requests_have_their_wire_form_whatever_their_lengths_ar
     for number, messages in enumerate(requests):
         at_once.add([Run(NOW_MS + number, 0, len(messages))], messages, None, length=Lengths(messages).of_each)
         one_by_one.add([Run(NOW_MS + number, 0, len(messages))], messages, None)
-        assert at_once.plain_wire() == one_by_one.plain_wire()
+        wire, offsets = at_once.wire()
+        assert (wire, list(offsets)) == (one_by_one.wire()[0], list(one_by_one.wire()[1]))
     assert at_once.items == one_by_one.items
+
+
+@pytest.mark.parametrize("order", [KINDS, KINDS[::-1], ["stamped", "plain", "atomic"], ["stamped", "stamped"]])
+@pytest.mark.parametrize("count", [3, MANY_ROWS])
+@pytest.mark.parametrize("lengths", [(10,), (10, 11), (4, 300)])
+def test_requests_of_all_kinds_have_their_wire_form_in_one_batch(order, count, lengths):
+    batch, items = RowBatch(), []
+    for number, kind in enumerate(order):
+        messages = [bytes([index % 256]) * lengths[number % len(lengths)] for index in range(count)]
+        first = len(batch)
+        batch.add(
+            [Run(NOW_MS + number, 0, count)], messages, None, None, stamped(kind, count), Lengths(messages).of_each
+        )
+        items += [item(pack_id(NOW_MS + number, index), message) for index, message in enumerate(messages)]
+        assert batch.items == items
+        assert batch.items_from(first) == items[first:]
+        assert batch.wire_of(first, len(batch)) == b"".join(items[first:])
+        wire, offsets = batch.wire()
+        assert [wire[at:end] for at, end in pairwise(offsets)] == items
 
 
 @pytest.mark.parametrize("messages", [[], [b""], [b"ab", b"cd"], [b"a", b"", b"abc"]])

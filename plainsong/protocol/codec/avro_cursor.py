@@ -251,37 +251,53 @@ def _walk(data: bytes, at: int, count: int, found: list[bytes]) -> int:
 
 # --- runs of consecutive numbers, as most lists of sequence ids are --------------------------------
 #
-# Encoded without a step for each number: 64 numbers that differ in their last six bits alone have all bytes but the
-# first in common, so joining the first bytes by the common rest encodes them.
+# They are recognised by their bytes, column by column. A number's first byte has its lowest six bits, each one behind
+# seven more, and all but the last have the sign bit. So 8192 numbers from a multiple of 8192 on have one length, the
+# first two columns in common with all others of their kind, and one value in each further column.
 
 
-_BLOCK = 64
-#: First bytes of the numbers of a block, where others follow.
-_FIRST = [bytes([0x80 | number << 1]) for number in range(_BLOCK)]
+_COLUMNS_REPEAT = 1 << 13
+#: Numbers below this have one byte, those from here to ``_COLUMNS_REPEAT`` two.
+_TWO_BYTES = 1 << 6
+_COLUMN_1 = bytes(0x80 | (number & 0x3F) << 1 for number in range(_COLUMNS_REPEAT))
+#: The second byte where others follow, and where it is the last.
+_COLUMN_2 = bytes(0x80 | number >> 6 for number in range(_COLUMNS_REPEAT))
+_LAST_COLUMN_2 = bytes(number >> 6 for number in range(_COLUMNS_REPEAT))
 #: Shorter lists are read number by number: recognising them would cost more.
 _MIN_RUN = 8
 
 
-def consecutive(first: int, count: int) -> bytes:
-    """The varints of ``count`` numbers from ``first`` on, which is 0 or more."""
-    out: list[bytes] = []
+def end_of_run(data: bytes, at: int, first: int, count: int) -> int | None:
+    """Where the varints of ``count`` numbers from ``first`` on, which is 0 or more, end; None: others stand at ``at``."""
     number, stop = first, first + count
     while number < stop:
-        end = min(stop, (number | _BLOCK - 1) + 1)
-        low = number & _BLOCK - 1
-        high = number >> 6
-        if high:
-            rest = _unsigned(high)
-            out += (rest.join(_FIRST[low : low + end - number]), rest)
+        low = number % _COLUMNS_REPEAT
+        if number >= _COLUMNS_REPEAT:
+            end = min(stop, number - low + _COLUMNS_REPEAT)
+            rest = _unsigned(number // _COLUMNS_REPEAT)
+            second = _COLUMN_2
         else:
-            out.append(bytes(range(number << 1, end << 1, 2)))
-        number = end
-    return b"".join(out)
+            end = min(stop, _COLUMNS_REPEAT if number >= _TWO_BYTES else _TWO_BYTES)
+            rest, second = b"", _LAST_COLUMN_2
+        several = end - number
+        if number < _TWO_BYTES:
+            columns = [bytes(range(number << 1, end << 1, 2))]
+        else:
+            columns = [_COLUMN_1[low : low + several], second[low : low + several]]
+            columns += [rest[index : index + 1] * several for index in range(len(rest))]
+        width = len(columns)
+        after = at + width * several
+        for index, column in enumerate(columns):
+            if data[at + index : after : width] != column:
+                return None
+        number, at = end, after
+    return at
 
 
 def _unsigned(number: int) -> bytes:
     """A varint without a sign: that of half of it, when it is even."""
-    return varint(number >> 1) if not number & 1 else bytes([varint(number >> 1)[0] | 1]) + varint(number >> 1)[1:]
+    half = varint(number >> 1)
+    return half if not number & 1 else bytes([half[0] | 1]) + half[1:]
 
 
 def read_longs(cursor: Cursor) -> Sequence[int]:
@@ -301,11 +317,10 @@ def read_run(cursor: Cursor) -> range | None:
         first = cursor.long()
         # The numbers that follow are no shorter, so nothing is made that could not be there.
         if first >= 0 and first + count <= 1 << 63 and count * (cursor.at - at) <= len(data) - at:
-            run = consecutive(first, count)
-            end = at + len(run)
-            if data.startswith(run, at) and data[end : end + 1] == b"\x00":
+            end = end_of_run(data, at, first, count)
+            if end is not None and data.startswith(_NO_MORE, end):
                 cursor.take_room(count)
-                cursor.at = end + 1
+                cursor.at = end + len(_NO_MORE)
                 return range(first, first + count)
     cursor.at = begin
     return None

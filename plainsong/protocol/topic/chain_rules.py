@@ -60,7 +60,7 @@ def chain_rows(
     step.write_entry()
     suffixes, values = batch.suffixes[first:], batch.values[first:]
     prefix = chain_prefix(state)
-    items = [] if alike else batch.items[-len(suffixes) :]
+    items = [] if alike else batch.items_from(first)
     attributes: Mapping[int, Mapping[str, str]] = {}
     if row_extras is not None and row_extras.has_attributes:
         attributes = row_extras.attributes_from(0, len(suffixes))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
+from operator import add
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,8 @@ NO_STRINGS: Mapping[str, str] = MappingProxyType({})
 ROUTING_KEY = "routingKey"
 #: The number of row heads kept from request to request.
 _KEPT_HEADS = 1024
+#: Requests of so many messages of one length have their heads kept with that length.
+_MANY = 64
 _INDEX_KEY: bytes = msgpack.packb(INDEX)
 
 
@@ -89,37 +93,59 @@ class RowExtras:
         return extras
 
     def values(
-        self, messages: Sequence[bytes], ttls_s: Sequence[int | None] | None, pointer: int | None
-    ) -> list[bytes]:
-        """The values of the rows of the request's messages."""
+        self,
+        messages: Sequence[bytes],
+        ttls_s: Sequence[int | None] | None,
+        pointer: int | None,
+        length: int | None = None,
+    ) -> tuple[list[bytes], int]:
+        """The values of the rows of the request's messages, and the bytes of all of them together.
+
+        Args:
+          length: that of every message, where it is known that they have the same.
+        """
         if ttls_s is not None or self.attributes is not None:
             each_ttl_s = [None] * len(messages) if ttls_s is None else ttls_s
-            return [
+            values = [
                 encode_row(MessageRow(message, pointer, ttl_s, self.extras_of(index)))
                 for index, (message, ttl_s) in enumerate(zip(messages, each_ttl_s, strict=True))
             ]
+            return values, sum(map(len, values))
         if len(messages) == 1:
             alone = not (self.begin or self.every or self.shared)
             head = row_head(pointer, self.first if alone else self.extras_of(0))
-            return [b"%b%b%b" % (head, length_prefix(len(messages[0])), messages[0])]
-        tail = _packed_attributes(self.shared)
-        if not self.indexed or self.every:
+            value = b"%b%b%b" % (head, length_prefix(len(messages[0])), messages[0])
+            return [value], len(value)
+        if length is None:
+            prefixes = {size: length_prefix(size) for size in set(map(len, messages))}
             heads = [
-                row_head(pointer, self.extras_of(0)),
-                *[row_head(pointer, self.extras_of(1))] * (len(messages) - 1),
+                head + prefixes[len(message)]
+                for head, message in zip(self._heads(pointer, len(messages)), messages, strict=True)
             ]
-        elif self.begin:
-            heads = _heads(pointer, tail, self.begin, len(messages))
+        elif _MANY <= len(messages) <= _KEPT_HEADS and self._only_indexed(pointer):
+            prefix = length_prefix(length)
+            heads = _heads_before(prefix)[: len(messages)]
+            heads[0] = row_head(None, self.first) + prefix
+            beside = len(heads[0]) + _kept_sizes()[len(messages) - 1] + (len(messages) - 1) * len(prefix)
+            return list(map(add, heads, messages)), beside + len(messages) * length
         else:
-            heads = [row_head(pointer, self.extras_of(0)), *_heads(pointer, tail, 1, len(messages) - 1)]
-        sizes = set(map(len, messages))
-        lengths = {size: length_prefix(size) for size in sizes}
-        if len(sizes) == 1:
-            length = lengths[sizes.pop()]
-            return [b"%b%b%b" % (head, length, message) for head, message in zip(heads, messages, strict=True)]
-        return [
-            b"%b%b%b" % (head, lengths[len(message)], message) for head, message in zip(heads, messages, strict=True)
-        ]
+            prefix = length_prefix(length)
+            heads = [head + prefix for head in self._heads(pointer, len(messages))]
+        values = list(map(add, heads, messages))
+        return values, sum(map(len, values))
+
+    def _only_indexed(self, pointer: int | None) -> bool:
+        """Whether the rows but the first have nothing beside their index, which is that of the message."""
+        return pointer is None and self.indexed and not (self.begin or self.every or self.shared)
+
+    def _heads(self, pointer: int | None, count: int) -> list[bytes]:
+        """What stands before the lengths in the values of ``count`` rows that have no ttl, nor attributes of their own."""
+        if not self.indexed or self.every:
+            return [row_head(pointer, self.extras_of(0)), *[row_head(pointer, self.extras_of(1))] * (count - 1)]
+        tail = _packed_attributes(self.shared)
+        if self.begin:
+            return _heads(pointer, tail, self.begin, count)
+        return [row_head(pointer, self.extras_of(0)), *_heads(pointer, tail, 1, count - 1)]
 
 
 def row_extras_of(request: PublishRequest) -> RowExtras | None:
@@ -175,6 +201,18 @@ def _heads(pointer: int | None, tail: bytes, begin: int, count: int) -> list[byt
 @lru_cache(maxsize=1)
 def _kept_heads() -> list[bytes]:
     return _made_heads(None, b"", 1, _KEPT_HEADS)
+
+
+@lru_cache(maxsize=16)
+def _heads_before(prefix: bytes) -> list[bytes]:
+    """The kept heads before messages whose length is written as ``prefix``; an empty one for the first row."""
+    return [b"", *[head + prefix for head in _kept_heads()]]
+
+
+@lru_cache(maxsize=1)
+def _kept_sizes() -> list[int]:
+    """How many bytes so many of the kept heads have together."""
+    return list(accumulate(map(len, _kept_heads()), initial=0))
 
 
 @lru_cache(maxsize=1)
