@@ -35,7 +35,7 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix, read_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PLAIN = 0x00
 HAS_POINTER = 0x01
@@ -46,6 +46,8 @@ NO_PAYLOAD = 0x08
 _KNOWN = HAS_POINTER | HAS_TTL | HAS_EXTRAS | NO_PAYLOAD
 _I64 = struct.Struct(">q")
 _U32 = struct.Struct(">I")
+#: ``msgpack.packb`` makes a packer for each call, which takes half of its time.
+_pack: Callable[[object], bytes] = msgpack.Packer().pack
 #: The bytes between a plain row's position and its value in wire form: the id's last ten bytes are zero, and the
 #: value brings the tenth.
 PLAIN_GAP = NO_PAYLOAD_PART[:9]
@@ -143,7 +145,7 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
     if not extras:
         return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
     if pointer is None:
-        packed: bytes = msgpack.packb(extras if type(extras) is dict else dict(extras))
+        packed = _pack(extras if type(extras) is dict else dict(extras))
         return _EXTRAS_ALONE + _U32.pack(len(packed)) + packed
     head = encode_row(MessageRow(b"", pointer, extras=extras))
     return head[: -len(length_prefix(0))]

@@ -249,10 +249,16 @@ def write_receipt(receipt: Receipt) -> bytes:
     natural = receipt.generation >= 0 and (sequence_id is None or sequence_id >= 0)
     if natural and not straddled and first is not None and last is not None:
         # Nearly every answer to a producer: encoded by hand it takes a quarter of the time.
-        known = b"\x00" if sequence_id is None else b"\x02" + varint(sequence_id)
-        ids = b"\x02%b%b\x02%b%b" % (length_prefix(len(first)), first, length_prefix(len(last)), last)
-        flags = b"%c%c" % (receipt.duplicate, receipt.deduplicated)
-        return b"%b%b%b%b\x00\x00" % (ids, flags, known, varint(receipt.generation))
+        return b"\x02%b%b\x02%b%b%c%c%b%b\x00\x00" % (
+            length_prefix(len(first)),
+            first,
+            length_prefix(len(last)),
+            last,
+            receipt.duplicate,
+            receipt.deduplicated,
+            b"\x00" if sequence_id is None else b"\x02" + varint(sequence_id),
+            length_prefix(receipt.generation),
+        )
     record = {
         "firstId": receipt.first_id,
         "lastId": receipt.last_id,

@@ -176,7 +176,7 @@ def row_extras_of(request: PublishRequest) -> RowExtras | None:
 def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) -> RowExtras:
     """The extras with a producer's stamp; ``begin`` 1: a reference row comes first, and has the stamp."""
     if row_extras is None:
-        return RowExtras({STAMP: stamp.packed()}, NOTHING, indexed=True, begin=begin, shared=NO_STRINGS)
+        return RowExtras({STAMP: stamp.packed()}, NOTHING, True, begin, None, NO_STRINGS)
     row_extras.first = {STAMP: stamp.packed(), **row_extras.first}
     row_extras.indexed, row_extras.begin = True, begin
     return row_extras
