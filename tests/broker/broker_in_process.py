@@ -115,7 +115,8 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)
             serving = {"base_url": f"http://{address}"}
-        async with httpx.AsyncClient(**serving, timeout=2 * PATIENCE_S) as http:
+        # ``verify``: it speaks no TLS, and to load the system's authorities for it takes tens of milliseconds.
+        async with httpx.AsyncClient(**serving, verify=False, timeout=2 * PATIENCE_S) as http:
             yield InProcess(service, clock, store, app, asgi, http)
         service.stop()
         stop.set()

@@ -214,7 +214,9 @@ async def pieces(parts):
 async def writer_of(daemon):
     """A client with connections of its own: one that has asked for another route is the lane's no more."""
     base_url, headers = daemon.daemon.http.base_url, daemon.files.header("writer")
-    async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(
+        base_url=base_url, headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
@@ -394,7 +396,7 @@ async def test_probes_of_nobody_are_never_over_a_quota_of_every_name(tmp_path):
 
 
 def connected(daemon):
-    return httpx.AsyncClient(base_url=str(daemon.daemon.http.base_url), timeout=PATIENCE_S)
+    return httpx.AsyncClient(base_url=str(daemon.daemon.http.base_url), verify=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("listener", ["lane", "hypercorn"])
