@@ -69,6 +69,25 @@ class Forked:
         assert self.returncode is not None
         return self.returncode
 
+    def communicate(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
+        """What it says through its pipes until its end, which is waited for. Raises subprocess.TimeoutExpired."""
+        said = [b"", b""]
+
+        def read(at: int, pipe: IO[bytes]) -> None:
+            with pipe:
+                said[at] = pipe.read()
+
+        pipes = [(at, pipe) for at, pipe in enumerate((self.stdout, self.stderr)) if pipe is not None]
+        threads = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
+        if self.stdin is not None:
+            self.stdin.close()
+        for thread in threads:
+            thread.start()
+        self.wait(timeout_s)
+        for thread in threads:
+            thread.join(timeout_s)
+        return said[0], said[1]
+
     def send_signal(self, number: int) -> None:
         """To a process that has not been found to have ended."""
         if self.returncode is None:

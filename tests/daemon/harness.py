@@ -312,21 +312,11 @@ def run_plainsong(
             line, capture_output=True, text=True, cwd=cwd, env=environ, timeout=timeout_s, check=False
         )
     process = server.start(line, cwd=cwd or Path.cwd(), environ=environ)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout as stdout, process.stderr as stderr:
-        errors: list[bytes] = []
-        reading = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
-        reading.start()
-        deadline = threading.Timer(timeout_s, process.send_signal, [signal.SIGKILL])
-        deadline.start()
-        try:
-            said = stdout.read()
-            reading.join()
-            code = process.wait()
-        finally:
-            deadline.cancel()
-    return subprocess.CompletedProcess(line, code, said.decode(), b"".join(errors).decode())
+    try:
+        said, errors = process.communicate(timeout_s)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(line, process.wait(), said.decode(), errors.decode())
 
 
 def clean_environ() -> dict[str, str]:
