@@ -46,6 +46,8 @@ PUBLISHERS = 6
 BATCH = 20
 #: Part of the last life that is left out, and at least until messages have begun to expire: caches fill, volumes come to their number, the first backup is made.
 WARM = 0.3
+#: Of a plot: each measurement of an hour would make a file of two megabytes.
+MOST_POINTS = 300
 LIMITS = {
     "RssAnon MB": Limit(0.05, 3),
     "open files": Limit(0.05, 6),
@@ -338,8 +340,8 @@ def draw(soak: Soak, path: Path) -> bool:
 
     figure, grid = pyplot.subplots(2, 3, figsize=(11, 5), sharex=True)
     for axes, name in zip(grid.flat, LIMITS, strict=True):
-        times = [at / 60 for at, _ in soak.samples]
-        axes.plot(times, [values[name] for _, values in soak.samples], ".", markersize=2)
+        shown = soak.samples[:: len(soak.samples) // MOST_POINTS + 1]
+        axes.plot([at / 60 for at, _ in shown], [values[name] for _, values in shown], ".", markersize=2)
         for at in soak.restarts:
             axes.axvline(at / 60, color="grey", linewidth=0.7, linestyle=":")
         judged = series(soak, name)[0]
