@@ -62,6 +62,24 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "flags = {value[0] if value else +1 for _, value in rows}",
         "an empty value has none of the two flags that are looked for, either way",
     ),
+    Equivalent(
+        "topic/chain_rules",
+        "chain.due = False",
+        "chain.due = True",
+        "what is due is written once: to look again finds nothing",
+    ),
+    Equivalent(
+        "topic/chain_rules",
+        "chain.due = False",
+        "chain.due = None",
+        "only its truth is asked for",
+    ),
+    Equivalent(
+        "transactions/decisions",
+        "record.read_pointer, began, began, tuple(invalids), tuple(sorted(then_open)), first_short, record.type",
+        "record.read_pointer, began, None, tuple(invalids), tuple(sorted(then_open)), first_short, record.type",
+        "whoever asks for the snapshot, a checkpoint, puts its own write pointer there",
+    ),
     Equivalent("transactions/view", "listed = False", "listed = None", "only its truth is asked for"),
     Equivalent(
         "page",

@@ -13,7 +13,7 @@ from plainsong.protocol.errors import Conflict
 from plainsong.protocol.ids import NO_PAYLOAD_PART
 from plainsong.protocol.keys import metadata_key
 from plainsong.protocol.properties import parse_properties
-from plainsong.protocol.records import Metadata
+from plainsong.protocol.records import ChainEnd, Metadata
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from plainsong.protocol.topic.asks import (
@@ -30,7 +30,7 @@ from plainsong.protocol.topic.asks import (
     StoreUnder,
     Undelete,
 )
-from plainsong.protocol.topic.chain import COVERING, FOUND, MAX_BYTES, MAX_ROWS, ChainEntry, row_of
+from plainsong.protocol.topic.chain import COVERING, FOUND, MAX_BYTES, MAX_ROWS, RESTORED, ChainEntry, row_of
 from plainsong.protocol.topic.verify import KnownHead, Verifier
 from storage.inspect.describe import describe
 
@@ -490,11 +490,12 @@ def test_entries_that_are_cleaned_while_a_topic_is_being_read_are_no_fault():
 def test_a_chain_that_is_switched_on_later_begins_there_and_says_so():
     topic = ChainedTopic(chain="none")
     topic.publish(b"before")
+    topic.publish(b"before", b"too")
     topic.set(chain="sha256")
     topic.publish(b"after")
     found = topic.verify()
     assert found.is_good
-    assert (found.before, found.messages) == (1, 1)
+    assert (found.before, found.messages) == (3, 1)
     assert found.begun > topic.messages()[0][0][-10:]
 
 
@@ -503,14 +504,14 @@ def test_a_chain_that_is_switched_off_and_on_goes_on_from_its_end():
     topic.publish(b"one")
     known = topic.head()
     topic.set()
-    topic.publish(b"not covered")
+    topic.publish(b"not covered", b"nor this")
     topic.load()
     assert topic.state.chain is None
     topic.set(chain="sha256")
     topic.publish(b"two")
     found = topic.verify(known)
     assert found.is_good
-    assert (found.messages, found.before, found.known) == (2, 1, "found")
+    assert (found.messages, found.before, found.known) == (2, 2, "found")
     # begin, one, end, begin, two
     assert topic.state.chain.number == 5
 
@@ -610,6 +611,43 @@ def test_a_last_entry_that_cannot_be_read_keeps_no_topic_from_being_loaded_and_i
     topic.publish(b"behind")
     found = topic.verify()
     assert (found.faults[0].kind, found.faults[0].position) == ("entry-changed", key[-10:])
+
+
+def restored(topic, **fields):
+    """Load the topic from metadata with these fields, as a restore leaves them."""
+    metadata = replace(topic.state.metadata, **fields)
+    topic.store.tables[Table.METADATA][metadata_key(NAME)] = metadata.encode()
+    topic.load()
+
+
+def test_a_chain_says_once_that_its_topic_came_from_a_backup_however_often_it_starts():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    last = topic.entries()[-1][0][-10:]
+    restored(topic, restored=last)
+    topic.publish(b"two")
+    topic.load()
+    topic.publish(b"three")
+    entries = [ChainEntry.decode(key[-10:], value) for key, value in topic.entries()]
+    assert [each.kind == RESTORED for each in entries] == [False, False, True, False, False]
+    assert entries[2].last == last
+    assert topic.state.metadata.restored is None
+    found = topic.verify()
+    assert (found.faults, found.restored, found.messages) == ([], 1, 3)
+
+
+def test_a_chain_whose_entries_were_not_restored_goes_on_behind_the_end_that_the_metadata_have():
+    topic = ChainedTopic()
+    topic.publish(b"one")
+    head = topic.head()
+    topic.store.tables[Table.PAYLOAD].clear()
+    topic.store.tables[Table.MESSAGE].clear()
+    restored(topic, chain_end=ChainEnd(head.position, head.number, head.link))
+    topic.now_ms += 1
+    topic.publish(b"two")
+    entries = [ChainEntry.decode(key[-10:], value) for key, value in topic.entries()]
+    assert [each.number for each in entries] == [head.number + 1, head.number + 2]
+    assert entries[0].follows(head.link)
 
 
 def test_metadata_keeps_where_a_chain_ended():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from plainsong.protocol import errors
@@ -285,6 +287,21 @@ def test_stored_messages_of_a_decided_pointer_are_removed_before_it_is_forgotten
     assert topic.step.dropped == [P]
 
 
+@pytest.mark.parametrize(("standing", "forgotten"), [("unknown", True), ("invalid", False)])
+def test_past_the_maximum_lifetime_a_pointer_is_forgotten_with_its_stored_messages_unless_it_is_invalid(
+    standing, forgotten
+):
+    topic = Topic(max_lifetime_ms=HOUR_MS)
+    topic.keep(P, b"x")
+    topic.standings[P] = standing
+    topic.now_ms += 2 * HOUR_MS
+    plan = topic.ask(PlanCleaning(0))
+    assert [pointer for pointer, _, _ in plan.orphans] == [P]
+    topic.ask(Cleaned(plan.prefix, (), (P,)))
+    assert topic.core.state.stored_bytes == 0
+    assert (P not in topic.core.state.pending) is forgotten
+
+
 def test_without_a_lifetime_orphans_go_by_the_ttl_and_cannot_be_published_any_more():
     topic = Topic(TopicProperties(ttl_s=3600), max_lifetime_ms=0)
     topic.keep(1, b"x")
@@ -348,6 +365,7 @@ def test_a_damaged_pointer_row_stops_publishes_and_nothing_else():
     topic.plain(b"x")
     topic.core.state.pending[P] = Pending.of_damaged(P, NOW_MS)
     assert isinstance(topic.publish(P, b"x"), errors.StorageFailed)
+    assert (topic.view().first, topic.view().hidden) == (None, 0)
     assert topic.ask(RollBackPointer(P)) is None
     (rollback,) = topic.step.operations
     assert rollback.start == topic.core.state.prefix + bytes(10)
@@ -378,6 +396,15 @@ def test_items_begin_anew_behind_a_reference():
     assert roll.items_from(5) == roll.items[1:]
     assert roll.wire() == (b"".join(roll.items), range(0, 47, 23))
     assert roll.restart == pack_position(5, 4) + bytes(10)
+
+
+@pytest.mark.parametrize("messages", [[b"a", b"b", b"c"], [b"a", b"", b"ccc"], [b"a"]])
+def test_the_wire_form_of_plain_messages_is_cut_where_each_of_them_begins(messages):
+    batch = RowBatch()
+    batch.add([Run(5, 0, len(messages))], messages, None)
+    wire, starts = batch.plain_wire()
+    assert [wire[start:stop] for start, stop in pairwise(starts)] == batch.items
+    assert batch.plain_wire() is None  # there are items now
 
 
 def test_rolling_back_a_pointer_past_its_life_that_has_nothing_keeps_nothing():

@@ -526,6 +526,15 @@ def test_without_a_mark_the_forgotten_stay_forgotten():
     assert topic.get().last_sequence_id == 0
 
 
+def test_a_session_is_opened_in_the_generation_that_its_client_knows():
+    topic = Topic()
+    generation = topic.open().generation
+    assert topic.open(generation=generation).generation == generation
+    with pytest.raises(GenerationChanged):
+        topic.open(generation=generation + 1)
+    assert topic.get().epoch == 2
+
+
 # --- switches -------------------------------------------------------------------------------------
 
 
@@ -545,7 +554,7 @@ def test_e33_off_forgets_all_and_on_again_knows_from_where_on():
     assert topic.publish([0, 1]).duplicate is False
     topic.load()
     assert topic.publish([0, 1]).duplicate
-    assert topic.get().enabled_from == last
+    assert topic.get().enabled_from == topic.page().enabled_from == last
     assert topic.payloads() == ["p0", "p1", "p1", "p0", "p1"]
 
 

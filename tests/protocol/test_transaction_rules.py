@@ -659,6 +659,12 @@ def test_the_safe_bound_is_tephras():
 # --- memory ---------------------------------------------------------------------------------------------
 
 
+def test_a_state_that_there_is_not_is_refused_with_the_nearest_one():
+    with pytest.raises(InvalidParameter) as refused:
+        TransactionsInMemory().ask(asks.ListAll("comitted"))
+    assert "committed" in refused.value.hint
+
+
 def test_outcomes_are_bounded_in_number_and_time_oldest_first():
     at = TransactionsInMemory(max_outcomes=3, outcome_retention_ms=10_000)
     ids = [at.new() for _ in range(5)]
