@@ -15,7 +15,8 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, NO_PAYLOAD_PART, after, pack_position, published_ms
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.page import item, items_in
-from plainsong.protocol.rows import MessageRow, Stored, encode_row
+from plainsong.protocol.rows import MessageRow, Stored, decode_row, encode_row
+from plainsong.protocol.topic import visibility
 from plainsong.protocol.topic.asks import Span
 from plainsong.protocol.topic.reading import Walk
 from plainsong.protocol.transactions.view import Verdict, View
@@ -288,3 +289,51 @@ def test_those_topics_have_what_a_walk_tells_apart():
                 counts["with a pointer"] += not isinstance(each, bytes) and each[2] != 0
     assert min(counts[each] for each in ("held", "full", "expired", "passed", "damaged")) >= 50, counts
     assert min(counts[each] for each in ("with attributes", "with a pointer")) >= 50, counts
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The values that were decoded row by row."""
+    found = []
+
+    def noting(value):
+        found.append(value)
+        return decode_row(value)
+
+    monkeypatch.setattr(visibility, "decode_row", noting)
+    return found
+
+
+def told_of(case, kind=Reader, view=None):
+    reader = kind(Span(1, PREFIX, FIRST_BOUND, LAST_BOUND, NOW_MS, 0, None), view, with_pointers=True)
+    read(case, reader, 100)
+    return [payload for _, payload, *_ in reader.told]
+
+
+@pytest.mark.parametrize("kind", [Reader, WithAttributes])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("extras", [{}, {"i": 1}, {"a": {"of": "one"}}])
+@pytest.mark.parametrize("pointers", [[None], [SEEN, OWN], [None, SEEN]])
+def test_rows_that_differ_in_pointers_and_extras_alone_are_delivered_without_decoding_any(
+    decoded, pointers, extras, view, kind
+):
+    case = Case()
+    for number in range(8):
+        own = extras if number % 3 else {}
+        row = MessageRow(b"%d" % number, pointers[number % len(pointers)], None, own)
+        case.rows.append((PREFIX + pack_position(NOW_MS - 10, number), encode_row(row)))
+    assert told_of(case, kind, view) == [b"%d" % number for number in range(8)]
+    assert decoded == []
+
+
+@pytest.mark.parametrize("kind", [Reader, WithAttributes])
+def test_stored_rows_of_equal_extras_are_decoded_once(decoded, kind):
+    case, position = Case(), pack_position(NOW_MS - 10, 0)
+    stored_at = [pack_position(NOW_MS - 20, number) for number in range(6)]
+    reference = Stored(6, 6, stored_at[0], stored_at[-1], frozenset({1}))
+    case.rows.append((PREFIX + position, encode_row(MessageRow(None, SEEN, None, reference.extras()))))
+    for number, at in enumerate(stored_at):
+        row = MessageRow(b"%d" % number, None, None, {"s": number % 2, "a": {"of": "one"}})
+        case.payload_rows.append((PREFIX + struct.pack(">q", SEEN) + at, encode_row(row)))
+    assert told_of(case, kind) == [b"1", b"3", b"5"]
+    assert len(decoded) == 2
