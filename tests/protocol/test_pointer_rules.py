@@ -399,12 +399,14 @@ def test_items_begin_anew_behind_a_reference():
 
 
 @pytest.mark.parametrize("messages", [[b"a", b"b", b"c"], [b"a", b"", b"ccc"], [b"a"]])
-def test_the_wire_form_of_plain_messages_is_cut_where_each_of_them_begins(messages):
+@pytest.mark.parametrize("pointer", [None, P])
+def test_the_wire_form_of_a_batch_is_cut_where_each_of_its_messages_begins(messages, pointer):
     batch = RowBatch()
-    batch.add([Run(5, 0, len(messages))], messages, None)
-    wire, starts = batch.plain_wire()
+    batch.add([Run(5, 0, len(messages))], messages, None, pointer)
+    wire, starts = batch.wire()
     assert [wire[start:stop] for start, stop in pairwise(starts)] == batch.items
-    assert batch.plain_wire() is None  # there are items now
+    wanted = [item(pack_position(5, number) + bytes(10), each) for number, each in enumerate(messages)]
+    assert batch.items == wanted
 
 
 def test_rolling_back_a_pointer_past_its_life_that_has_nothing_keeps_nothing():
