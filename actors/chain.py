@@ -1,5 +1,7 @@
 """Reads a chained topic as whoever verifies it wants it: entries, and the messages that they cover, part by part.
 
+A part ends with an entry, or within the stored messages that a row publishes, of which there may be any number.
+
 Below the last entry only the sign of a write pointer changes, and what has expired goes, so this needs no turn of the
 actor but for the two questions around it: how far the chain has come before, and what has expired after.
 """
@@ -12,11 +14,21 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged
-from plainsong.protocol.ids import POSITION_BYTES, pack_position
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import DescribeChain
-from plainsong.protocol.topic.chain import BEGIN, COVERING, END, ChainEntry, row_of
+from plainsong.protocol.topic.chain import (
+    BEGIN,
+    COVERING,
+    END,
+    ChainEntry,
+    StoredRow,
+    ordinal,
+    position_at,
+    row_of,
+)
 from storage.base import read_rows
+from storage.cleaning import is_message, is_reference, payloads_of
 
 if TYPE_CHECKING:
     from actors.directory import Directory
@@ -42,9 +54,10 @@ class ChainPart:
     """As it was when everything had been read."""
     entries: list[tuple[bytes, bytes]]
     """Position and value."""
-    rows: list[ChainedRow]
+    rows: list[ChainedRow | StoredRow]
+    """In the order of their ids: stored messages behind the row that publishes them."""
     next: bytes | None
-    """The position behind which the next part begins; None: this is the last one."""
+    """The id behind which the next part begins; None: this is the last one."""
 
 
 async def read_part(
@@ -57,7 +70,9 @@ async def read_part(
     messages: bool,
     max_bytes: int | None = None,
 ) -> ChainPart:
-    """The entries behind the position ``since``, ``limit`` at most; None: from the first that is kept.
+    """The entries behind the id ``since``, ``limit`` at most; None: from the first that is kept.
+
+    Behind the id of a stored message the rest of those that were published with it comes first.
 
     Messages that no entry covers, since they were published while the topic was not chained, are left out.
 
@@ -69,6 +84,7 @@ async def read_part(
     """
     max_bytes = MAX_BYTES if max_bytes is None else min(max_bytes, MAX_BYTES)
     head = await directory.ask(name, DescribeChain())
+    within, since = _split(since)
     # The entry at ``since`` itself comes first: whether the topic was chained behind it stands there.
     start = head.entries + (since or bytes(POSITION_BYTES))
     stop = head.entries + head.position + b"\x00"
@@ -76,23 +92,35 @@ async def read_part(
     before = entries.pop(0) if since is not None and entries and entries[0][0] == since else None
     is_last &= len(entries) <= limit
     entries = entries[:limit]
-    rows: list[ChainedRow] = []
+    rows: list[ChainedRow | StoredRow] = []
+    cut: bytes | None = None
     if messages and entries:
         reading = _Reading(head, entries, max_bytes)
         if since is None:
             await reading.look_before(store)
+        if within is not None:
+            await reading.read_rest(store, within)
         for low, high in _covered(entries, before, since):
-            await reading.read(store, low, high)
+            # The row that published these comes before them, and was in the part before.
+            await reading.read(store, low if within is None else max(low, within[:POSITION_BYTES] + b"\x00"), high)
             if reading.is_full:
                 break
-        upto = reading.upto
-        is_last &= upto == entries[-1][0]
-        entries = [each for each in entries if each[0] <= upto]
-        rows = [row for row in reading.rows if row.position <= upto]
+        upto, cut = reading.upto, reading.cut
+        is_last &= upto == entries[-1][0] and cut is None
+        entries = [each for each in entries if each[0] <= upto and (cut is None or each[0] < cut[:POSITION_BYTES])]
+        rows = reading.rows
     view = await directory.ask(name, DescribeChain(_MAX_UNDECIDED))
     if view.generation != head.generation:
         raise GenerationChanged(f"topic {name} has generation {view.generation} now", hint="verify that one")
-    return ChainPart(view, entries, rows, None if is_last or not entries else entries[-1][0])
+    behind = cut if cut is not None else entries[-1][0] + NO_PAYLOAD_PART if entries else None
+    return ChainPart(view, entries, rows, None if is_last else behind)
+
+
+def _split(since: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """The id of the stored message to go on behind, if it is one, and the position behind which entries are wanted."""
+    if since is None or since.endswith(NO_PAYLOAD_PART):
+        return None, None if since is None else since[:POSITION_BYTES]
+    return since, position_at(max(ordinal(since[:POSITION_BYTES]) - 1, 0))
 
 
 async def _read_entries(
@@ -130,8 +158,10 @@ class _Reading:
         self._bytes = 0
         self._max_bytes = max_bytes
         self.upto = self._positions[-1]
-        self.rows: list[ChainedRow] = []
+        self.rows: list[ChainedRow | StoredRow] = []
         self.is_full = False
+        self.cut: bytes | None = None
+        """The last message, if these are too many within those that one row publishes."""
 
     async def look_before(self, store: Store) -> None:
         """Take one message before the first entry that should have one: its entry is gone."""
@@ -144,22 +174,62 @@ class _Reading:
             self.rows.append(row_of(key[-POSITION_BYTES:], value))
 
     async def read(self, store: Store, low: bytes, high: bytes) -> None:
-        """Take the messages of ``[low, high]``."""
+        """Take the messages of ``[low, high]``, stored ones behind the row that publishes them."""
+        start, stop = self._prefix + low, self._prefix + high + b"\x00"
+        reference: Row | None = None
 
         def take(found: list[Row]) -> bool:
+            nonlocal reference
             for key, value in found:
                 position = key[-POSITION_BYTES:]
                 if position > self.upto:
                     self.is_full = True
                     return False
                 self.rows.append(row_of(position, value))
-                self._bytes += len(value) + _MESSAGE_BYTES
-                if self._bytes > self._max_bytes:
-                    self.upto = self._positions[bisect_left(self._positions, position)]
+                self._count(position, value)
+                if is_reference((key, value)) and is_message((key, value)):
+                    reference = key, value
+                    return False
             return True
 
-        await store.scan(Table.MESSAGE, self._prefix + low, self._prefix + high + b"\x00", take)
+        while not self.is_full:
+            await store.scan(Table.MESSAGE, start, stop, take)
+            if reference is None:
+                break
+            start, published, reference = reference[0] + b"\x00", reference, None
+            await self._read_stored(store, published, *payloads_of(published))
         self.is_full |= high >= self.upto != self._positions[-1]
+
+    async def read_rest(self, store: Store, behind: bytes) -> None:
+        """Take the stored messages that are published with the one that has the id ``behind``, and come after it."""
+        key = self._prefix + behind[:POSITION_BYTES]
+        value = await store.get(Table.MESSAGE, key)
+        if value is not None and is_reference((key, value)) and is_message((key, value)):
+            start, stop = payloads_of((key, value))
+            rest = start[:-POSITION_BYTES] + behind[POSITION_BYTES:] + b"\x00"
+            await self._read_stored(store, (key, value), max(start, rest), stop)
+
+    async def _read_stored(self, store: Store, published: Row, start: bytes, stop: bytes) -> None:
+        """Take the payload rows of a range, which a row publishes."""
+        position = published[0][-POSITION_BYTES:]
+
+        def take(found: list[Row]) -> bool:
+            for key, value in found:
+                last = self.rows[-1] if self.rows else None
+                if self._bytes > self._max_bytes and isinstance(last, StoredRow):
+                    self.is_full, self.cut = True, last.id
+                    return False
+                self.rows.append(StoredRow(position + key[-POSITION_BYTES:], value))
+                self._count(position, value)
+            return True
+
+        await store.scan(Table.PAYLOAD, start, stop, take)
+
+    def _count(self, position: bytes, value: bytes) -> None:
+        """Count a row; when they are too many, reading ends with the entry that covers this one."""
+        self._bytes += len(value) + _MESSAGE_BYTES
+        if self._bytes > self._max_bytes:
+            self.upto = min(self.upto, self._positions[bisect_left(self._positions, position)])
 
 
 def _covered(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
@@ -21,6 +22,7 @@ from plainsong.protocol.keys import (
     system_key,
 )
 from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.topic.chain import StoredRows, row_of
 from plainsong.protocol.topic.chain_rules import chain_prefix, restore_chain
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
@@ -29,11 +31,13 @@ from plainsong.protocol.topic.transactional import apply_known_decisions
 from plainsong.protocol.topic.upkeep import torn_ranges
 from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.base import read_rows
+from storage.cleaning import is_message, is_reference, payloads_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.chain import Chain, ChainedRow
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Row, Store
 
@@ -154,12 +158,40 @@ async def _find_uncovered(state: TopicState, store: Store, covered: bytes) -> No
     """Cover message rows behind the last entry, which a commit left that was cut off; none was acknowledged."""
     chain, torn = state.chain, frozenset(state.torn)
     assert chain is not None
+    start: bytes | None = state.prefix + covered + b"\x00"
+    while start is not None:
+        start = await _cover_some(chain, store, torn, start, stop_after(state.prefix))
+
+
+async def _cover_some(chain: Chain, store: Store, torn: Collection[bytes], start: bytes, stop: bytes) -> bytes | None:
+    """Cover rows up to the first one that publishes stored messages, whose payload rows have to be read.
+
+    Returns the key behind that row; None: there was none.
+    """
+    found: list[tuple[ChainedRow, Row]] = []
 
     def take(rows: list[Row]) -> bool:
-        chain.cover([row for row in rows if row[0] not in torn])
+        rows = [row for row in rows if row[0] not in torn]
+        at = next((at for at, row in enumerate(rows) if is_reference(row) and is_message(row)), len(rows))
+        chain.cover(rows[:at], {})
+        found.extend((row_of(row[0][-POSITION_BYTES:], row[1]), row) for row in rows[at : at + 1])
+        return not found
+
+    await store.scan(Table.MESSAGE, start, stop, take)
+    if not found:
+        return None
+    ((reference, row),) = found
+    assert reference.stored is not None  # it is a reference, and can be read
+    digest = StoredRows(reference.position, reference.stored)
+
+    def take_stored(rows: list[Row]) -> bool:
+        for key, value in rows:
+            digest.take(key[-POSITION_BYTES:], value)
         return True
 
-    await store.scan(Table.MESSAGE, state.prefix + covered + b"\x00", stop_after(state.prefix), take)
+    await store.scan(Table.PAYLOAD, *payloads_of(row), take_stored)
+    chain.cover([row], {reference.position: digest.digest()})
+    return row[0] + b"\x00"
 
 
 async def _load_readers(state: TopicState, generation: int, store: Store) -> None:

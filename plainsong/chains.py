@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.errors import GenerationChanged, InvalidParameter, MalformedBody
-from plainsong.protocol.ids import ID_BYTES, POSITION_BYTES, published_ms, shown_id
+from plainsong.protocol.ids import ID_BYTES, NO_PAYLOAD_PART, POSITION_BYTES, published_ms, shown_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,8 @@ class ChainReport:
     begins_at: str | None
     """The id at which the chain begins; None: its beginning has expired."""
     expired: int
-    """Entries of which messages have expired: their links are right, and these messages cannot be verified."""
+    """Entries of which messages have expired, or stored ones went with a transaction that a restore has undone: their
+    links are right, and these messages cannot be verified."""
     set_aside: int
     """The same, of which an operator has set rows aside."""
     found: int
@@ -193,28 +194,42 @@ class Verifying:
         if self._stage == "later" and not self._until:
             self._until = page["head"]["id"]
         self._after = page["next"]
-        # What is published meanwhile is not waited for.
-        if self._after is None or self._after >= (self._until or self._head.id):
+        # What is published meanwhile is not waited for. Behind a stored message the entry that covers it is still to come.
+        until = _position(self._until or self._head.id)
+        if (
+            self._after is None
+            or _position(self._after) > until
+            or (_position(self._after) == until and self._after.endswith(NO_PAYLOAD_PART.hex()))
+        ):
             self._end_stage()
 
     def _verify(self, entries: list[tuple[bytes, bytes]], page: Mapping[str, Any]) -> None:
-        from plainsong.protocol.topic.chain import ChainedRow, item_of
-
         oldest_ms, now_ms = int(page["oldestMs"]), int(page["nowMs"])
-        rows = []
-        for each in page["messages"]:
-            position = _position(each["id"])
-            item = None if each["base64"] is None else item_of(position, b64decode(each["base64"]))
-            pointer, ttl_s = int(each.get("writePointer", 0)), each.get("ttlSeconds")
-            rows.append(ChainedRow(position, item, pointer, each.get("attributes", {}), ttl_s))
-        at = 0
+        rows, at = page["messages"], 0
         for position, value in entries:
-            while at < len(rows) and rows[at].position <= position:
-                self._verifier.row(rows[at], oldest_ms)
+            while at < len(rows) and _position(rows[at]["id"]) <= position:
+                self._take_message(rows[at], oldest_ms)
                 at += 1
             self._verifier.entry(position, value, oldest_ms=oldest_ms, now_ms=now_ms)
         for row in rows[at:]:
-            self._verifier.row(row, oldest_ms)
+            self._take_message(row, oldest_ms)
+
+    def _take_message(self, shown: Mapping[str, Any], oldest_ms: int) -> None:
+        """Take a message, a row that publishes stored messages, or one of those."""
+        from plainsong.protocol.topic.chain import ChainedRow, StoredRow, item_of, row_of
+
+        message_id = bytes.fromhex(shown["id"])
+        position = message_id[:POSITION_BYTES]
+        if "row" in shown:
+            value = b64decode(shown["row"])
+            if message_id.endswith(NO_PAYLOAD_PART):
+                self._verifier.row(row_of(position, value), oldest_ms)
+            else:
+                self._verifier.stored(StoredRow(message_id, value))
+            return
+        item = None if shown["base64"] is None else item_of(position, b64decode(shown["base64"]))
+        pointer, ttl_s = int(shown.get("writePointer", 0)), shown.get("ttlSeconds")
+        self._verifier.row(ChainedRow(position, item, pointer, shown.get("attributes", {}), ttl_s), oldest_ms)
 
     def _end_stage(self) -> None:
         if self._stage == "survey":

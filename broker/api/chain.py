@@ -15,10 +15,11 @@ from broker.tls import FileUnusable
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.json_values import compact
 from plainsong.protocol.errors import InvalidParameter
-from plainsong.protocol.ids import POSITION_BYTES, parse_id, published_ms, shown_id
+from plainsong.protocol.ids import parse_id, published_ms, shown_id
 from plainsong.protocol.page import items_in
 from plainsong.protocol.signatures import HINT, MAX_FILE_BYTES, NoSecret, secrets_in, signatures_of
 from plainsong.protocol.topic.asks import DescribeChain
+from plainsong.protocol.topic.chain import StoredRow
 
 if TYPE_CHECKING:
     from actors.chain import ChainPart
@@ -72,7 +73,7 @@ class Chains:
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_ENTRIES:
             raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_ENTRIES}")
-        after = parse_id(parameters["after"])[:POSITION_BYTES] if "after" in parameters else None
+        after = parse_id(parameters["after"]) if "after" in parameters else None
         one_of(parameters, "messages", ("true", "false"), "true")
         messages = flag({"messages": "true", **parameters}, "messages")
         part = await read_part(
@@ -84,7 +85,9 @@ class Chains:
             messages=messages,
             max_bytes=request.page_bytes,
         )
-        size = sum(len(row.item or b"") for row in part.rows) + sum(len(value) for _, value in part.entries)
+        size = sum(len(row.value if isinstance(row, StoredRow) else row.item or row.value) for row in part.rows) + sum(
+            len(value) for _, value in part.entries
+        )
         body = await off_loop(size, JSON, lambda: _encoded(request.name, part))
         return Answer(200, body, JSON_TYPE)
 
@@ -105,7 +108,7 @@ def _encoded(name: TopicName, part: ChainPart) -> bytes:
         "head": _head(name, part.view),
         "entries": [{"id": shown_id(position), "base64": _base64(value)} for position, value in part.entries],
         "messages": [_message(row) for row in part.rows],
-        "next": None if part.next is None else shown_id(part.next),
+        "next": None if part.next is None else part.next.hex(),
         "oldestMs": part.view.oldest_ms,
         "nowMs": part.view.now_ms,
         "undecided": [str(pointer) for pointer in part.view.undecided],
@@ -113,8 +116,12 @@ def _encoded(name: TopicName, part: ChainPart) -> bytes:
     return compact(shown).encode()
 
 
-def _message(row: ChainedRow) -> dict[str, Any]:
+def _message(row: ChainedRow | StoredRow) -> dict[str, Any]:
+    if isinstance(row, StoredRow):
+        return {"id": row.id.hex(), "base64": None, "row": _base64(row.value)}
     shown: dict[str, Any] = {"id": shown_id(row.position), "base64": None}
+    if row.stored is not None:
+        shown["row"] = _base64(row.value)
     if row.item is not None:
         ((_, payload),) = items_in(row.item)
         shown["base64"] = _base64(payload)

@@ -173,6 +173,11 @@ SCHEMAS: dict[str, Schema] = {
                 "id base64",
                 id=_ID,
                 base64=nullable({"type": "string", "contentEncoding": "base64"}),
+                row={
+                    "type": "string",
+                    "contentEncoding": "base64",
+                    "description": "of stored messages, and of what publishes them: the row as it is stored",
+                },
                 writePointer={**STRING, "description": "below 0: rolled back"},
                 attributes=_ATTRIBUTES,
                 ttlSeconds={**POSITIVE, "description": "the message's own; absent: it has none"},

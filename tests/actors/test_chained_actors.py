@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
-from actors_in_process import NAME, actors
+from actors_in_process import NAME, START_MS, actors
 
 from actors.chain import read_part
 from actors.janitor import JanitorSettings
@@ -12,7 +14,19 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged, OutcomeUnknown
 from plainsong.protocol.keys import CHAIN_POINTER, payload_prefix, stop_after
 from plainsong.protocol.properties import TopicProperties
-from plainsong.protocol.topic.asks import Create, DescribeChain, NoteSetAside, Remove, RollBackPointer
+from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.topic.asks import (
+    Create,
+    DescribeChain,
+    NoteSetAside,
+    PublishStaged,
+    PublishUnder,
+    Remove,
+    RollBackPointer,
+    StoreStaged,
+    StoreUnder,
+)
+from plainsong.protocol.topic.chain import StoredRow
 from plainsong.protocol.topic.verify import KnownHead, Verifier
 from storage.base import read_rows
 from storage.faulty import FaultyStore
@@ -21,6 +35,8 @@ from storage.memory import MemoryStore
 
 STEPS = JanitorSettings(interval_s=60, delete_grace_s=100, step_rows=3)
 ENTRIES = payload_prefix(NAME, 1, CHAIN_POINTER)
+#: A write pointer that was issued when the clock was set.
+POINTER = START_MS * 1_000_000 + 7
 
 
 @pytest.fixture(params=["memory", "leveldb"])
@@ -33,8 +49,17 @@ async def store(request, tmp_path):
     await opened.aclose()
 
 
-async def verified(harness, known=None, limit=2):
-    """What a reader finds who asks for small parts."""
+def give(verifier, row, oldest_ms):
+    """Give a verifier a row of a part."""
+    if isinstance(row, StoredRow):
+        verifier.stored(row)
+    else:
+        verifier.row(row, oldest_ms)
+
+
+async def verified(harness, known=None, limit=2, sizes=None):
+    """What a reader finds who asks for small parts; ``sizes`` becomes how many rows they have."""
+    sizes = [] if sizes is None else sizes
     view = await harness.ask(DescribeChain())
     verifier = Verifier(str(NAME), view.generation, known)
     for with_messages in (False, True):
@@ -42,13 +67,16 @@ async def verified(harness, known=None, limit=2):
         while True:
             part = await read_part(harness.store, harness.directory, NAME, after, limit, messages=with_messages)
             rows = list(part.rows)
+            sizes.append(len(rows))
             for position, value in part.entries:
                 if not with_messages:
                     verifier.survey(position, value)
                     continue
                 while rows and rows[0].position <= position:
-                    verifier.row(rows.pop(0), part.view.oldest_ms)
+                    give(verifier, rows.pop(0), part.view.oldest_ms)
                 verifier.entry(position, value, oldest_ms=part.view.oldest_ms, now_ms=part.view.now_ms)
+            for row in rows:
+                give(verifier, row, part.view.oldest_ms)
             after = part.next
             if after is None:
                 break
@@ -95,6 +123,67 @@ async def test_messages_with_their_own_ttl_that_the_janitor_removed_are_no_fault
         assert len(await harness.read(cached=False)) == 7
         found = await verified(harness)
         assert (found.faults, found.messages, found.expired) == ([], 7, 3)
+
+
+async def some_stored(harness):
+    """A publish under a write pointer of what two segments stored, and one of what was staged, of many messages."""
+    for segment in ("a", "lost", "a"):
+        request = PublishRequest([b"stored %d" % number for number in range(9)], write_pointer=POINTER, segment=segment)
+        await harness.ask(StoreUnder(request, 1))
+    await harness.ask(PublishUnder(PublishRequest([b"with them"], write_pointer=POINTER, segments=["a"]), 1))
+    await harness.publish("plain")
+    staged = PublishRequest([b"staged %d" % number for number in range(20)], producer="job", segment="a")
+    await harness.ask(StoreStaged(replace(staged, sequence_ids=range(20)), 1))
+    last = PublishRequest([], producer="job", segments=["a"], sequence_ids=[0], ttl_s=60)
+    await harness.ask(PublishStaged(last, 1))
+
+
+async def test_stored_messages_are_read_in_parts_of_a_bounded_size_and_verified(store, autojump_clock, monkeypatch):
+    monkeypatch.setattr("actors.chain.MAX_BYTES", 500)
+    async with actors(store, janitor=STEPS) as harness:
+        await harness.create(chain="sha256")
+        await some_stored(harness)
+        sizes = []
+        found = await verified(harness, sizes=sizes)
+        assert (found.faults, found.messages) == ([], 18 + 1 + 1 + 20)
+        # All payload rows are among them, also those of the segment that lost; and the three rows besides the publishes.
+        assert sum(sizes) == 27 + 20 + 2 + 2
+        assert max(sizes) <= 9
+        before = await head(harness)
+    async with actors(store) as harness:
+        await harness.publish("after a load")
+        found = await verified(harness, before, limit=1000)
+        assert (found.faults, found.messages, found.known) == ([], 41, "found")
+
+
+async def test_stored_messages_that_the_janitor_removed_with_their_publish_are_no_fault(store, autojump_clock):
+    async with actors(store, janitor=STEPS) as harness:
+        await harness.create(ttl_s=1_000, chain="sha256")
+        await some_stored(harness)
+        harness.clock.ms += 61_000
+        await harness.janitor.clean_all()
+        found = await verified(harness)
+        assert (found.faults, found.messages, found.expired) == ([], 18 + 1 + 1, 1)
+        harness.clock.ms += 1_000_000
+        await harness.janitor.clean_all()
+        assert await entries(harness) == 1
+        assert (await verified(harness)).faults == []
+
+
+@pytest.mark.parametrize("applied", range(4))
+async def test_after_a_publish_of_stored_messages_that_failed_the_chain_is_what_is_durable(applied, autojump_clock):
+    store = FaultyStore(MemoryStore())
+    async with actors(store) as harness:
+        await harness.create(chain="sha256")
+        await harness.ask(StoreUnder(PublishRequest([b"one", b"two"], write_pointer=POINTER), 1))
+        store.fail_next("write", applied=applied)
+        with pytest.raises(OutcomeUnknown):
+            await harness.ask(PublishUnder(PublishRequest([b"three"], write_pointer=POINTER), 1))
+        harness.clock.ms += 1
+        await harness.publish("behind")
+        found = await verified(harness)
+        assert found.faults == []
+        assert found.messages == len(await harness.read(cached=False))
 
 
 async def test_a_purged_generation_loses_its_entries_and_the_next_has_a_chain_of_its_own(store, autojump_clock):

@@ -199,6 +199,79 @@ async def test_what_a_transaction_published_and_what_was_rolled_back_is_verified
     assert (found.is_good, found.messages, found.entries) == (True, 2, 3)
 
 
+async def some_stored(daemon):
+    """Messages that a transaction stored in two segments, of which one won, and some that were staged."""
+    pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
+    for segment, message in (("0.a", "one"), ("1.a", "lost"), ("0.a", "two")):
+        body = {"transactionWritePointer": pointer, "segment": segment, "messages": [message, message + " too"]}
+        await daemon.call("POST", f"{TOPICS}/t/store", json=body)
+    body = {"transactionWritePointer": pointer, "segments": ["0.a"], "messages": ["with them"]}
+    await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+    items = [{"payload": "staged", "attributes": {"colour": "red"}}, {"payload": "short", "ttlSeconds": 60}]
+    body = {"producer": "job", "segment": "s", "sequenceIds": [0, 1], "messages": items}
+    await daemon.call("POST", f"{TOPICS}/t/store", json=body)
+    body = {"producer": "job", "segments": ["s"], "sequenceIds": [0], "messages": []}
+    await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+    return pointer
+
+
+async def test_messages_that_were_stored_first_are_verified_page_by_page_like_at_once(daemon, monkeypatch):
+    await daemon.create(chain="sha256")
+    pointer = await some_stored(daemon)
+    found = await verified(daemon)
+    assert (found.faults, found.messages, found.entries) == ((), 4 + 1 + 2, 4)
+    monkeypatch.setattr("actors.chain.MAX_BYTES", 10)
+    assert await verified(daemon, found.head) == replace(found, known="found")
+    after, ids = None, []
+    while True:
+        query = "?limit=1" if after is None else f"?limit=1&after={after}"
+        page = (await daemon.call("GET", f"{ROUTE}/entries{query}")).json()
+        ids += [each["id"] for each in page["messages"]]
+        after = page["next"]
+        if after is None:
+            break
+        assert len(page["messages"]) <= 2
+    assert len(ids) == 1 + 6 + 1 + 1 + 2
+    assert ids == sorted(set(ids))
+    await daemon.call("POST", f"/v1/transactions/{pointer}/abort")
+    found = await verified(daemon)
+    assert (found.faults, found.messages, found.entries) == ((), 7, 5)
+
+
+async def test_a_stored_message_that_was_changed_or_removed_is_found_where_it_was_published(daemon):
+    await daemon.create(chain="sha256")
+    await some_stored(daemon)
+    stored = await rows(daemon, Table.PAYLOAD)
+    (key, value) = next(row for row in stored if row[1].endswith(b"two too"))
+    published = (await daemon.call("GET", f"{ROUTE}/entries")).json()["entries"][1]["id"]
+    await write(daemon, put_one(Table.PAYLOAD, key, value[:-3] + b"few"))
+    assert [(fault.kind, fault.id) for fault in (await verified(daemon)).faults] == [("changed", published)]
+    await write(daemon, Delete(Table.PAYLOAD, [key]))
+    assert [(fault.kind, fault.id) for fault in (await verified(daemon)).faults] == [("removed", published)]
+
+
+async def test_a_chain_goes_on_after_a_restore_with_stored_messages_and_says_that_an_open_transaction_is_undone(
+    tmp_path,
+):
+    async with in_process(listener="lane") as daemon:
+        await daemon.create(chain="sha256")
+        pointer = await some_stored(daemon)
+        body = {"producer": "job", "segment": "later", "messages": ["still staged"]}
+        await daemon.call("POST", f"{TOPICS}/t/store", json=body)
+        known = await head_of(daemon)
+        await back_up(daemon, tmp_path / "backups")
+        await daemon.call("POST", f"/v1/transactions/{pointer}/commit")
+    target = await restored(tmp_path / "backups", None)
+    async with in_process(listener="lane", store=target) as daemon:
+        daemon.clock.ms += 2_000
+        body = {"producer": "job", "segments": ["later"], "sequenceIds": [1], "messages": []}
+        await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
+        found = await verified(daemon, known)
+        # Of the transaction that was open the stored messages are gone, and the one beside them counts as rolled back.
+        assert (found.faults, found.known, found.restored) == ((), "found", 1)
+        assert (found.messages, found.expired) == (1 + 2 + 1, 1)
+
+
 async def test_a_topic_goes_on_with_its_chain_after_a_restart(tmp_path):
     store = await leveldb(tmp_path)
     async with in_process(store=store) as daemon:

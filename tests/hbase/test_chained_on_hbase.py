@@ -10,8 +10,17 @@ from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.topic.asks import Create, DescribeChain, Publish, PublishUnder, RollBackPointer
-from plainsong.protocol.topic.chain import ChainEntry
+from plainsong.protocol.topic.asks import (
+    Create,
+    DescribeChain,
+    Publish,
+    PublishStaged,
+    PublishUnder,
+    RollBackPointer,
+    StoreStaged,
+    StoreUnder,
+)
+from plainsong.protocol.topic.chain import ChainEntry, StoredRow
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.state import Now, TopicLimits
 from plainsong.protocol.topic.verify import Verifier
@@ -55,7 +64,11 @@ class Owner:
         rows = list(part.rows)
         for position, value in part.entries:
             while rows and rows[0].position <= position:
-                verifier.row(rows.pop(0), part.view.oldest_ms)
+                row = rows.pop(0)
+                if isinstance(row, StoredRow):
+                    verifier.stored(row)
+                else:
+                    verifier.row(row, part.view.oldest_ms)
             verifier.entry(position, value, oldest_ms=part.view.oldest_ms, now_ms=part.view.now_ms)
         return verifier.end(undecided=part.view.undecided), part
 
@@ -75,6 +88,22 @@ async def test_the_next_owner_goes_on_with_the_chain_and_entries_have_the_epochs
     epochs = [ChainEntry.decode(*each).epoch for each in part.entries]
     assert epochs == sorted(epochs)
     assert set(epochs) == {first.claim.epoch, second.claim.epoch, third.claim.epoch}
+
+
+async def test_what_one_owner_stored_the_next_publishes_and_its_entry_covers_it(store, others):
+    first = await Owner.of(store)
+    await first.ask(NAME, Create(TopicProperties(chain="sha256")))
+    for segment in ("a", "lost"):
+        await first.ask(NAME, StoreUnder(PublishRequest([b"one", b"two"], write_pointer=7, segment=segment), 1))
+    await first.ask(NAME, StoreStaged(PublishRequest([b"staged"], producer="job", segment="s"), 1))
+    second = await Owner.of(others[0])
+    await second.ask(NAME, StoreUnder(PublishRequest([b"three"], write_pointer=7, segment="a"), 1))
+    await second.ask(NAME, PublishUnder(PublishRequest([b"four"], write_pointer=7, segments=["a"]), 1))
+    third = await Owner.of(others[1])
+    last = PublishRequest([], producer="job", segments=["s"], sequence_ids=[0])
+    await third.ask(NAME, PublishStaged(last, 1))
+    found, _ = await third.verified()
+    assert (found.faults, found.messages, found.found) == ([], 5, 0)
 
 
 async def test_an_entry_of_an_owner_that_was_replaced_does_not_count(store, others):

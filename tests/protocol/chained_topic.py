@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_store import NAME, ModelStore, loaded_state
+from model_store import NAME, ModelStore, loaded_state, stored_rows
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import PlainsongError
@@ -11,8 +11,18 @@ from plainsong.protocol.keys import CHAIN_POINTER, generation_prefix, payload_pr
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import own_ttl_s
-from plainsong.protocol.topic.asks import Create, Look, PlanCleaning, Publish, PublishUnder, SetProperties
-from plainsong.protocol.topic.chain import row_of
+from plainsong.protocol.topic.asks import (
+    Create,
+    Look,
+    PlanCleaning,
+    Publish,
+    PublishStaged,
+    PublishUnder,
+    SetProperties,
+    StoreStaged,
+    StoreUnder,
+)
+from plainsong.protocol.topic.chain import StoredRow, row_of
 from plainsong.protocol.topic.core import TopicCore, span_of
 from plainsong.protocol.topic.state import Now, TopicLimits
 from plainsong.protocol.topic.verify import KnownHead, Verifier
@@ -58,6 +68,24 @@ class ChainedTopic:
     def publish_under(self, pointer, *messages, **fields):
         return self.do(PublishUnder(PublishRequest(list(messages), write_pointer=pointer, **fields), 1))
 
+    def store_under(self, pointer, *messages, **fields):
+        return self.do(StoreUnder(PublishRequest(list(messages), write_pointer=pointer, **fields), 1))
+
+    def stage(self, segment, *messages, producer="job", **fields):
+        request = PublishRequest(list(messages), producer=producer, segment=segment, **fields)
+        return self.do(StoreStaged(request, 1))
+
+    def publish_staged(self, *segments, producer="job", **fields):
+        return self.do(self.staged(*segments, producer=producer, **fields))
+
+    def staged(self, *segments, producer="job", **fields):
+        """The publish of staged segments, with the producer's next sequence id."""
+        known = self.state.producers.known.get(producer)
+        ids = [0 if known is None else known.pushed + 1]
+        return PublishStaged(
+            PublishRequest([], producer=producer, segments=list(segments), sequence_ids=ids, **fields), 1
+        )
+
     def set(self, **properties):
         return self.do(SetProperties({"ttl": 3600, **properties}))
 
@@ -68,12 +96,22 @@ class ChainedTopic:
             if wanted is not None:
                 keys = [key for key, _ in self.store.scan(table, *wanted)]
                 for key in keys[: len(keys) - kept]:
-                    del self.store.tables[table][key]
+                    self._remove(table, key)
         for key, value in list(self.messages()):
             ttl_s = own_ttl_s(value)
             if ttl_s is not None and int.from_bytes(key[-10:-2], "big") + ttl_s * 1000 < plan.now_ms:
-                del self.store.tables[Table.MESSAGE][key]
+                self._remove(Table.MESSAGE, key)
+        for _, start, stop in plan.orphans:
+            for key, _ in self.store.scan(Table.PAYLOAD, start, stop):
+                del self.store.tables[Table.PAYLOAD][key]
         return plan
+
+    def _remove(self, table, key):
+        rows = self.store.tables[table]
+        if table is Table.MESSAGE:
+            for stored, _ in stored_rows(self.store, (key, rows[key])):
+                del self.store.tables[Table.PAYLOAD][stored]
+        del rows[key]
 
     # --- what the store has -----------------------------------------------------------------------
 
@@ -95,12 +133,19 @@ class ChainedTopic:
         entries = [(key[-10:], value) for key, value in self.entries()]
         for entry in entries:
             verifier.survey(*entry)
-        rows = [row_of(key[-10:], value) for key, value in self.messages()]
+        rows = [(row_of(row[0][-10:], row[1]), stored_rows(self.store, row)) for row in self.messages()]
         span = span_of(self.state, Look(FIRST_BOUND))
         for position, value in entries:
-            while rows and rows[0].position <= position:
-                verifier.row(rows.pop(0), span.oldest_ms)
+            while rows and rows[0][0].position <= position:
+                give(verifier, *rows.pop(0), span.oldest_ms)
             verifier.entry(position, value, oldest_ms=span.oldest_ms, now_ms=span.now_ms)
-        for row in rows:
-            verifier.row(row, span.oldest_ms)
+        for row, stored in rows:
+            give(verifier, row, stored, span.oldest_ms)
         return verifier.end(undecided=[each for each in self.state.pending if not self.state.pending[each].rolled_back])
+
+
+def give(verifier, row, stored, oldest_ms):
+    """Give a row to a verifier, with the payload rows that it publishes."""
+    verifier.row(row, oldest_ms)
+    for key, value in stored:
+        verifier.stored(StoredRow(row.position + key[-10:], value))

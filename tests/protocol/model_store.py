@@ -18,6 +18,7 @@ from plainsong.protocol.keys import (
 )
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import HighWater, Metadata, Reader
+from plainsong.protocol.topic.chain import StoredRows, row_of
 from plainsong.protocol.topic.chain_rules import chain_prefix, restore_chain
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
@@ -27,6 +28,7 @@ from plainsong.protocol.topic.transactional import apply_known_decisions
 from plainsong.protocol.topic.upkeep import torn_ranges
 from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.base import rolled_back
+from storage.cleaning import is_message, is_reference, payloads_of
 
 NAME = TopicName("default", "t1")
 
@@ -107,6 +109,24 @@ def loaded_chain(state, store):
         return None
 
 
+def stored_rows(store, row):
+    """The payload rows that a row publishes; none of another row."""
+    return store.scan(Table.PAYLOAD, *payloads_of(row)) if is_reference(row) and is_message(row) else []
+
+
+def stored_digests(store, rows):
+    """Position of each row that publishes stored messages → their digest."""
+    digests = {}
+    for row in rows:
+        found = row_of(row[0][-10:], row[1])
+        if found.stored is not None:
+            digest = StoredRows(found.position, found.stored)
+            for key, value in stored_rows(store, row):
+                digest.take(key[-10:], value)
+            digests[found.position] = digest.digest()
+    return digests
+
+
 def loaded_state(store, name=NAME, limits=None, authority=None):
     """The topic as the store has it."""
     state = TopicState(name, limits or TopicLimits(), authority=NoAuthority() if authority is None else authority)
@@ -132,7 +152,8 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
     state.loaded()
     if covered is not None:
         rows = store.scan(Table.MESSAGE, state.prefix + covered + b"\x00", stop_after(state.prefix))
-        state.chain.cover([row for row in rows if row[0] not in state.torn])
+        rows = [row for row in rows if row[0] not in state.torn]
+        state.chain.cover(rows, stored_digests(store, rows))
     apply_known_decisions(state)
     for start, stop in torn_ranges(state):
         state.torn_payloads += [key for key, _ in store.scan(Table.PAYLOAD, start, stop)]

@@ -12,15 +12,19 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import (
     Create,
     Publish,
+    PublishStaged,
     PublishUnder,
     Remove,
     RollBackPointer,
     SetProperties,
+    StoreStaged,
+    StoreUnder,
     Undelete,
 )
 from plainsong.protocol.topic.state import TopicLimits
 
 pointers = st.sampled_from([3, 4, 5])
+segments = st.sampled_from("st")
 attributes = st.dictionaries(st.sampled_from("ab"), st.text(max_size=2), max_size=2)
 
 
@@ -42,10 +46,43 @@ def requests(draw, pointer=None):
     )
 
 
+@st.composite
+def stores(draw, pointer=None):
+    """A store under a write pointer, or of staged messages."""
+    messages = draw(st.lists(st.binary(max_size=3), min_size=1, max_size=3))
+    own = st.lists(st.none() | st.sampled_from([1, 7200]), min_size=len(messages), max_size=len(messages))
+    request = PublishRequest(
+        messages,
+        write_pointer=pointer,
+        producer="p" if pointer is None else None,
+        segment=draw(segments) if pointer is None else draw(st.none() | segments),
+        message_ttls_s=draw(st.none() | own),
+        attributes=[draw(attributes)] * len(messages) if draw(st.booleans()) else None,
+    )
+    return StoreStaged(request, 1) if pointer is None else StoreUnder(request, 1)
+
+
+@st.composite
+def publishes_of_stored(draw, pointer=None):
+    """A publish of stored messages, with some of its own or without; or of staged ones."""
+    ttl_s = draw(st.sampled_from([None, None, 2]))
+    if pointer is None:
+        ids = [draw(st.integers(0, 50))]
+        some = draw(st.lists(segments, min_size=1, max_size=2, unique=True))
+        return PublishStaged(PublishRequest([], producer="p", segments=some, sequence_ids=ids, ttl_s=ttl_s), 1)
+    messages = draw(st.lists(st.binary(max_size=3), max_size=2))
+    some = draw(st.none() | st.lists(segments, max_size=2, unique=True))
+    return PublishUnder(PublishRequest(messages, write_pointer=pointer, segments=some, ttl_s=ttl_s), 1)
+
+
 asks = st.one_of(
     requests().map(lambda request: Publish(request, 1)),
     requests().map(lambda request: Publish(request, 1)),
     pointers.flatmap(requests).map(lambda request: PublishUnder(request, 1)),
+    pointers.flatmap(stores),
+    pointers.flatmap(publishes_of_stored),
+    stores(),
+    publishes_of_stored(),
     pointers.map(RollBackPointer),
     st.sampled_from([1, 3600]).map(lambda ttl_s: SetProperties({"ttl": ttl_s, "chain": "sha256"})),
     st.just(SetProperties({"ttl": 3600})),

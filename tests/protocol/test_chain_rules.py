@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
+import msgpack
 import pytest
 from chained_topic import START_MS, ChainedTopic
 from model_store import NAME
@@ -26,7 +28,6 @@ from plainsong.protocol.topic.asks import (
     RollBackPointer,
     SetProperties,
     Stats,
-    StoreStaged,
     StoreUnder,
     Undelete,
 )
@@ -547,18 +548,207 @@ def test_a_chain_does_not_begin_while_stored_messages_may_be_published_behind_it
     assert topic.verify().is_good
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        StoreUnder(PublishRequest([b"stored"], write_pointer=7), 1),
-        StoreStaged(PublishRequest([b"staged"], producer="job", segment="a"), 1),
-    ],
-)
-def test_a_chained_topic_takes_no_messages_that_are_stored_first(ask):
+def stored_topic():
+    """A topic whose messages were stored before: under a write pointer, with segments and without, and staged."""
     topic = ChainedTopic()
-    with pytest.raises(Conflict, match="chained"):
-        topic.do(ask)
-    assert len(topic.entries()) == 1
+    topic.store_under(7, b"one", b"two", attributes=[{"colour": "red"}, {}], message_ttls_s=[None, 1])
+    topic.store_under(7, b"won", segment="a")
+    topic.store_under(7, b"lost", segment="b")
+    topic.store_under(7, b"won too", segment="a")
+    topic.publish(b"plain")
+    topic.store_under(9, b"three")
+    topic.store_under(9, b"four", segment="c")
+    topic.publish_under(9, b"with them")
+    topic.publish_under(7, segments=["a"])
+    topic.stage("x", b"staged")
+    topic.stage("y", b"given up")
+    topic.publish_staged("x", ttl_s=60)
+    return topic
+
+
+def payloads(topic):
+    """Keys of the payload rows without the chain's."""
+    return [key for key in sorted(topic.store.tables[Table.PAYLOAD]) if not is_entry(key)]
+
+
+def is_entry(key):
+    return key[-18:-10] == bytes(8)
+
+
+def test_messages_that_were_stored_first_are_verified_where_they_are_published():
+    topic = stored_topic()
+    found = topic.verify()
+    assert found.faults == []
+    # The plain one, three and four and the one with them, two of the segment that won, and the one that was staged.
+    assert found.messages == 1 + 3 + 2 + 1
+    assert covered(topic) == [1, 1, 1, 1, 1]
+
+
+def test_links_and_the_digest_of_stored_messages_are_made_as_the_page_on_the_format_says():
+    topic = ChainedTopic()
+    topic.store_under(7, b"one", b"two", segment="a")
+    topic.store_under(7, b"lost", segment="b")
+    topic.store_under(7, b"three", segment="a", attributes=[{"k": "v"}])
+    rows = [(key[-10:], topic.store.tables[Table.PAYLOAD][key]) for key in payloads(topic)]
+    link = bytes(32)
+    for position, value in (rows[0], rows[1], rows[3]):
+        link = sha256(link + position + value).digest()
+    assert topic.state.pending[7].segments["a"].link == link
+    topic.publish_under(7, segments=["a"])
+    ((key, _),) = topic.messages()
+    says = [3, 11, rows[0][0], rows[3][0], None, [0], [[0, link]]]
+    entry = ChainEntry.decode(key[-10:], topic.entries()[-1][1])
+    assert entry.digest == sha256(b"stored" + key[-10:] + msgpack.packb(says)).digest()
+    assert (entry.pointer, entry.rows) == (7, 1)
+
+
+def test_any_changed_byte_of_a_stored_message_that_is_shown_is_found_where_it_is_published():
+    topic = stored_topic()
+    rows, shown = topic.store.tables[Table.PAYLOAD], 0
+    for key in payloads(topic):
+        value = rows[key]
+        segment = decode_row(value).extras.get("s")
+        for index in range(len(value)):
+            rows[key] = value[:index] + bytes([value[index] ^ 1]) + value[index + 1 :]
+            faults = topic.verify().faults
+            if value.endswith((b"lost", b"given up", b"one", b"two")):
+                assert len(faults) <= 1  # readers get none of these, unless the change makes them one that won
+            else:
+                assert [fault.kind in ("changed", "removed", "unreadable", "inserted") for fault in faults] == [True]
+                shown += 1
+        rows[key] = value
+        assert segment in (None, 0, 1)
+    assert shown > 0
+    assert topic.verify().is_good
+
+
+@pytest.mark.parametrize("end", [b"won too", b"four", b"staged"])
+def test_a_stored_message_that_is_removed_is_found(end):
+    topic = stored_topic()
+    (gone,) = [key for key, value in topic.store.tables[Table.PAYLOAD].items() if value.endswith(end)]
+    del topic.store.tables[Table.PAYLOAD][gone]
+    assert kinds(topic.verify()) == ["removed"]
+
+
+def test_a_stored_message_that_is_inserted_and_two_that_changed_places_are_found():
+    topic = ChainedTopic()
+    topic.store_under(7, b"one", b"two", b"three")
+    topic.publish_under(7)
+    rows = topic.store.tables[Table.PAYLOAD]
+    first, second, third = payloads(topic)
+    rows[first], rows[second] = rows[second], rows[first]
+    assert kinds(topic.verify()) == ["changed"]
+    rows[first], rows[second] = rows[second], rows[first]
+    assert topic.verify().is_good
+    between = second[:-2] + b"\xff\xff"
+    moved = third[:-10] + (int.from_bytes(third[-10:], "big") + 65536).to_bytes(10, "big")
+    assert second < between < moved
+    rows[between] = encode_row(MessageRow(b"new"))
+    assert topic.verify().is_good  # behind the last one that is published: no reader gets it
+    del rows[between]
+    reference = topic.messages()[0][0]
+    value = topic.store.tables[Table.MESSAGE][reference]
+    row = decode_row(value)
+    row.extras = {**row.extras, "n": 2, "l": second[-10:]}
+    topic.store.tables[Table.MESSAGE][reference] = encode_row(row)
+    assert kinds(topic.verify()) == ["changed"]
+
+
+def test_segments_that_lost_cannot_be_shown_nor_those_that_won_be_hidden():
+    for segments in ([], [1], [0, 1], None):
+        topic = ChainedTopic()
+        topic.stage("a", b"won")
+        topic.stage("b", b"lost")
+        topic.publish_staged("a")
+        ((key, value),) = topic.messages()
+        row = decode_row(value)
+        extras = {name: each for name, each in row.extras.items() if name != "g"}
+        row.extras = extras if segments is None else {**extras, "g": segments}
+        topic.store.tables[Table.MESSAGE][key] = encode_row(row)
+        assert not topic.verify().is_good
+
+
+def test_stored_messages_go_on_with_their_links_after_a_load():
+    topic = ChainedTopic()
+    topic.store_under(7, b"one", segment="a")
+    topic.store_under(7, b"two")
+    topic.load()
+    topic.store_under(7, b"three", segment="a")
+    topic.store_under(7, b"four")
+    topic.load()
+    topic.publish_under(7)
+    found = topic.verify()
+    assert (found.messages, found.faults) == (4, [])
+
+
+def test_a_rollback_of_stored_messages_that_were_published_is_an_entry_and_of_others_none():
+    topic = ChainedTopic()
+    topic.store_under(7, b"one")
+    topic.publish_under(7)
+    topic.do(RollBackPointer(7))
+    topic.store_under(9, b"two")
+    number = topic.state.chain.number
+    topic.do(RollBackPointer(9))
+    assert topic.state.chain.number == number
+    topic.clean()
+    found = topic.verify()
+    assert (found.messages, found.faults) == (1, [])
+    ((key, value),) = topic.messages()
+    (turned,) = (each for each, _ in [(value[:1] + (7).to_bytes(8, "big") + value[9:], None)])
+    topic.store.tables[Table.MESSAGE][key] = turned
+    assert kinds(topic.verify()) == ["shown"]
+
+
+def test_stored_messages_expire_with_the_time_to_live_of_their_publish_and_not_before():
+    topic = ChainedTopic()
+    topic.stage("a", b"long", b"short", message_ttls_s=[None, 1])
+    topic.publish_staged("a", ttl_s=60)
+    topic.now_ms += 2_000
+    topic.clean()
+    assert len(payloads(topic)) == 2
+    assert topic.verify().messages == 2
+    topic.now_ms += 60_000
+    topic.clean()
+    assert payloads(topic) == topic.messages() == []
+    found = topic.verify()
+    assert (found.messages, found.expired, found.faults) == (0, 1, [])
+
+
+def test_stored_messages_that_are_gone_before_their_publish_expires_are_found():
+    topic = ChainedTopic()
+    topic.stage("a", b"one")
+    topic.publish_staged("a", ttl_s=60)
+    del topic.store.tables[Table.PAYLOAD][payloads(topic)[0]]
+    assert kinds(topic.verify()) == ["removed"]
+    (key, _) = topic.messages()[0]
+    del topic.store.tables[Table.MESSAGE][key]
+    assert kinds(topic.verify()) == ["removed"]
+
+
+@pytest.mark.parametrize("rows", range(8))
+def test_a_publish_of_stored_messages_that_a_power_cut_left_without_an_entry_gets_one(rows):
+    topic = ChainedTopic()
+    topic.store_under(7, b"one", segment="a")
+    topic.store_under(7, b"lost", segment="b")
+    topic.do(PublishUnder(PublishRequest([b"two"], write_pointer=7, segments=["a"]), 1), rows=rows)
+    topic.stage("a", b"three")
+    topic.do(topic.staged("a"), rows=rows)
+    topic.publish(b"behind")
+    found = topic.verify()
+    assert found.faults == []
+    assert found.messages == len(topic.messages())
+
+
+@pytest.mark.parametrize("rows", range(8))
+def test_a_store_that_was_cut_off_is_none_of_what_is_published_later(rows):
+    topic = ChainedTopic()
+    topic.store_under(7, b"one")
+    topic.do(StoreUnder(PublishRequest([b"cut", b"off"], write_pointer=7), 1), rows=rows)
+    topic.store_under(7, b"two")
+    topic.publish_under(7)
+    found = topic.verify()
+    assert found.faults == []
+    assert found.messages in (2, 4)
 
 
 def test_a_dry_run_of_a_change_adds_no_entry():

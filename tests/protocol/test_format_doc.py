@@ -104,6 +104,7 @@ def full_pending() -> Pending:
     pending.rolled_back = pending.orphaned = True
     pending.staged_by = "p"
     pending.listed_digest = bytes(8)
+    pending.link = bytes(32)
     return pending
 
 

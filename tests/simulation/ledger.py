@@ -1,4 +1,5 @@
-"""A chained topic: who publishes to it and keeps its heads, and a verifier that judges it when all is well again.
+"""A chained topic: who publishes to it, also what was stored first, and keeps its heads, and a verifier that judges it
+when all is well again.
 
 The verifier is the client's (`plainsong/chains.py`). Beside what it finds, every head that a client was ever shown must
 be an entry of the chain in the end, and what was acknowledged must be among what was verified.
@@ -63,6 +64,8 @@ class Keeper:
             await self.publish()
         elif chance < 0.7:
             await self._transact()
+        elif chance < 0.8:
+            await self._publish_stored(producer=f"keeper.{self._count}", sequence_ids=[0])
         else:
             self.notes.heads.append(ChainHead.of(await self.voice.tell("GET", topic_path(TOPIC, "/chain"))))
 
@@ -78,9 +81,25 @@ class Keeper:
 
     async def _transact(self) -> None:
         pointer = (await self.voice.tell("POST", TX))["id"]
-        await self.publish(pointer)
+        if self.voice.rng.random() < 0.5:
+            await self._publish_stored(write_pointer=pointer)
+        else:
+            await self.publish(pointer)
         verb = self.voice.rng.choice(("commit", "abort", "abort"))
         await self.voice.tell("POST", f"{TX}/{pointer}/{verb}")
+
+    async def _publish_stored(self, **whose: Any) -> None:
+        """Store messages under two segments, of which one wins. Raises NotSent, Doubt, Refused."""
+        rng = self.voice.rng
+        stored = {"won": 0, "lost": 0}
+        for segment in ("won", "lost", "won"):
+            messages = [self._message() for _ in range(rng.choice((1, 3)))]
+            stored[segment] += len(messages)
+            request = PublishRequest(messages, segment=segment, **{**whose, "sequence_ids": None})
+            await self.voice.ask("POST", topic_path(TOPIC, "/store"), JSON.encode_publish(request), RECEIPT)
+        request = PublishRequest([], segments=["won"], **whose)
+        await self.voice.ask("POST", topic_path(TOPIC, "/publish"), JSON.encode_publish(request), RECEIPT)
+        self.notes.acknowledged += stored["won"]
 
     def _message(self) -> bytes:
         self._count += 1

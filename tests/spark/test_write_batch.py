@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from topics import Topics, numbers, wanted
 
+from plainsong import Client
 from tests.daemon.harness import Daemon
 
 
@@ -39,6 +40,15 @@ def test_five_saves_with_ids_0_0_1_0_1_store_two(spark, topics) -> None:
     for sequence_id in (0, 0, 1, 0, 1):
         save(numbers(spark, 50), topics.options(topic, producerName="job", sequenceId=sequence_id))
     assert topics.counted(topic) == wanted(50) + wanted(50)
+
+
+def test_a_save_is_one_entry_of_a_chained_topic_which_is_verified(spark, topics) -> None:
+    topic = topics.create("chained", chain="sha256")
+    save(numbers(spark, 5_000), topics.options(topic, storeBatchSize=700))
+    save(numbers(spark, 10), topics.options(topic))
+    with Client(topics.url, namespace="demo") as client:
+        found = client.verify_chain(topic)
+    assert (found.faults, found.messages, found.entries) == ((), 5_010, 3)
 
 
 def test_saves_without_a_name_are_done_each_time_and_leave_none_behind(spark, topics) -> None:

@@ -15,6 +15,8 @@ missing in between, and whoever knows one link can tell whether anything before 
     restored   the topic came from a backup, where transactions that were open then count as rolled back
     begin, end the property was switched on or off
 
+A row that publishes stored messages has an entry of its own, with a digest of the rows that it shows.
+
 Entries other than those of messages take a position of their own. Messages with a time to live of their own have a
 digest for each time at which some expire: cleaning may remove them, and the digest stays.
 """
@@ -31,7 +33,7 @@ import msgpack
 from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix
-from plainsong.protocol.rows import attributes_in, decode_row, expires_ms_of, plain_head
+from plainsong.protocol.rows import SEGMENT, Stored, attributes_in, decode_row, expires_ms_of, plain_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,6 +186,73 @@ def item_of(position: bytes, payload: bytes) -> bytes:
     return b"".join((ITEM_START, position, NO_PAYLOAD_PART, length_prefix(len(payload)), payload))
 
 
+# --- stored messages ---------------------------------------------------------------------------------
+#
+# What a publish of stored messages shows was stored by requests before it, and by segments that lose. So each segment
+# has a running link, kept with the pointer, and the entry of the publish has a digest of those that won. A message that
+# was stored stays until its publish expires, whatever its own time to live, so that the links can be made again.
+
+#: The index of stored messages without a segment.
+NO_SEGMENT = -1
+
+
+def link_rows(link: bytes, positions: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+    """The link of a segment behind further payload rows; ``link`` empty: these are the first ones."""
+    link = link or NO_LINK
+    for position, value in zip(positions, values, strict=True):
+        link = sha256(link + position + value).digest()
+    return link
+
+
+def digest_of_stored(position: bytes, stored: Stored, links: Mapping[int, bytes]) -> bytes:
+    """The digest of stored messages that were published at ``position``; ``links`` are those of segments that won."""
+    segments = None if stored.segments is None else sorted(stored.segments)
+    says = [stored.messages, stored.payload_bytes, stored.first, stored.last, stored.staged, segments]
+    return sha256(b"stored" + position + msgpack.packb([*says, sorted(links.items())])).digest()
+
+
+class StoredRow(NamedTuple):
+    """A row of the payload table behind the row that publishes it."""
+
+    id: bytes
+    """Of the message: the position where it is published, and its payload position."""
+    value: bytes
+
+    @property
+    def position(self) -> bytes:
+        """Where it is published."""
+        return self.id[:POSITION_BYTES]
+
+
+class StoredRows:
+    """Computes the digest of stored messages from the row that publishes them, and from their payload rows in order."""
+
+    def __init__(self, position: bytes, stored: Stored) -> None:
+        self._position = position
+        self._stored = stored
+        self._links: dict[int, bytes] = {}
+        self.messages = 0
+        """Those that are shown, so far."""
+        self.unreadable: bytes | None = None
+        """The payload position of the first row that cannot be read; None: all can be."""
+
+    def take(self, position: bytes, value: bytes) -> None:
+        """Take the row at the next payload position; never raises."""
+        segment: object = NO_SEGMENT
+        try:
+            segment = decode_row(value).extras.get(SEGMENT, NO_SEGMENT)
+        except DamagedRow:
+            self.unreadable = self.unreadable or position
+        winners = self._stored.segments
+        if type(segment) is int and (winners is None or segment in winners):
+            self._links[segment] = link_rows(self._links.get(segment, NO_LINK), (position,), (value,))
+            self.messages += 1
+
+    def digest(self) -> bytes:
+        """The digest of the rows that were taken."""
+        return digest_of_stored(self._position, self._stored, self._links)
+
+
 # --- rows that entries cover -------------------------------------------------------------------------
 
 
@@ -192,12 +261,21 @@ class ChainedRow(NamedTuple):
 
     position: bytes
     item: bytes | None
-    """Its message in wire form; None: the row cannot be read, or refers to stored messages."""
+    """Its message in wire form; None: the row publishes stored messages, or cannot be read."""
     pointer: int = 0
     """Its write pointer, below 0 if it is rolled back; 0: none."""
     attributes: Mapping[str, str] = {}
     ttl_s: int | None = None
     """Its own time to live; None: it has none."""
+    stored: Stored | None = None
+    """Which stored messages it publishes; None: it is no such row."""
+    value: bytes = b""
+    """Of a row that publishes stored messages, as it is in the store."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages readers get of it."""
+        return 1 if self.stored is None else self.stored.messages
 
     @property
     def expires_ms(self) -> int:
@@ -219,10 +297,11 @@ def row_of(position: bytes, value: bytes) -> ChainedRow:
     try:
         row = decode_row(value)
         attributes = attributes_in(row.extras) or {}
+        if row.payload is None:
+            return ChainedRow(position, None, row.pointer or 0, {}, row.ttl_s, Stored.of(row), value)
     except DamagedRow:
         return ChainedRow(position, None)
-    item = None if row.payload is None else item_of(position, row.payload)
-    return ChainedRow(position, item, row.pointer or 0, attributes, row.ttl_s)
+    return ChainedRow(position, item_of(position, row.payload), row.pointer or 0, attributes, row.ttl_s)
 
 
 # --- the running chain of a topic -------------------------------------------------------------------
@@ -258,8 +337,12 @@ class Chain:
         self.position = position
         return plain_head(LINK_BYTES + len(packed)) + link + packed
 
-    def cover(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Cover rows of the message table that have no entry, in key order; those that cannot be read get none."""
+    def cover(self, rows: Sequence[tuple[bytes, bytes]], stored: Mapping[bytes, bytes]) -> None:
+        """Cover rows of the message table that have no entry, in key order; those that cannot be read get none.
+
+        Args:
+          stored: position of each row that publishes stored messages → their digest.
+        """
         self.due = True
         run: list[ChainedRow] = []
         size = 0
@@ -272,6 +355,9 @@ class Chain:
             if row.item is not None:
                 run.append(row)
                 size += item_bytes
+            elif row.stored is not None:
+                record = record_of_stored(row.position, stored[row.position], row.ttl_s, abs(row.pointer))
+                self.found.append((row.position, self.next(row.position, {**record, "k": FOUND})))
         if run:
             self._cover_run(run)
 
@@ -345,6 +431,17 @@ def record_of(
             expiring.append([expires_ms, None if len(indexes) == len(items) else indexes, digest])
     if expiring:
         record["x"] = expiring
+    return record
+
+
+def record_of_stored(position: bytes, digest: bytes, ttl_s: int | None, pointer: int) -> dict[str, object]:
+    """The record of the entry of a row that publishes stored messages."""
+    record: dict[str, object] = {"p": pointer} if pointer else {}
+    expires_ms = expires_ms_of(position, ttl_s)
+    if expires_ms:
+        record["x"] = [[expires_ms, None, digest]]
+    else:
+        record["d"] = digest
     return record
 
 

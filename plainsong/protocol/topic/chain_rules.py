@@ -20,8 +20,10 @@ from plainsong.protocol.topic.chain import (
     RESTORED,
     Chain,
     ChainEntry,
+    digest_of_stored,
     pieces,
     record_of,
+    record_of_stored,
     record_of_wire,
 )
 from plainsong.protocol.topic.step import OpenEntry
@@ -29,6 +31,7 @@ from plainsong.protocol.topic.step import OpenEntry
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from plainsong.protocol.rows import Stored
     from plainsong.protocol.topic.asks import DescribeChain
     from plainsong.protocol.topic.row_extras import RowExtras
     from plainsong.protocol.topic.state import Now, TopicState
@@ -73,6 +76,28 @@ def chain_rows(
             theirs = {index - start: attributes[index] for index in range(start, stop) if index in attributes}
             record = record_of(covered, items[start:stop], theirs, own, pointer or 0)
         step.add_link(prefix, covered[-1], chain.next(covered[-1], record))
+
+
+def chain_stored(
+    state: TopicState,
+    step: Step,
+    position: bytes,
+    stored: Stored,
+    links: Mapping[int, bytes],
+    ttl_s: int | None,
+    pointer: int,
+) -> None:
+    """Add the entry of a row that publishes stored messages, where the topic has a chain.
+
+    Args:
+      links: of the segments that won, by index.
+      pointer: its write pointer; 0: none.
+    """
+    chain = state.chain
+    if chain is None:
+        return
+    record = record_of_stored(position, digest_of_stored(position, stored, links), ttl_s, pointer)
+    step.add_link(chain_prefix(state), position, chain.next(position, record))
 
 
 def chain_prefix(state: TopicState) -> bytes:

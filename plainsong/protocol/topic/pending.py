@@ -13,6 +13,7 @@ decides which reader sees a message: that depends on the sign in the message row
                   x rolled back  o stored messages are being removed
                   d stored by: list of producer, segment or "", epoch, highest sequence id
                   n the producer that staged: the pointer is below 0, and no transaction's
+                  k link of the stored messages without a segment; a segment's is its fourth number: in chained topics
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import msgpack
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
+from plainsong.protocol.topic.chain import LINK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -65,6 +67,8 @@ class Pending:
     last_stored: bytes | None = None
     """The last payload position (10 bytes) used; kept when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
+    link: bytes = b""
+    """Of the stored messages without a segment, in a chained topic; empty: there are none."""
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """Producer and segment ("": none) → epoch and highest sequence id that it stored; see ``record_store``."""
     packed_by: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False, compare=False)
@@ -138,6 +142,7 @@ class Pending:
             self.published = (position, position)
             self.stored = self.stored_bytes = 0
             self.segments.clear()
+            self.link = b""
             self.messages += stored.messages
             self.size += stored.payload_bytes
         else:
@@ -178,6 +183,8 @@ class Pending:
             record["f"], record["l"] = self.first_stored, self.last_stored
         if self.segments:
             record["g"] = Packed.map([each.pack(name) for name, each in self.segments.items()])
+        if self.link:
+            record["k"] = self.link
         if self.published is not None:
             record["p"] = self.published[0] + self.published[1]
         if self.listed_digest is not None:
@@ -226,8 +233,10 @@ class Segment:
     index: int
     messages: int = 0
     size: int = 0
+    link: bytes = b""
+    """Of its messages, in a chained topic; empty: there are none, or the topic has no chain."""
     packed: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """Name and numbers, packed; empty: stale."""
+    """Name, numbers and link, packed; empty: stale."""
 
     def grow(self, messages: int, size: int) -> None:
         """Count more messages stored under it."""
@@ -236,9 +245,10 @@ class Segment:
         self.packed = b""
 
     def pack(self, name: str) -> bytes:
-        """Name and numbers, packed; cached, since a store changes one of perhaps thousands of segments."""
+        """Name, numbers and link, packed; cached, since a store changes one of perhaps thousands of segments."""
         if not self.packed:
-            self.packed = msgpack.packb(name) + msgpack.packb([self.index, self.messages, self.size])
+            numbers = [self.index, self.messages, self.size]
+            self.packed = msgpack.packb(name) + msgpack.packb([*numbers, self.link] if self.link else numbers)
         return self.packed
 
 
@@ -275,9 +285,10 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         first_stored=_position(record["f"]) if "c" in record else None,
         last_stored=_position(record["l"]) if "c" in record else None,
         segments={
-            str(name): Segment(*(checked_number(number) for number in numbers))
-            for name, numbers in record.get("g", {}).items()
+            str(name): Segment(checked_number(index), checked_number(messages), checked_number(size), *map(_link, link))
+            for name, (index, messages, size, *link) in record.get("g", {}).items()
         },
+        link=_link(record.get("k", b"")),
         stored_by={
             (str(producer), str(segment)): (checked_number(epoch), checked_number(highest, 0, (1 << 63) - 1))
             for producer, segment, epoch, highest in record.get("d", ())
@@ -299,6 +310,12 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
 def _digest(value: object) -> bytes | None:
     if value is not None and (not isinstance(value, bytes) or len(value) != DIGEST_BYTES):
         raise ValueError(f"{value!r} is no digest")
+    return value
+
+
+def _link(value: object) -> bytes:
+    if not isinstance(value, bytes) or len(value) not in (0, LINK_BYTES):
+        raise ValueError(f"{value!r} is no link")
     return value
 
 

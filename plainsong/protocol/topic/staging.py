@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Put, Table, put_one
 from plainsong.protocol.errors import (
     AlreadyPublished,
-    Conflict,
     InvalidParameter,
     InvalidSequenceIds,
     NoMessages,
@@ -26,6 +25,8 @@ from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
 from plainsong.protocol.keys import payload_prefix, pointer_key
 from plainsong.protocol.requests import Receipt
 from plainsong.protocol.rows import SEGMENT, STAMP, MessageRow, Stored, encode_row, staged_pointer
+from plainsong.protocol.topic.chain import NO_SEGMENT, link_rows
+from plainsong.protocol.topic.chain_rules import chain_stored
 from plainsong.protocol.topic.checkpoint import forget_pointer
 from plainsong.protocol.topic.deduplication import (
     DeduplicationVerdict,
@@ -57,18 +58,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import PublishStaged, StoreStaged
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
-
-
-def check_storable(state: TopicState) -> None:
-    """Raise Conflict for a chained topic: its entries say what a request publishes, and stored messages come before.
-
-    Which of them a publish shows is decided only then, when the topic does not hold them any more.
-    """
-    if state.chain is not None:
-        raise Conflict(
-            f"topic {state.name} is chained, and takes no messages that are stored first and published later",
-            hint="publish them directly, in a transaction too; or store them in a topic whose chain is none",
-        )
 
 
 def check_segment(state: TopicState, pending: Pending | None, name: str | None) -> None:
@@ -112,6 +101,9 @@ def store_messages(
     pending.stored += len(request.messages)
     pending.stored_bytes += size
     state.stored_bytes += size
+    if state.chain is not None:
+        linked = pending if segment is None else segment
+        linked.link = link_rows(linked.link, suffixes, values)
     if segment is not None:
         segment.grow(len(request.messages), size)
 
@@ -129,11 +121,21 @@ def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:
     return Stored(messages, size, first, last, frozenset(each.index for each in listed), staged)
 
 
+def links_of(pending: Pending, segments: Collection[str] | None) -> dict[int, bytes]:
+    """The links of the same messages, by the index of their segment; none where the topic has no chain."""
+    names = pending.segments if segments is None else frozenset(segments)
+    links = {each.index: each.link for name, each in pending.segments.items() if name in names and each.link}
+    if segments is None and pending.link:
+        links[NO_SEGMENT] = pending.link
+    return links
+
+
 def drop_stored(state: TopicState, pending: Pending) -> None:
     """A pointer has no stored messages any more: they were published, or removed."""
     state.stored_bytes -= pending.stored_bytes
     pending.stored = pending.stored_bytes = 0
     pending.segments.clear()
+    pending.link = b""
 
 
 def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
@@ -220,11 +222,10 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
       TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
       TopicFull, TransactionTooLarge (too many segments), Overloaded, InvalidParameter (two routing keys),
       ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (what the segment had before is not staged any
-      more), Conflict (the topic is chained): nothing happened.
+      more): nothing happened.
     """
     request = ask.request
     metadata = _check_topic(state, request)
-    check_storable(state)
     known = find_staged(state, request.producer)
     dedup = _deduplicate(state, step, known, request)
     if dedup is not None:
@@ -353,7 +354,8 @@ def _publish(
     runs = state.sequence.take(state.time_ms, 1)
     position, _ = ends_of(runs)
     value = encode_row(MessageRow(None, ttl_s=request.ttl_s, extras=extras))
-    step.row_batch(state.prefix).add_reference(position, value)
+    step.add_reference(state.prefix, position, value)
+    chain_stored(state, step, position, reference, links_of(pending, request.segments), request.ttl_s, 0)
     own_expiry_ms = 0 if request.ttl_s is None else runs[0].ts_ms + request.ttl_s * 1000
     count_messages(state, step, metadata, runs[0], reference.messages, reference.payload_bytes, own_expiry_ms)
     state.rows_since_mark += 1

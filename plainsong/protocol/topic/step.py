@@ -107,6 +107,11 @@ class Step:
             self._row_batch, self._prefix = RowBatch(), prefix
         return self._row_batch
 
+    def add_reference(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        """Add a message row of a generation whose messages are in the payload table."""
+        self.write_entry()
+        self.row_batch(prefix).add_reference(suffix, value)
+
     def add_payloads(self, payloads: Put) -> None:
         """Add rows of the payload table; they are written before the message rows that refer to them."""
         self._payloads.append(payloads)

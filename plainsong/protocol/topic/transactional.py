@@ -25,7 +25,7 @@ from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.rows import STAMP, MessageRow, encode_row
 from plainsong.protocol.topic.asks import PointerView
 from plainsong.protocol.topic.chain import ROLLBACK
-from plainsong.protocol.topic.chain_rules import add_entry
+from plainsong.protocol.topic.chain_rules import add_entry, chain_stored
 from plainsong.protocol.topic.checkpoint import forget_pointer, touch_pointer, write_pointers
 from plainsong.protocol.topic.deduplication import (
     NEW_IDS,
@@ -53,9 +53,9 @@ from plainsong.protocol.topic.publish import (
 from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
 from plainsong.protocol.topic.staging import (
     check_segment,
-    check_storable,
     deduplicate_store,
     drop_stored,
+    links_of,
     record_store,
     reference_to,
     store_messages,
@@ -146,7 +146,10 @@ def _publish_stored(
     reference = reference_to(pending, request.segments)
     extras = reference.extras() if stamp is None else {**reference.extras(), STAMP: stamp.packed()}
     value = encode_row(MessageRow(None, pointer=pending.pointer, ttl_s=request.ttl_s, extras=extras))
-    step.row_batch(state.prefix).add_reference(pack_position(run.ts_ms, run.first), value)
+    position = pack_position(run.ts_ms, run.first)
+    step.add_reference(state.prefix, position, value)
+    links = links_of(pending, request.segments)
+    chain_stored(state, step, position, reference, links, request.ttl_s, pending.pointer)
     own_expiry_ms = 0 if request.ttl_s is None else run.ts_ms + request.ttl_s * 1000
     count_messages(
         state, step, metadata, Run(run.ts_ms, run.first, 1), reference.messages, reference.payload_bytes, own_expiry_ms
@@ -200,12 +203,11 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
       TransactionNotInProgress, DamagedRow, GenerationChanged, AlreadyPublished, NoMessages, MessageTooLarge,
-      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded, Conflict (the topic is chained); with a
-      producer also what ``deduplicate_store`` raises: nothing happened.
+      RequestTooLarge, LowSpace, TopicFull, TransactionTooLarge, Overloaded; with a producer also what
+      ``deduplicate_store`` raises: nothing happened.
     """
     request = ask.request
     metadata = state.living()
-    check_storable(state)
     pointer = admit_pointer(state, metadata, request.write_pointer)
     check_generation(metadata, request)
     known = state.pending.get(pointer)

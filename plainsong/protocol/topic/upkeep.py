@@ -89,7 +89,7 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
 
     Raises:
       TopicNotFound, PreconditionFailed, InvalidProperty, Conflict (a chain cannot begin while messages are stored that
-      may be published behind its beginning): nothing happened.
+      may be published behind its beginning: they have no links): nothing happened.
     """
     old = state.living()
     check_etag(old, ask.if_match)

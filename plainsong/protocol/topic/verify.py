@@ -2,6 +2,7 @@
 
     survey(entry)      all entries first: which rows were rolled back, and which were taken out
     row(row)           then all rows and entries again, in the order of their positions
+    stored(row)        the payload rows of a row, behind it
     entry(entry)
     end(…)
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from plainsong.protocol.ids import published_ms, shown_id
+from plainsong.protocol.ids import POSITION_BYTES, published_ms, shown_id
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.chain import (
     BEGIN,
@@ -26,6 +27,7 @@ from plainsong.protocol.topic.chain import (
     SET_ASIDE,
     ChainedRow,
     ChainEntry,
+    StoredRows,
     digest_of_some,
     ordinal,
     position_at,
@@ -33,6 +35,9 @@ from plainsong.protocol.topic.chain import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from plainsong.protocol.rows import Stored
+    from plainsong.protocol.topic.chain import StoredRow
 
 #: Faults that are kept; more are only counted.
 MAX_FAULTS = 100
@@ -76,7 +81,8 @@ class Verification:
     before: int = 0
     """Messages that no entry covers, since they were published while the topic was not chained."""
     expired: int = 0
-    """Entries some of whose messages have expired: their links were verified, their messages were not."""
+    """Entries some of whose messages have expired, or were stored by a transaction that a restore has undone: their links
+    were verified, these messages were not."""
     set_aside: int = 0
     """The same, of which rows were set aside."""
     found: int = 0
@@ -122,6 +128,8 @@ class Verifier:
         self._surveyed: ChainEntry | None = None
         self._covers = False
         self._open: list[ChainedRow] = []
+        self._stored: dict[bytes, StoredRows] = {}
+        """Position of an open row → the stored messages that it publishes."""
         self._unexplained: dict[bytes, int] = {}
         if known is not None and known.generation != generation:
             there = f"generation {generation} is there, and {known.generation} known"
@@ -162,9 +170,18 @@ class Verifier:
             self.result.before += 1
             return
         self._open.append(row)
+        if row.stored is not None:
+            self._stored[row.position] = StoredRows(row.position, row.stored)
         if len(self._open) > _MAX_OPEN:
             self._uncovered(self._open)
             self._open = []
+            self._stored.clear()
+
+    def stored(self, row: StoredRow) -> None:
+        """Take a payload row of the row before, in the order of their positions."""
+        rows = self._stored.get(row.position)
+        if rows is not None:
+            rows.take(row.id[POSITION_BYTES:], row.value)
 
     def entry(self, position: bytes, value: bytes, *, oldest_ms: int, now_ms: int) -> None:
         """Take an entry, behind the rows up to its position."""
@@ -174,6 +191,7 @@ class Verifier:
         except DamagedRow as error:
             self._fault("entry-changed", position, error.detail)
             self._open = []
+            self._stored.clear()
             return
         last = result.last
         if last is None:
@@ -197,6 +215,7 @@ class Verifier:
         if self._head is not None and entry.number == self._head.number:
             self._compare_head(entry, self._head)
         self._take(entry, oldest_ms, now_ms)
+        self._stored.clear()
 
     def _take(self, entry: ChainEntry, oldest_ms: int, now_ms: int) -> None:
         result, rows = self.result, self._open
@@ -251,6 +270,9 @@ class Verifier:
         if any(first <= entry.position and entry.first <= last for first, last in self._taken_out):
             result.set_aside += 1
             return
+        if any(self._is_undone(row) for row in rows):
+            result.expired += 1
+            return
         by_index = {ordinal(row.position) - ordinal(entry.first): row for row in rows}
         dead: dict[int, int] = {}
         left = set(range(entry.rows))
@@ -270,13 +292,19 @@ class Verifier:
         for index, row in by_index.items():
             if index not in dead:
                 good &= self._sign(entry, row)
-            elif row.item is not None and row.expires_ms != dead[index]:
+            elif (row.item is not None or row.stored is not None) and row.expires_ms != dead[index]:
                 # Its digest is not looked at any more: a row that readers are still shown must not stand there.
                 self._fault("changed", row.position, "a message has expired here, and this one has not")
                 good = False
         result.expired += bool(dead)
         if good:
-            result.messages += entry.rows - len(dead)
+            result.messages += sum(row.messages for index, row in by_index.items() if index not in dead)
+
+    def _is_undone(self, row: ChainedRow) -> bool:
+        """Whether a row's stored messages are gone because a restore has undone their transaction."""
+        if row.stored is None or not row.stored.messages or row.pointer >= 0 or row.position > self._restored:
+            return False
+        return not self._stored[row.position].messages
 
     def _same(
         self,
@@ -293,6 +321,8 @@ class Verifier:
             self._fault("removed", position_at(start + missing[0]), what)
             return False
         rows = [by_index[index] for index in indexes]
+        if entry.rows == 1 and rows[0].stored is not None:
+            return self._same_stored(entry, rows[0], rows[0].stored, expires_ms, digest)
         unreadable = next((row for row in rows if row.item is None), None)
         if unreadable is not None:
             self._fault("unreadable", unreadable.position, "the message cannot be read")
@@ -307,6 +337,21 @@ class Verifier:
             self._fault("changed", at, f"the message is not what was published{among}")
             return False
         return True
+
+    def _same_stored(self, entry: ChainEntry, row: ChainedRow, stored: Stored, expires_ms: int, digest: bytes) -> bool:
+        found = self._stored[row.position]
+        if (abs(row.pointer), row.expires_ms) == (entry.pointer, expires_ms) and found.digest() == digest:
+            return True
+        what = f"the {stored.messages} stored messages of entry {entry.number}"
+        if found.unreadable is not None:
+            self._fault("unreadable", row.position, f"one of {what} cannot be read, at {found.unreadable.hex()}")
+        elif found.messages < stored.messages:
+            self._fault("removed", row.position, f"{stored.messages - found.messages} of {what} are gone")
+        elif found.messages > stored.messages:
+            self._fault("inserted", row.position, f"{found.messages - stored.messages} are there besides {what}")
+        else:
+            self._fault("changed", row.position, f"{what}, or what publishes them, are not what was published")
+        return False
 
     def _sign(self, entry: ChainEntry, row: ChainedRow) -> bool:
         """Compare whether a row is rolled back with what the entries say."""
