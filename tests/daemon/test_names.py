@@ -13,7 +13,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, run_plainsong
 from tests.patience import PATIENCE_S
 
 GRANTS = """format = 1
@@ -30,9 +30,7 @@ ORDERS = "/v1/namespaces/shop/topics/orders"
 
 
 def run(folder, *words, code=0):
-    done = subprocess.run(
-        [PLAINSONG, *words], cwd=folder, env=clean_environ(), capture_output=True, text=True, check=False
-    )
+    done = run_plainsong(*words, cwd=folder)
     assert done.returncode == code, done.stderr
     return done.stdout.strip()
 
