@@ -19,8 +19,7 @@ cluster:  ## on this machine: ZooKeeper, HBase with its gateway, three instances
 	@etc/venv run
 	@exec etc/cluster/up
 
-test: venv tools  ## all of it: format, lint, types, floors, then every ring of tests, side by side; some of them: RINGS="sql spark"
-	@$(MAKE) --no-print-directory static
+test: venv tools  ## all of it, every ring of tests, side by side; some of them: RINGS="sql spark"
 	@exec .venv/bin/python -m tests.rings $(RINGS)
 
 check: venv audit  ## the quick half: format, lint, types, floors, dependencies, and the tests that take milliseconds

@@ -113,5 +113,6 @@ def test_never_do_more_rings_run_at_once_than_the_most(tree, tmp_path, monkeypat
 def test_the_idle_time_of_cores_is_what_the_system_says_of_each():
     each_s = [cores_idle_s({core}) for core in range(os.cpu_count() or 1)]
     assert all(idle_s > 0.0 for idle_s in each_s)
-    assert cores_idle_s(set(range(len(each_s)))) >= sum(each_s)
+    # Where no core was idle meanwhile the two are equal, but for how their sums are rounded.
+    assert cores_idle_s(set(range(len(each_s)))) >= sum(each_s) - 0.001
     assert cores_idle_s(set()) == 0.0

@@ -1,0 +1,36 @@
+"""The checks that run no code of ours: format, lint, types, floors, and what is generated. ``make static`` has the list."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[1]
+
+
+def commands() -> list[str]:
+    """What ``make static`` runs, a command a line."""
+    made = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "static"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return made.stdout.splitlines()
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_tree_passes(command: str) -> None:
+    ended = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=ROOT,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=5 * PATIENCE_S,
+    )
+    if ended.returncode:
+        pytest.fail(f"{command}\n{ended.stdout}", pytrace=False)
