@@ -17,10 +17,15 @@ from tests.ports import free_ports as free_ports
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "etc/hbase/small"
+CACHE = ROOT / ".cache/hbase"
+JARS = CACHE / "2.6.1"
 #: A busy machine took half a minute.
 PATIENCE_S = 300.0
 #: What warms up sooner, and trusts the jars, is not what a deployment runs, but all that a test needs.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+QUICK_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:ArchiveRelocationMode=0 "
+    "-XX:-UsePerfData -Xlog:disable"
+)
 
 
 def why_not() -> str | None:
@@ -50,6 +55,12 @@ class HBase:
         ports = map(str, (self.zookeeper, master, region, self.thrift))
         subprocess.run([SMALL, "configure", directory, *ports], check=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environ: dict[str, str] = {}
+        """What its processes are told beside what this one has in its environment."""
+        if jvm:
+            from tests.hbase_classes import make_classes  # it starts an HBase of its own, the first time
+
+            self.environ["HBASE_CLASSES"] = str(make_classes())
 
     @property
     def address(self) -> tuple[str, int]:
@@ -82,15 +93,15 @@ class HBase:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"HBASE_JVM": jvm},
+                env=os.environ | {"HBASE_JVM": jvm} | self.environ,
             )
 
-    def run_script(self, name: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """What becomes of a script of ``etc/hbase`` in HBase's own shell."""
+    def run_script(self, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        """What becomes of a script in HBase's own shell."""
         # What is translated to classes first starts more slowly than these few lines run.
         jvm = f"{QUICK_JVM} -Djruby.compile.mode=OFF"
         return subprocess.run(
-            [SMALL, "script", self.directory, ROOT / "etc/hbase" / name],
+            [SMALL, "script", self.directory, script],
             check=False,
             env=os.environ | {"HBASE_JVM": jvm} | environ,
             capture_output=True,

@@ -115,7 +115,7 @@ RINGS = (
         ),
     ),
     Ring("torture", 75, 45),
-    Ring("hbase", 420, 230),
+    Ring("hbase", 300, 140),
     Ring("cluster", 330, 220),
     Ring("spark", 260, 110),
     Ring(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from tests.cluster.history.checker import check
 from tests.cluster.history.records import Anomaly, Transaction
 from tests.cluster.nemesis import Attack, Fault
 from tests.cluster.readers import log_of, read_whole, reader
-from tests.cluster.voices import QUIET_S, Doubt, NotSent, Refused, Stage, Voice
+from tests.cluster.voices import BRISK_S, QUIET_S, Doubt, NotSent, Refused, Stage, Voice
 from tests.cluster.writers import TX, decide, plain_writer, producing_writer, transactional_writer
 from tests.daemon.talk import topic_path
 
@@ -89,8 +90,14 @@ async def run(
     between: int = 40,
     plain: bool = False,
     quiet_s: float = QUIET_S,
+    restless: bool = False,
 ) -> Report:
-    """One fault after the other, with ``between`` acknowledgements before and after each; then all is judged. ``plain``: without transactions."""
+    """One fault after the other, with ``between`` acknowledgements before and after each; then all is judged.
+
+    Args:
+      plain: without transactions.
+      restless: clients do not pause longer where a fault lasts.
+    """
     begun_s = time.monotonic()
     stage, rng = Stage(cluster, TOPICS, seed, plain=plain, quiet_s=quiet_s), Random(seed)
     attack = Attack(stage, Random(rng.random()))
@@ -100,7 +107,10 @@ async def run(
             _start(stage, writers, readers, rng, clients)
             await stage.more(between)
             for fault in faults:
+                if not restless:
+                    stage.brisk_until_s = trio.current_time() + BRISK_S
                 await fault(attack)
+                stage.brisk_until_s = math.inf
                 await stage.more(between, patience_s=stage.quiet_s)
             await cluster.heal()
             await stage.more(between, patience_s=stage.quiet_s)

@@ -51,6 +51,10 @@ def shifted_clock(shift: Path) -> dict[str, str]:
         # The monotonic clock stays as it is: it times waits, not messages.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
+        # Its remedy for old C libraries has threads that wait for the interpreter's lock wake again and again.
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+        # Nor are the times of files what this is about: modules that seem to have changed would be compiled anew.
+        "NO_FAKE_STAT": "1",
     }
 
 

@@ -42,6 +42,7 @@ async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_pa
             cluster,
             [nemesis.clock_jumps(nemesis.HOUR_S), nemesis.restart, nemesis.clock_jumps(-nemesis.HOUR_S)],
             SEED + 1,
+            clients=1,  # what a clock does to a request has nothing to do with other requests
         )
     print(report)
     assert report.is_good, str(report)
@@ -65,6 +66,8 @@ async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
         faults += rng.sample(kinds, len(kinds))
     processes = f"http.processes={1 + front_ends}"
     async with open_cluster(hbase, tmp_path, 3, processes, clocks=CLOCKS, links=True) as cluster:
-        report = await run(cluster, [each for each in faults if CLOCKS or each is not nemesis.wrong_clock], seed)
+        report = await run(
+            cluster, [each for each in faults if CLOCKS or each is not nemesis.wrong_clock], seed, restless=True
+        )
     report.append_to(REPORT)
     assert report.is_good, str(report)

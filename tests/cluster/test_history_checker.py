@@ -56,9 +56,9 @@ def test_simulated_histories_have_everything_in_them():
 
 
 def test_thousands_of_writes_and_polls_are_checked_in_seconds():
-    history = Simulation(1, clients=20, rounds=100).history
-    assert len(history.writes) > 5_000
-    assert len(history.polls) > 5_000
+    history = Simulation(1, clients=20, rounds=50).history
+    assert len(history.writes) > 2_500
+    assert len(history.polls) > 2_500
     begun_s = time.process_time()
     assert check(history) == []
-    assert time.process_time() - begun_s < 20, "it takes a second or two where nothing else runs"
+    assert time.process_time() - begun_s < 10, "it takes a second where nothing else runs"

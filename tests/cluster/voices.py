@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from random import Random
@@ -18,6 +19,10 @@ from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected
 PATIENCE_S = 12.0
 #: How long everything may take to come right once nothing is wrong any more.
 QUIET_S = 90.0
+#: For how long clients are brisk once something is wrong, and how much longer they pause after that: most of a run is
+#: waiting for sessions to end, which nobody sees anything of.
+BRISK_S = 1.0
+SLOWER = 4
 #: What an instance says while something is wrong, and means it.
 EXPECTED = {
     *("no_owner", "overloaded", "recovering", "shutting_down", "storage_failed", "outcome_unknown"),
@@ -71,6 +76,9 @@ class Stage:
         self.answers: Counter[str] = Counter()
         self.last: deque[str] = deque(maxlen=12)
         """The latest answers that were not what was wanted."""
+        self.brisk_until_s = math.inf
+        """When a fault that lasts has lasted long enough for clients to pause longer until it is over."""
+        self.acknowledged_s = 0.0
         self.news = trio.Event()
 
     def voice(self, seed: int) -> Voice:
@@ -78,11 +86,15 @@ class Stage:
         return Voice(self, seed)
 
     async def rest(self, pause_s: float) -> None:
-        """What a client does between two requests."""
-        await trio.sleep(pause_s)
+        """What a client does between two requests: less often where nothing new can be seen, or nothing succeeds."""
+        now_s = trio.current_time()
+        slow = now_s > min(self.brisk_until_s, self.acknowledged_s + BRISK_S)
+        await trio.sleep(pause_s * SLOWER if slow else pause_s)
 
     def count(self, what: str) -> None:
         self.answers[what] += 1
+        if what == "acknowledged":
+            self.acknowledged_s = trio.current_time()
         self.news.set()
         self.news = trio.Event()
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import pytest
+import trio
 
 from plainsong.protocol.effects import Table
-from storage.hbase.scan import ScanRange, first_rows
+from storage.hbase.gateway import thrift
+from storage.hbase.pool import Pool
+from storage.hbase.scan import ScannedRow, ScanRange, first_rows
 from storage.hbase.settings import HBaseOptions
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
@@ -28,24 +31,37 @@ def hbase(tmp_path_factory):
         yield server
 
 
+@pytest.fixture(scope="session")
+def tables(hbase):
+    """The tables of ``store`` at a gateway that has been found to take its largest frames."""
+
+    async def open_and_close() -> None:
+        async with await HBaseStore.open([hbase.address], OPTIONS):
+            pass
+
+    trio.run(open_and_close)
+
+
+async def open_stores(hbase, count: int, stack: AsyncExitStack) -> list[HBaseStore]:
+    """On the same tables, without the largest frame: 18 MiB each, in the client and in the gateway, hundreds of times."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("storage.hbase.tables._send_a_large_frame", _send_none)
+        return [await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(count)]
+
+
 @pytest.fixture
-async def store(hbase):
-    async with await HBaseStore.open([hbase.address], OPTIONS) as opened:
+async def store(hbase, tables):
+    async with AsyncExitStack() as stack:
+        (opened,) = await open_stores(hbase, 1, stack)
         await empty(opened)
         yield opened
 
 
 @pytest.fixture
-async def others(hbase, store, monkeypatch):
-    """Four more instances on the tables of ``store``, which has just found that the gateway takes its largest frames."""
+async def others(hbase, store):
+    """Four more instances on the tables of ``store``."""
     async with AsyncExitStack() as stack:
-        with monkeypatch.context() as patched:
-            # 18 MiB each, in the client and in the gateway, for each of hundreds of stores.
-            patched.setattr("storage.hbase.tables._send_a_large_frame", _send_none)
-            opened = [
-                await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(4)
-            ]
-        yield opened
+        yield await open_stores(hbase, 4, stack)
 
 
 async def _send_none(gateway: object, max_cell_bytes: int) -> None:
@@ -58,5 +74,15 @@ async def empty(store: HBaseStore) -> None:
     for table in Table:
         wanted = ScanRange(tables[table], b"", b"")
         while found := await first_rows(store._pool, wanted, 1000, timeout_s=20):
-            for row in found:
-                await store._pool.call("deleteAllRow", tables[table], row.key, {})
+            await remove(store._pool, found, tables[table])
+
+
+async def remove(pool: Pool, found: list[ScannedRow], table: bytes) -> None:
+    """All cells of these rows, in one call."""
+    batches = [
+        thrift.BatchMutation(
+            row=row.key, mutations=[thrift.Mutation(isDelete=True, column=each) for each in row.columns]
+        )
+        for row in found
+    ]
+    await pool.call("mutateRows", table, batches, {})

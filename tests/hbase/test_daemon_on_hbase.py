@@ -103,7 +103,7 @@ def test_a_daemon_on_hbase_has_no_disk_to_watch(daemon):
     assert ask(running.address, "GET", "/readyz").status == 200
 
 
-@pytest.mark.parametrize("cycles", [4, pytest.param(24, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("cycles", [3, pytest.param(24, marks=pytest.mark.torture)])
 async def test_acknowledged_messages_survive_kills_on_hbase(monkeypatch, killed_on_hbase, tmp_path, cycles):
     monkeypatch.setattr(test_crash_ring, "Daemon", killed_on_hbase)
     await ring(tmp_path, seed=8, cycles=cycles)
@@ -114,12 +114,13 @@ async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(mon
     await reborn(tmp_path, seed=8, cycles=2)
 
 
-async def test_transactions_are_all_or_nothing_through_kills_on_hbase(monkeypatch, killed_on_hbase, tmp_path):
+@pytest.mark.parametrize("cycles", [3, pytest.param(24, marks=pytest.mark.torture)])
+async def test_transactions_are_all_or_nothing_through_kills_on_hbase(monkeypatch, killed_on_hbase, tmp_path, cycles):
     monkeypatch.setattr(test_transaction_ring, "Daemon", killed_on_hbase)
     # A snapshot is held until the rows are rolled back: that waits for a start, which takes longer than from a disk, and
     # where others are at work the longer.
     monkeypatch.setattr(transactional_checker, "GRACE_MS", 60_000)
-    await test_transaction_ring.ring(tmp_path, 50, cycles=4, writers=6, pause_s=0.02)
+    await test_transaction_ring.ring(tmp_path, 50, cycles=cycles, writers=6, pause_s=0.05)
 
 
 def test_a_poll_as_of_a_moment_shows_the_same_before_and_after_a_kill(daemon):

@@ -20,6 +20,7 @@ from storage.hbase.upkeep import MANY_FENCES
 from tests.hbase.conftest import OPTIONS
 from tests.hbase.held_calls import Lost, puts_to
 from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
+from tests.hbase_server import ROOT
 from tests.patience import PATIENCE_S
 
 TABLES = Tables(OPTIONS.table_prefix)
@@ -51,7 +52,7 @@ def files(hbase, table) -> int:
 async def compacted(hbase, table, below: int) -> int:
     """The bytes of the table's files once the compaction that operators ask for has brought them below a bound."""
     ran = await trio.to_thread.run_sync(
-        partial(hbase.run_script, "compact.rb", PLAINSONG_TABLE_PREFIX=OPTIONS.table_prefix)
+        partial(hbase.run_script, ROOT / "etc/hbase/compact.rb", PLAINSONG_TABLE_PREFIX=OPTIONS.table_prefix)
     )
     assert ran.returncode == 0, ran.stderr
     assert f"{TABLES[table].decode()} is being compacted" in ran.stdout

@@ -23,9 +23,8 @@ from storage.base import StoreError, StoreUnusable
 from storage.hbase.settings import HBaseOptions
 from storage.hbase.store import HBaseStore
 from tests.certificates import Authority
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ
+from tests.daemon.harness import Daemon, DaemonEnded, run_plainsong
 from tests.daemon.talk import create, publish, read_all
-from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
 OPTIONS = HBaseOptions(table_prefix="tls_", timeout_s=20.0)
@@ -142,14 +141,7 @@ def settings(proxy, authority: Authority, prefix: str, **more: object) -> list[s
 
 
 def plainsong(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(PLAINSONG), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_plainsong(*words)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

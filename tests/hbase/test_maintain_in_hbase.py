@@ -19,7 +19,7 @@ from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import read_rows
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, run_plainsong
 
 PREFIX = "maintained_"
 PATIENCE_S = 300
@@ -52,14 +52,7 @@ def line(daemon, hbase, *words: str) -> list[str]:
 
 def maintained(daemon, hbase, *words: str, code: int = 0) -> dict[str, dict]:
     """Its events by their names; of several of one name the last."""
-    done = subprocess.run(
-        [*line(daemon, hbase, *words), "--json"],
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_plainsong(*line(daemon, hbase, *words)[1:], "--json", timeout_s=PATIENCE_S)
     assert done.returncode == code, done.stdout + done.stderr
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
 

@@ -11,6 +11,7 @@ import pytest
 
 from plainsong import Client
 from tests.daemon.harness import clean_environ, eventually
+from tests.hbase_classes import make_classes
 from tests.hbase_server import QUICK_JVM, ROOT, free_ports, why_not
 
 PATIENCE_S = 600.0
@@ -29,6 +30,7 @@ class Cluster:
             "DATA": str(data),
             "PORTS": " ".join(map(str, ports)),
             "HBASE_JVM": QUICK_JVM,
+            "HBASE_CLASSES": str(make_classes()),
         }
         self.said = data.with_suffix(".said")
 

@@ -1,0 +1,13 @@
+"""The JVMs of these tests have their classes from an archive; one that does not fit would be left aside without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.hbase_classes import folder
+
+
+def test_the_jvms_of_hbase_and_of_its_gateway_map_the_archives_of_their_classes(hbase):
+    for name in ("hbase", "thrift"):
+        mapped = Path(f"/proc/{hbase.processes[name].pid}/maps").read_text()
+        assert f"{folder()}/{name}.jsa" in mapped
