@@ -116,7 +116,7 @@ RINGS = (
     ),
     Ring("torture", 75, 45),
     Ring("hbase", 300, 140),
-    Ring("cluster", 330, 220),
+    Ring("cluster", 220, 177),
     Ring("spark", 260, 110),
     Ring(
         # All that asks for a standalone cluster, or for an environment where the wheels are installed.
