@@ -82,6 +82,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent("transactions/view", "listed = False", "listed = None", "only its truth is asked for"),
     Equivalent(
+        "topic/core",
+        "if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):",
+        "if max(len(self._by_since), len(self._by_deadline)) < 64 + 2 * len(self._parked):",
+        "decides how soon polls that are gone are dropped from the heaps, and not which wake",
+    ),
+    Equivalent(
+        "page",
+        "columns = range(ITEM_HEAD_BYTES, start)",
+        "columns = range(ITEM_HEAD_BYTES, )",
+        "compares ids, which all differ: the items are cut one by one, the same and later",
+    ),
+    Equivalent(
         "page",
         "if size <= 0xFFFF:",
         "if size < 0xFFFF:",

@@ -272,6 +272,15 @@ def test_any_changed_byte_of_an_entry_is_found(index):
         assert not found.is_good, (index, place)
 
 
+def test_a_first_entry_that_follows_something_is_found_where_it_is():
+    topic = busy_topic()
+    key, value = topic.entries()[0]
+    link = ChainEntry.decode(key[-10:], value).link
+    topic.store.tables[Table.PAYLOAD][key] = value.replace(link, bytes([1]) * len(link))
+    fault = topic.verify().faults[0]
+    assert (fault.kind, fault.position) == ("entry-changed", key[-10:])
+
+
 def test_a_message_that_is_removed_with_its_entry_is_found():
     topic = busy_topic()
     del topic.store.tables[Table.MESSAGE][at(topic, 0)]

@@ -155,6 +155,15 @@ def test_e9_of_a_request_that_straddles_the_last_id_the_rest_is_stored_and_both_
     assert topic.payloads() == [f"p{each}" for each in range(9)]
 
 
+def test_e9_the_rest_keeps_its_attributes_and_a_copy_names_neither_what_is_stored_nor_what_is_dropped():
+    topic = Topic()
+    topic.publish([0])
+    topic.publish([0, 1, 2], attributes=[{"of": "0"}, {"of": "1"}, {"of": "2"}])
+    assert [row.extras.get("a") for row in rows_of(topic)] == [None, {"of": "1"}, {"of": "2"}]
+    copy = topic.publish([1, 2])
+    assert (copy.duplicate, copy.stored, copy.dropped) == (True, None, None)
+
+
 def test_e10_of_an_atomic_one_nothing_is():
     topic = Topic()
     topic.publish(range(6))
