@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from plainsong.protocol.errors import PlainsongError, StorageFailed
@@ -375,10 +376,21 @@ async def drop_rows(store: Store, table: Table, ranges: Sequence[tuple[bytes, by
 
 #: Lists do not grow beyond this: longer ones save nothing, and a cancelled reader waits for its list.
 MAX_CHUNK_ROWS = 1000
+_VALUE = itemgetter(1)
 #: Bytes of values in a list, unless it is a single row.
 MAX_CHUNK_BYTES = 1 << 20
 #: How many times longer the next list may be.
 GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows that come some at a time, of some ten KiB of values together unless it is one or a few."""
+
+    lists: Iterable[list[Row]]
+
+    def __iter__(self) -> Iterator[Row]:
+        return chain.from_iterable(self.lists)
 
 
 def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
@@ -403,6 +415,43 @@ def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
             return
         yield chunk
         wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
+
+
+def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[list[Row]]:
+    """As ``chunks``, of rows that come in runs, some of which are ``Blocks``."""
+    wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
+    chunk: list[Row] = []
+    size = 0
+    for run in runs:
+        for rows in run.lists if isinstance(run, Blocks) else ([row] for row in run):
+            at = 0
+            while at < len(rows):
+                some = rows if not at and len(rows) <= wanted - len(chunk) else rows[at : at + wanted - len(chunk)]
+                added = sum(map(len, map(_VALUE, some)))
+                if size + added > MAX_CHUNK_BYTES and (chunk or len(some) > 1):
+                    some, added = _what_fits(some, MAX_CHUNK_BYTES - size, is_first=not chunk)
+                    is_full = True
+                else:
+                    is_full = len(chunk) + len(some) >= wanted
+                chunk += some
+                size += added
+                at += len(some)
+                if is_full:
+                    yield chunk
+                    chunk, size = [], 0
+                    wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
+    if chunk:
+        yield chunk
+
+
+def _what_fits(rows: list[Row], max_bytes: int, *, is_first: bool) -> tuple[list[Row], int]:
+    """The first of some rows whose values take so many bytes at most, and one at least where they are the first."""
+    size = 0
+    for index, (_, value) in enumerate(rows):
+        if size + len(value) > max_bytes and (index or not is_first):
+            return rows[:index], size
+        size += len(value)
+    return rows, size
 
 
 # --- rollbacks: the same bytes with the sign of the write pointer inverted, in every store alike ---

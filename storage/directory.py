@@ -67,7 +67,7 @@ FORMAT_NAME = "FORMAT"
 #: A crash while FORMAT is first written leaves this file; the next opening writes it again.
 UNFINISHED_FORMAT_NAME = "FORMAT.tmp"
 #: Raised when rows, keys or files change so that an older version would misread them.
-FORMAT = 2
+FORMAT = 3
 _MAX_FORMAT_BYTES = 4096
 
 

@@ -9,22 +9,25 @@ import logging
 import os
 import re
 import time
+from bisect import bisect_left
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, repeat, takewhile
+from itertools import chain, islice, repeat, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import plyvel
 
 from plainsong.protocol.effects import Table
-from storage.base import StoreDamaged, StoreError, Unreadable
+from storage.base import Blocks, StoreDamaged, StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
+from storage.leveldb.packs import MARK, PACKED_TABLE, Pack
 from storage.leveldb.room_ahead import STEP_BYTES, RoomAhead
 from storage.leveldb.torn_end import left_out, torn_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
     from pathlib import Path
 
     from storage.base import Row
@@ -52,6 +55,8 @@ class Shape:
     """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
     compressed: bool = True
     """Whether blocks that are written are compressed; each says whether it is, so that any can be read."""
+    packed: bool = False
+    """Whether rows of messages may be in packs; see ``storage.leveldb.packs``."""
 
 
 # --- errors of an open database --------------------------------------------------------------------
@@ -127,14 +132,41 @@ class Readable:
     _tables: dict[Table, Any]
     _database: Any
     """That of plyvel, with all tables."""
+    _has_packs: bool
+    """Whether rows of messages may be in packs."""
 
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        """A row's value, None if there is none."""
+    def get(self, table: Table, key: bytes, *, packed: bool = True) -> bytes | None:
+        """A row's value, None if there is none.
+
+        Args:
+          packed: False: it is known that it is in no pack.
+        """
+        if packed and self._has_packs and table is PACKED_TABLE:
+            return self._unpacked(table, key)
         try:
             value: bytes | None = self._tables[table].get(key, verify_checksums=True)
         except FOREIGN as error:
             raise call_failed(error, "reading a row") from error
         return value
+
+    def _unpacked(self, table: Table, key: bytes) -> bytes | None:
+        """The value of a row that may be in a pack."""
+        found = self.first_from(table, key)
+        if isinstance(found, Pack):
+            return found.get(key)
+        return None if found is None or found[0] != key else found[1]
+
+    def first_from(self, table: Table, key: bytes) -> Row | Pack | None:
+        """The first row of a table from a key on, or the pack that it is in. Raises StoreError."""
+        try:
+            with closing(self._tables[table].iterator(start=key, verify_checksums=True)) as iterator:
+                row: Row | None = next(iterator, None)
+            if row is None:
+                byte = _TABLE_BYTE[table]
+                look_for_damage(self._database, byte + key, _after(byte))
+            return Pack(*row) if row is not None and row[1][:1] == MARK else row
+        except FOREIGN as error:
+            raise call_failed(error, "reading a row") from error
 
     @contextmanager
     def rows(
@@ -146,13 +178,22 @@ class Readable:
         reverse: bool = False,
         values: bool = True,
         cache: bool = False,
+        packed: bool = True,
+        wanted: int = 0,
     ) -> Iterator[Iterable[Row]]:
         """The rows of ``[start, stop)``; iterating raises plyvel's errors (``FOREIGN``).
 
         Args:
           values: False: every value is ``b""``, which is cheaper.
           cache: whether to keep the blocks in memory.
+          packed: False: it is known that there are no packs among them.
+          wanted: rows that are asked for before others; 0: it is not known how many.
         """
+        if packed and self._has_packs and table is PACKED_TABLE:
+            read = self._blocks_down if reverse else self._blocks_up
+            with closing(read(table, start, stop, values, cache, wanted)) as blocks:
+                yield Blocks(blocks)
+            return
         # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
         with closing(
             self._tables[table].iterator(
@@ -176,12 +217,125 @@ class Readable:
             rows = found if values else zip(found, repeat(b""))
             yield takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
+    def _blocks_up(
+        self, table: Table, start: bytes, stop: bytes, values: bool, cache: bool, wanted: int
+    ) -> Generator[list[Row], None, None]:
+        """The rows of ``[start, stop)``, of which some are in packs, some at a time."""
+        byte = _TABLE_BYTE[table]
+        with closing(self._stored(table, cache, start=start)) as iterator:
+            begin = next(iterator, None)
+            if begin is None:
+                look_for_damage(self._database, byte + start, _after(byte))
+                return
+            # The pack that has the last row of a range ends behind the range.
+            behind = _damage_behind(self._database, byte + start, _after(byte), reverse=False)
+            stored = chain((begin,), iterator, behind)
+            size = 1
+            while True:
+                some, failed = _some(stored, size)
+                if some:
+                    key, value = some[-1]
+                    if max(map(_VALUE, some)) < MARK:
+                        if key >= stop:
+                            some = some[: bisect_left(some, stop, key=_KEY)]
+                        yield some if values else [(each, b"") for each, _ in some]
+                        size = min(size * 4, _TOGETHER) if len(value) <= _TOGETHER_BYTES else 1
+                    else:
+                        yield from _taken_apart(some, start, stop, values=values, wanted=wanted)
+                        size = 1
+                    if key >= stop:
+                        return
+                if failed is not None:
+                    raise failed
+                if not some:
+                    return
+
+    def _blocks_down(
+        self, table: Table, start: bytes, stop: bytes, values: bool, cache: bool, wanted: int
+    ) -> Generator[list[Row], None, None]:
+        """The rows of ``[start, stop)``, of which some are in packs, some at a time."""
+        byte = _TABLE_BYTE[table]
+        with closing(self._stored(table, cache, start=stop)) as iterator:
+            above = next(iterator, None)
+        if above is not None and above[1][:1] == MARK:
+            yield from _taken_apart([above], start, stop, values=values, reverse=True, wanted=wanted)
+        with closing(self._stored(table, cache, stop=stop, reverse=True)) as iterator:
+            begin = next(iterator, None)
+            if begin is None:
+                look_for_damage(self._database, byte + start, byte + stop, reverse=True)
+                return
+            behind = _damage_behind(self._database, byte + start, byte + stop, reverse=True)
+            for row in chain((begin,), iterator, behind):
+                yield from _taken_apart((row,), start, stop, values=values, reverse=True, wanted=wanted)
+                if row[0] < start:
+                    return
+
+    def _stored(self, table: Table, cache: bool, **bounds: Any) -> Any:
+        """plyvel's iterator over rows as LevelDB has them."""
+        return self._tables[table].iterator(verify_checksums=True, fill_cache=cache, **bounds)
+
+
+_KEY, _VALUE = itemgetter(0), itemgetter(1)
+#: Rows of LevelDB that are looked at together: of a few that are no packs one comparison says so.
+_TOGETHER = 16
+#: Unless they are larger: what is read ahead takes memory.
+_TOGETHER_BYTES = 4 * KIB
+#: Rows of a pack that are made before the others, at least, for who wants a few first.
+_FEW_ROWS = 16
+
+
+def _some(stored: Iterator[Row], size: int) -> tuple[list[Row], BaseException | None]:
+    """The next rows as LevelDB has them, so many at most, and the error that ended them."""
+    some: list[Row] = []
+    try:
+        # What came before an error stays in the list.
+        some.extend(islice(stored, size))
+    except FOREIGN as error:
+        return some, error
+    return some, None
+
+
+def _taken_apart(
+    stored: Iterable[Row], start: bytes, stop: bytes, *, values: bool, wanted: int, reverse: bool = False
+) -> Iterator[list[Row]]:
+    """The rows in rows as LevelDB has them, in the order in which these come; those of ``[start, stop)``."""
+    plain: list[Row] = []
+    for key, value in stored:
+        if value[:1] != MARK:
+            if start <= key < stop:
+                plain.append((key, value if values else b""))
+            continue
+        if plain:
+            yield plain
+            plain = []
+        pack = Pack(key, value)
+        low, end = pack.index(start), pack.index(stop)
+        part = max(wanted, _FEW_ROWS) if wanted else end - low
+        if reverse:
+            if part < end - low:
+                yield pack.rows(end - part, end, values=values)[::-1]
+                end -= part
+            yield pack.rows(low, end, values=values)[::-1]
+        else:
+            if part < end - low:
+                yield pack.rows(low, low + part, values=values)
+                low += part
+            yield pack.rows(low, end, values=values)
+    if plain:
+        yield plain
+
+
+def _after(byte: bytes) -> bytes:
+    """The key behind all of a table."""
+    return bytes([byte[0] + 1])
+
 
 class Snapshot(Readable):
     """A database as it was when ``Database.snapshot`` was called, until it is closed."""
 
-    def __init__(self, database: Any, tables: dict[Table, Any]) -> None:
+    def __init__(self, database: Any, tables: dict[Table, Any], *, has_packs: bool) -> None:
         self._database = database
+        self._has_packs = has_packs
         self._tables = {table: prefixed.snapshot() for table, prefixed in tables.items()}
 
     def close(self) -> None:
@@ -245,6 +399,7 @@ class Database(Readable):
             check_files(path)
         self._db = _opened(path, shape, create=create)
         self._database = self._db
+        self._has_packs = shape.packed
         self._path = path
         self._failed_write = ""
         # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
@@ -286,7 +441,7 @@ class Database(Readable):
 
     def snapshot(self) -> Snapshot:
         """The tables as they are now. For the thread that writes: each table is looked at in turn."""
-        return Snapshot(self._db, self._tables)
+        return Snapshot(self._db, self._tables, has_packs=self._has_packs)
 
     def own_rows(self, start: bytes, stop: bytes) -> list[Row]:
         """Rows of the store's own use, with whole keys."""

@@ -34,7 +34,7 @@ class LevelDBOptions:
     max_readers: int = 4
     """Threads that read at once. More than a few gain nothing under one interpreter lock; each keeps a list of rows."""
 
-    def volume_shape(self, *, compressed: bool = True) -> Shape:
+    def volume_shape(self, *, compressed: bool = True, packed: bool = False) -> Shape:
         """Of a volume."""
         return Shape(
             write_buffer_bytes=self.write_buffer_bytes,
@@ -43,6 +43,7 @@ class LevelDBOptions:
             block_bytes=VOLUME_BLOCK_BYTES,
             paranoid_checks=self.paranoid_checks,
             compressed=compressed,
+            packed=packed,
         )
 
     @property

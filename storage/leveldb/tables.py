@@ -24,10 +24,11 @@ from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
+from storage.leveldb.packs import MARK, PACKED_TABLE, RowEdits, are_many, packs_of, stored
 from storage.leveldb.tidying import Stopped, tidy
 from storage.leveldb.upkeep import UpkeepThread
 from storage.leveldb.volume import JOURNAL
-from storage.leveldb.volumes import Volumes, make_first
+from storage.leveldb.volumes import Volumes, make_first, remove_packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -287,8 +288,12 @@ class LevelDBTables:
         try:
             rows: AbstractContextManager[Iterable[Row]]
             if table is not Table.METADATA:
-                rows = self.volumes.rows(table, start, stop, reverse=reverse, values=values, cache=cache, view=view)
-            elif view is not None:
+                with self.volumes.chunks(
+                    table, start, stop, first_chunk, reverse=reverse, values=values, cache=cache, view=view
+                ) as lists:
+                    yield from lists
+                return
+            if view is not None:
                 rows = view.metadata.rows(table, start, stop, reverse=reverse, values=values, cache=cache)
             else:
                 rows = self.metadata.rows(start, stop, reverse=reverse, values=values, cache=cache)
@@ -349,20 +354,23 @@ class LevelDBTables:
         # be torn by a power cut. What is removed need not be durable, but a step of it takes longer than its sync.
         database = volume.open()
         with database.batch(sync=True) as batch:
+            edits = RowEdits(database, batch.put, batch.delete)
             for operation in rows:
                 if isinstance(operation, Put):
-                    if not isinstance(operation, Turned):
-                        self.volumes.note(operation)
-                    _put_rows(batch.put, operation)
+                    self._put(volume, operation, batch.put, edits)
                     continue
                 places = self.volumes.places_of_each(operation.table, operation.keys)
                 for row, holders in zip(((operation.table, key) for key in operation.keys), places, strict=True):
                     for place in holders:
                         if place is volume:
-                            batch.delete(_TABLE_BYTE[row[0]] + row[1])
+                            if volume.may_be_packed(*row):
+                                remove_packed(edits, row[1])
+                            else:
+                                batch.delete(_TABLE_BYTE[row[0]] + row[1])
                             removed.append(row)
                         else:
                             elsewhere.setdefault(place, []).append(row)
+            volume.memory_bytes += edits.finish()
             if changes:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
             database.make_room(batch.approximate_size())
@@ -374,6 +382,32 @@ class LevelDBTables:
         self.volumes.note_removed(volume, removed)
         for place, found in elsewhere.items():
             self._remove_in(place, found)
+
+    def _put(self, volume: Volume, put: Put, into: Callable[[bytes, bytes], None], edits: RowEdits) -> None:
+        """Put rows into a batch for the newest volume: as packs, or one by one."""
+        is_new = not isinstance(put, Turned)
+        packs, inside, marked = None, False, False
+        if put.table is PACKED_TABLE and volume.shape.packed and put.values:
+            if is_new and are_many(put.values) and self.volumes.may_pack(put):
+                packs = packs_of(put.prefix, put.suffixes, put.values)
+            if packs is None:
+                inside = volume.has_packs
+                if inside and is_new:  # rows that are turned may be of several topics
+                    inside = volume.has_packs_between(put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1])
+                marked = max(put.values) >= MARK and any(value[:1] == MARK for value in put.values)
+        if is_new:
+            self.volumes.note(put, packs=packs, packed=packs is not None or inside or marked)
+        if packs is not None:
+            edits.add(packs)
+        elif inside or marked:
+            for suffix, value in zip(put.suffixes, put.values, strict=True):
+                key = put.prefix + suffix
+                if is_new or volume.may_be_packed(put.table, key):
+                    edits.put(key, value)
+                else:
+                    into(_TABLE_BYTE[put.table] + key, stored(value))
+        else:
+            _put_rows(into, put)
 
     def _note_dead(self, operation: MarkDead | ForgetDead | Seal | Pin, changes: Changes) -> None:
         """What an operation changes of dead ranges. They are dead at once: no reader can see any of their rows."""

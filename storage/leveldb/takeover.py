@@ -1,12 +1,16 @@
-"""Takes a data directory of version 0.1 over, in place: one LevelDB with all tables becomes the first volume.
+"""Takes a data directory of an earlier format over, in place.
 
+Of format 2 nothing changes but FORMAT: the volumes that there are stay as they are, and later ones may have packs, which
+a program of format 2 would take for messages. Until a volume has been sealed, the one that is written has none.
+
+Of format 1, version 0.1, one LevelDB with all tables becomes the first volume.
 Its messages and payloads stay where they are, since a volume has the same keys. Its metadata is copied to a database of
 its own; what is left of it in the volume is never read. Until FORMAT is replaced version 0.1 can go on; then it refuses
 the directory. Killed at any moment, the next start goes on:
 
     FORMAT 1   rows/                       the metadata is copied again, to metadata.new/
-    FORMAT 2   rows/ or metadata.new/      they get their new places
-    FORMAT 2   volumes/LIST                done
+    FORMAT 3   rows/ or metadata.new/      they get their new places
+    FORMAT 3   volumes/LIST                done
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable
 from storage.directory import (
+    FORMAT,
     METADATA_NAME,
     ROWS_NAME,
     VOLUMES_NAME,
@@ -45,18 +50,20 @@ _FIRST = Listed(1, f"{1:08d}", large=True)
 
 
 def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
-    """Bring a directory of format 1 to the present one; nothing happens to one that is.
+    """Bring a directory of an earlier format to the present one; nothing happens to one that is.
 
     Raises:
       StoreUnusable: one of its kinds; the next start goes on.
     """
     try:
-        if read_format(directory) == 1:
+        found = read_format(directory)
+        if found is not None and found < FORMAT:
             log.warning(
-                "this data directory is of version 0.1: it gets format 2, which version 0.1 refuses",
+                f"this data directory has format {found}: it gets format {FORMAT}, which earlier versions refuse",
                 extra={"directory": str(directory)},
             )
-            _copy_metadata(directory, options, check=check)
+            if found == 1:
+                _copy_metadata(directory, options, check=check)
             write_format(directory)
         _move(directory, options)
     except StoreError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
 from storage.leveldb.database import FOREIGN, call_failed, without_folders
+from storage.leveldb.packs import PACKED_TABLE, RowEdits, laid_out
 from storage.leveldb.volume import TABLES, Volume
 from storage.leveldb.volume_list import remove_volume
 
@@ -272,6 +273,8 @@ def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume, between: 
                 while some := list(islice(every, _PIECE_ROWS)):
                     between()
                     begun_s = time.monotonic()
+                    if table is PACKED_TABLE and target.shape.packed:
+                        some = list(laid_out(some))
                     with database.batch(sync=False) as batch:
                         for key, value in some:
                             batch.put(byte + key, value)
@@ -285,15 +288,23 @@ def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume, between: 
 def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
     """Repeat in the new volume what was changed in the old ones since they were copied; durable behind it."""
     changed = {row for volume in sources for row in volume.changed or ()}
-    with target.open().batch(sync=True) as batch:
+    database = target.open()
+    with database.batch(sync=True) as batch:
+        edits = RowEdits(database, batch.put, batch.delete)
         for table, key in changed:
             value = None
             for volume in reversed(sources):
-                with volumes.entered(volume) as database:
-                    value = database.get(table, key)
+                with volumes.entered(volume) as source:
+                    value = source.get(table, key)
                 if value is not None:
                     break
-            if value is None:
+            if table is PACKED_TABLE and target.shape.packed:
+                if value is None:
+                    edits.remove(key)
+                else:
+                    edits.put(key, value)
+            elif value is None:
                 batch.delete(bytes([table]) + key)
             else:
                 batch.put(bytes([table]) + key, value)
+        edits.finish()

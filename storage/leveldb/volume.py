@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
+from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
 from storage.directory import sync_directory
 from storage.leveldb.database import FOREIGN, MIB, Database, Shape, call_failed, size_of
+from storage.leveldb.packs import PACKED_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +39,7 @@ _INDEX_SUFFIX = ".index"
 _LIST_ROWS = 1000
 _LAST = b"\xff" * 64
 _TYPICAL_ROW_BYTES = 200
+_GENERATION_BYTES = MESSAGE_TAIL_BYTES - POSITION_BYTES
 
 
 #: What follows the group in a key: a position; of payload keys a write pointer before it, whose first byte stays with
@@ -80,6 +83,8 @@ class Extent:
     """Bytes of keys and values."""
     live: float
     """Those of them that are not known to be dead; an estimate."""
+    packed: bool = False
+    """Whether some may be in packs."""
 
 
 @dataclass(eq=False)
@@ -115,6 +120,10 @@ class Volume:
     """Held while rows of a sealed volume are removed or rolled back, and while it is replaced."""
     changed: set[tuple[Table, bytes]] | None = None
     """While it is being rewritten: the rows that were changed since."""
+    has_packs: bool = False
+    """Whether any of its rows may be in packs."""
+    is_unread: bool = False
+    """Whether it could not be read through: which of its rows are in packs is not known."""
 
     @property
     def is_empty(self) -> bool:
@@ -136,6 +145,21 @@ class Volume:
         """Those that are not known to be dead; an estimate."""
         return sum(extent.live for groups in self.extents.values() for extent in groups.values())
 
+    def may_be_packed(self, table: Table, key: bytes) -> bool:
+        """Whether a row is in a pack, or would be; also for threads that do not hold the lock."""
+        return table is PACKED_TABLE and (self.is_unread or self.has_packs_between(key, key))
+
+    def has_packs_between(self, first: bytes, last: bytes) -> bool:
+        """Whether any pack that is known of may have a row between two keys, both included."""
+        if not self.has_packs:
+            return False
+        # A pack has rows of one generation of a topic, whatever other keys are between them.
+        group = first[: len(topic_prefix(first)) + _GENERATION_BYTES]
+        if not last.startswith(group):
+            return True
+        extent = self.extents[PACKED_TABLE].get(group)
+        return extent is not None and extent.packed and extent.first <= last and first <= extent.last
+
     def open(self, *, create: bool = False, check: bool = True) -> Database:
         """Open its database if it is closed. Raises StoreUnusable."""
         if self.database is None:
@@ -150,7 +174,8 @@ class Volume:
         """Write what is known of the volume beside it, so that it need not be read at the next start."""
         groups = {
             str(int(table)): [
-                [group.hex(), extent.first.hex(), extent.last.hex(), extent.rows, extent.size, round(extent.live)]
+                [*map(bytes.hex, (group, extent.first, extent.last)), extent.rows, extent.size, round(extent.live)]
+                + [True] * extent.packed
                 for group, extent in extents.items()
             ]
             for table, extents in self.extents.items()
@@ -180,9 +205,13 @@ class Volume:
                 return False
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
             for table in TABLES:
-                for group, first, last, rows, size, live in found["extents"][str(int(table))]:
-                    extent = Extent(self, bytes.fromhex(first), bytes.fromhex(last), rows, size, float(live))
+                for group, first, last, rows, size, live, *packed in found["extents"][str(int(table))]:
+                    extent = Extent(
+                        self, bytes.fromhex(first), bytes.fromhex(last), rows, size, float(live), any(packed)
+                    )
                     self.extents[table][bytes.fromhex(group)] = extent
+                    self.has_packs |= extent.packed
+                    self.is_unread |= extent.packed and not group
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return True
@@ -205,6 +234,11 @@ class Volume:
                 call_failed(error, "reading a volume through")
                 anything = Extent(self, b"", b"\xff" * 64, 1, self.size, self.size)
                 self.extents[table] = {b"": anything}
+                self.is_unread = True
+        if self.shape.packed:
+            # Which of them are is not known.
+            for extent in self.extents[PACKED_TABLE].values():
+                extent.packed = self.has_packs = True
         last = database.last_own_key(JOURNAL, AFTER_JOURNAL)
         self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
         self.memory_bytes = self.row_bytes

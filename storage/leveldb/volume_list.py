@@ -43,6 +43,8 @@ class Listed:
     """Whether it is the database of version 0.1, which may be of any size and has the layout for that."""
     compressed: bool = True
     """Whether what is written to its tables is compressed."""
+    packed: bool = False
+    """Whether rows of messages may be in packs; not in volumes of format 2."""
 
 
 def read_list(directory: Path) -> list[Listed] | None:
@@ -57,7 +59,13 @@ def read_list(directory: Path) -> list[Listed] | None:
         if int(check, 16) != zlib.crc32(content):
             raise ValueError("its checksum is another")
         found = [
-            Listed(each["number"], each["folder"], each.get("large", False), each.get("compressed", True))
+            Listed(
+                each["number"],
+                each["folder"],
+                each.get("large", False),
+                each.get("compressed", True),
+                each.get("packed", False),
+            )
             for each in json.loads(content)
         ]
         if not all(_OURS.match(each.folder) for each in found):
@@ -81,6 +89,7 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
                 "folder": each.folder,
                 **({"large": True} if each.large else {}),
                 **({} if each.compressed else {"compressed": False}),
+                **({"packed": True} if each.packed else {}),
             }
             for each in volumes
         ]

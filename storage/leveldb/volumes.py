@@ -10,19 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from heapq import merge
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
-from storage.base import StoreDamaged, StoreError, StoreUnusable, rolled_back
+from plainsong.protocol.ids import POSITION_BYTES
+from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable, chunks, chunks_of_runs, rolled_back
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.compression import Stretch, is_worth_it
 from storage.leveldb.database import FOREIGN, Database, Shape, call_failed, without_folders
 from storage.leveldb.index import DeadRanges, Index, live_part
 from storage.leveldb.manifest import check_files
+from storage.leveldb.packs import RowEdits, is_of_topic
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume, runs_of
 from storage.leveldb.volume_list import Listed, ListUnknown, read_list, remove_unlisted, remove_volume, write_list
@@ -56,6 +58,8 @@ class VolumeRange(NamedTuple):
     start: bytes
     stop: bytes
     volume: Volume
+    packed: bool
+    """Whether some may be in packs."""
 
 
 class Volumes:
@@ -138,7 +142,9 @@ class Volumes:
         self.touched.update(self.all)
 
     def _shape(self, listed: Listed) -> Shape:
-        return self._options.large_shape if listed.large else self._options.volume_shape(compressed=listed.compressed)
+        if listed.large:
+            return self._options.large_shape
+        return self._options.volume_shape(compressed=listed.compressed, packed=listed.packed)
 
     @property
     def newest(self) -> Volume:
@@ -228,7 +234,7 @@ class Volumes:
         with self._pinned(table, key, key + b"\x00", view) as spans:
             for span in sorted(spans, key=lambda span: -span.volume.number):
                 with self._entered_at(span.volume, view) as database:
-                    value = database.get(table, key)
+                    value = database.get(table, key, packed=span.packed)
                 if value is not None:
                     return value
         return None
@@ -256,6 +262,29 @@ class Volumes:
             with closing(runs):
                 yield chain.from_iterable(runs)
 
+    @contextmanager
+    def chunks(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        first_chunk: int,
+        *,
+        reverse: bool = False,
+        values: bool = True,
+        cache: bool = False,
+        view: PinnedView | None = None,
+    ) -> Iterator[Iterator[list[Row]]]:
+        """The rows of ``[start, stop)`` as lists, see ``storage.base.chunks``; iterating raises as that of ``rows``."""
+        with self._pinned(table, start, stop, view) as spans:
+            packed = any(span.packed for span in spans)
+            runs = self._runs(table, _clusters(spans, reverse=reverse), reverse, values, cache, view, first_chunk)
+            with closing(runs):
+                if packed:
+                    yield chunks_of_runs(runs, first_chunk)
+                else:
+                    yield chunks(chain.from_iterable(runs), first_chunk)
+
     def _runs(
         self,
         table: Table,
@@ -264,6 +293,7 @@ class Volumes:
         values: bool,
         cache: bool,
         view: PinnedView | None,
+        first: int = 0,
     ) -> Generator[Iterable[Row], None, None]:
         for cluster in clusters:
             with ExitStack() as stack:
@@ -275,7 +305,8 @@ class Volumes:
                         # On the way down LevelDB begins with the row behind, which may be one that cannot be read.
                         last = _last_before(database, table, span, values=values)
                         stop = span.stop if last is None else last[0]
-                    found = database.rows(table, span.start, stop, reverse=reverse, values=values, cache=cache)
+                    options = {"reverse": reverse, "values": values, "cache": cache, "packed": span.packed}
+                    found = database.rows(table, span.start, stop, **options, wanted=first)
                     each = stack.enter_context(found)
                     if self._borders_dead(table, span, view, reverse=reverse):
                         rest = partial(_few_rows, database, table, span.start, values=values) if reverse else None
@@ -341,14 +372,14 @@ class Volumes:
                 continue
             low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
             for first, end in dead.live_parts(low, high):
-                yield VolumeRange(first, end, extent.volume)
+                yield VolumeRange(first, end, extent.volume, extent.packed)
 
     @contextmanager
     def rows_of(self, volumes: Sequence[Volume], table: Table) -> Iterator[Iterable[Row]]:
         """The live rows of some volumes alone; iterating raises plyvel's errors, and StoreError."""
         with self._lock:
             ranges = [
-                VolumeRange(first, stop, volume)
+                VolumeRange(first, stop, volume, extent.packed)
                 for volume in volumes
                 for extent in volume.extents[table].values()
                 for first, stop in self.dead[table].live_parts(extent.first, extent.last + b"\x00")
@@ -426,18 +457,37 @@ class Volumes:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def note(self, put: Put) -> None:
-        """Add rows to what is known of the newest volume, before they are written to it."""
+    def may_pack(self, put: Put) -> bool:
+        """Whether the newest volume may have these rows as packs: they are a topic's, and it has none between them."""
+        first, last = put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1]
+        if len(put.suffixes[0]) != POSITION_BYTES or not is_of_topic(first):
+            return False
+        with self._lock:
+            found = self._index[put.table].overlapping(first, last + b"\x00")
+            return all(extent.volume is not self.newest for extent in found)
+
+    def note(self, put: Put, *, packs: Sequence[Row] | None = None, packed: bool = False) -> None:
+        """Add rows to what is known of the newest volume, before they are written to it.
+
+        Args:
+          packs: what is written of them.
+          packed: whether some may be in packs.
+        """
         volume = self.newest
         extents = volume.extents[put.table]
         with self._lock:
+            if packs is not None:
+                volume.memory_bytes += sum(len(key) + len(value) + MEMORY_ROW_BYTES for key, value in packs)
+            volume.has_packs |= packed
             for group, first, last, rows, size in runs_of(put):
-                volume.memory_bytes += size + rows * MEMORY_ROW_BYTES
+                if packs is None:
+                    volume.memory_bytes += size + rows * MEMORY_ROW_BYTES
                 extent = extents.get(group)
                 if extent is None:
-                    extents[group] = extent = Extent(volume, first, last, rows, size, size)
+                    extents[group] = extent = Extent(volume, first, last, rows, size, size, packed)
                     self._index[put.table].add(group, extent)
                     continue
+                extent.packed |= packed
                 extent.first, extent.last = min(extent.first, first), max(extent.last, last)
                 extent.rows += rows
                 extent.size += size
@@ -451,8 +501,13 @@ class Volumes:
             with self.entered(volume) as database:
                 self._before_change(volume, database)
                 with database.batch(sync=True) as batch:
+                    edits = RowEdits(database, batch.put, batch.delete)
                     for table, key in rows:
-                        batch.delete(bytes([table]) + key)
+                        if volume.may_be_packed(table, key):
+                            remove_packed(edits, key)
+                        else:
+                            batch.delete(bytes([table]) + key)
+                    edits.finish()
             self._note_changed(volume, rows)
         self.note_removed(volume, rows)
         return True
@@ -487,8 +542,13 @@ class Volumes:
                 found = ((key, database.get(Table.MESSAGE, key)) for key in keys)
                 turned = list(rolled_back(((key, value) for key, value in found if value is not None), pointer))
                 with database.batch(sync=True) as batch:
+                    edits = RowEdits(database, batch.put, batch.delete)
                     for key, value in turned:
-                        batch.put(bytes([Table.MESSAGE]) + key, value)
+                        if volume.may_be_packed(Table.MESSAGE, key):
+                            edits.put(key, value)
+                        else:
+                            batch.put(bytes([Table.MESSAGE]) + key, value)
+                    edits.finish()
             self._note_changed(volume, [(Table.MESSAGE, key) for key, _ in turned])
         return True
 
@@ -606,7 +666,7 @@ class Volumes:
                 return
             self._refuse_if_list_unknown()
             number = self.newest.number + 1
-            listed = Listed(number, f"{number:08d}", compressed=self._compress_next())
+            listed = Listed(number, f"{number:08d}", compressed=self._compress_next(), packed=True)
             volume = Volume(listed.number, self._directory / listed.folder, self._shape(listed))
             try:
                 # What a crash has left of an attempt was never listed.
@@ -661,7 +721,7 @@ class Volumes:
         again = max(int(volume.path.suffix[1:] or 0) for volume in sources) + 1
         chosen = self._options.compression
         compressed = chosen == "snappy" or (chosen == "auto" and any(volume.shape.compressed for volume in sources))
-        listed = Listed(number, f"{number:08d}.{again}", compressed=compressed)
+        listed = Listed(number, f"{number:08d}.{again}", compressed=compressed, packed=True)
         volume = Volume(number, self._directory / listed.folder, self._shape(listed))
         remove_volume(volume.path)
         return volume
@@ -709,7 +769,10 @@ class Volumes:
         try:
             write_list(
                 self._directory,
-                [Listed(each.number, each.path.name, each.large, each.shape.compressed) for each in volumes],
+                [
+                    Listed(each.number, each.path.name, each.large, each.shape.compressed, each.shape.packed)
+                    for each in volumes
+                ],
             )
         except ListUnknown:
             self.list_unknown = True
@@ -727,6 +790,12 @@ class Volumes:
             remove_volume(volume.path)
 
 
+def remove_packed(edits: RowEdits, key: bytes) -> None:
+    """Remove a row that may be in a pack, but not one that cannot be read: nothing of it could be kept."""
+    with suppress(Unreadable):
+        edits.remove(key)
+
+
 def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed] = ()) -> None:
     """A set with an empty volume, behind those that are there. Raises StoreUnusable."""
     number = len(before) + 1
@@ -735,9 +804,9 @@ def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed
         remove_unlisted(directory, before)
         path = directory / f"{number:08d}"
         compressed = options.compression != "none"
-        Database(path, options.volume_shape(compressed=compressed), create=True).close()
+        Database(path, options.volume_shape(compressed=compressed, packed=True), create=True).close()
         sync_directory(path)
-        write_list(directory, [*before, Listed(number, path.name, compressed=compressed)])
+        write_list(directory, [*before, Listed(number, path.name, compressed=compressed, packed=True)])
     except OSError as error:
         raise opening_failed(error, directory) from error
 

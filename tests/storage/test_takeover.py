@@ -48,14 +48,14 @@ async def test_every_row_is_there_and_stays_there(kept):
     directory, rows = kept
     await has_all(directory, rows)
     await has_all(directory, rows)
-    assert json.loads((directory / FORMAT_NAME).read_text())["format"] == directories.FORMAT == 2
+    assert json.loads((directory / FORMAT_NAME).read_text())["format"] == directories.FORMAT == 3
 
 
 async def test_version_0_1_refuses_what_was_taken_over(kept, monkeypatch):
     directory, rows = kept
     await has_all(directory, rows)
     monkeypatch.setattr(directories, "FORMAT", 1)
-    with pytest.raises(StoreTooNew, match="has format 2"):
+    with pytest.raises(StoreTooNew, match="has format 3"):
         await LevelDBStore.open(directory)
 
 

@@ -1,11 +1,16 @@
-"""Whatever is done to tiny volumes, they have what the store in memory has; also after kills and power cuts."""
+"""Whatever is done to tiny volumes, they have what the store in memory has; also after kills and power cuts.
+
+Once with rows one by one, as requests of a few messages are stored, and once with packs of a few rows.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import trio
 from disks import copied_at_once, newest_log, partly_stored
@@ -16,8 +21,8 @@ from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
 from plainsong.protocol.names import TopicName
-from storage.base import read_rows
-from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.base import Row, StoreView, read_rows
+from storage.leveldb import LevelDBOptions, LevelDBStore, packs
 from storage.memory import MemoryStore
 from tests.storage.contract import LAST, everything
 from tests.storage.rolling_contract import under
@@ -37,6 +42,10 @@ step = st.one_of(
         st.just("discard"), st.sampled_from([MESSAGE, PAYLOAD, METADATA]), st.integers(0, 2**16), st.integers(1, 8)
     ),
     st.tuples(st.just("delete"), st.integers(0, 2**16), st.integers(1, 3)),
+    st.tuples(st.just("put back"), st.integers(0, 2**16), st.integers(1, 8)),
+    st.tuples(st.just("all at once"), topics, st.integers(2, 6), st.integers(0, 2**16)),
+    st.tuples(st.just("pin")),
+    st.tuples(st.just("look at what was pinned")),
     st.tuples(st.just("roll back"), topics, st.sampled_from([7, 8]), parts, parts),
     st.tuples(st.just("drop"), topics, parts),
     st.tuples(st.just("drop payloads"), topics, st.sampled_from([7, 8, -5])),
@@ -59,6 +68,9 @@ class Machine:
         self.model = MemoryStore()
         self.position = 0
         self.spent: set[tuple[Table, bytes]] = set()
+        #: Messages that were removed one by one, and are in no range that was dropped.
+        self.removed: dict[bytes, bytes] = {}
+        self.pinned: tuple[StoreView, list[Row]] | None = None
 
     @property
     def directory(self) -> Path:
@@ -81,7 +93,9 @@ class Machine:
         self.position += count
         value = under(pointer, payload) if pointer else b"\x00\x50" + payload
         suffixes = [pack_position(1000 + each // 3, each % 3) for each in positions]
-        put = Put(MESSAGE, PREFIXES[topic], suffixes, [value] * count)
+        # Some of one length, and some not.
+        values = [value + b"." * (each % 3 if count % 2 else 0) for each in positions]
+        put = Put(MESSAGE, PREFIXES[topic], suffixes, values)
         return [put, put_one(METADATA, b"head%d" % topic, b"%d" % self.position)]
 
     async def store_payloads(self, topic: int, pointer: int, count: int) -> None:
@@ -95,13 +109,47 @@ class Machine:
     async def discard(self, table: Table, seed: int, count: int) -> None:
         rows = self.model.tables[table].rows
         keys = Random(seed).sample(sorted(rows), min(count, len(rows)))
+        if table is MESSAGE:
+            self.removed |= {key: rows[key] for key in keys}
         await self.store.discard(table, keys)
         await self.model.discard(table, keys)
 
     async def delete(self, seed: int, count: int) -> None:
         rows = self.model.tables[MESSAGE].rows
         keys = Random(seed).sample(sorted(rows), min(count, len(rows)))
+        self.removed |= {key: rows[key] for key in keys}
         await self.write(Delete(MESSAGE, keys), put_one(METADATA, b"deleted", b"%d" % seed))
+
+    async def put_back(self, seed: int, count: int) -> None:
+        """Rows that were set aside come back, one by one."""
+        keys = Random(seed).sample(sorted(self.removed), min(count, len(self.removed)))
+        await self.write(*(put_one(MESSAGE, key, self.removed.pop(key)) for key in keys))
+
+    async def all_at_once(self, topic: int, count: int, seed: int) -> None:
+        """In one commit: messages, some of which go again, and some of those that were there before; one comes back."""
+        put, head = self.publishing(topic, count, None, b"n" * 35)
+        keys = [put.prefix + suffix for suffix in put.suffixes]
+        chosen = Random(seed).sample(sorted([*keys, *self.model.tables[MESSAGE].rows]), count)
+        back = put_one(MESSAGE, chosen[0], b"\x00\x06new")
+        later = self.publishing(topic, count, 7, b"o" * 30)
+        await self.write(put, head, Delete(MESSAGE, chosen), back, *later)
+
+    async def pin(self) -> None:
+        await self.unpin()
+        self.pinned = (await self.store.pin(60.0), await everything(self.model))
+
+    async def look_at_what_was_pinned(self) -> None:
+        if self.pinned is not None:
+            view, rows = self.pinned
+            assert await read_rows(view, MESSAGE, b"", LAST, limit=10**6) == rows
+            assert await read_rows(view, MESSAGE, b"", LAST, limit=10**6, reverse=True) == rows[::-1]
+            for key, value in rows[::5]:
+                assert await view.get(MESSAGE, key) == value
+
+    async def unpin(self) -> None:
+        if self.pinned is not None:
+            await self.pinned[0].aclose()
+        self.pinned = None
 
     async def roll_back(self, topic: int, pointer: int, first: float, last: float) -> None:
         start, stop = sorted((self.at(topic, first), self.at(topic, last)))
@@ -118,6 +166,9 @@ class Machine:
         await self.drop_both(PAYLOAD, prefix, stop_after(prefix))
 
     async def drop_both(self, table: Table, start: bytes, stop: bytes) -> None:
+        self.removed = {
+            key: value for key, value in self.removed.items() if table is PAYLOAD or not start <= key < stop
+        }
         await self.store.drop(table, [(start, stop)])
         await self.model.drop(table, [(start, stop)])
 
@@ -125,6 +176,7 @@ class Machine:
         await self.store.tidy()
 
     async def reopen(self) -> None:
+        await self.unpin()
         await self.store.aclose()
         await self.open()
 
@@ -132,6 +184,7 @@ class Machine:
         """A copy of the files as they are now goes on."""
         old = self.directory
         self.lives += 1
+        await self.unpin()
         self.store._db.upkeep.settle()
         copied_at_once(old, self.directory)
         await self.store.aclose()
@@ -141,6 +194,7 @@ class Machine:
         """During a commit of up to some sectors: any of those that it wrote to the log are as they were before."""
         old = self.directory
         self.lives += 1
+        await self.unpin()
         self.store._db.upkeep.settle()
         copied_at_once(old, self.directory)
         before = newest_log(self.store._db.volumes.newest.path)
@@ -186,9 +240,16 @@ class Machine:
 STEPS = {"store": "store_payloads"}
 
 
-@given(steps=st.lists(step, max_size=40))
+@contextmanager
+def packs_of(rows: int) -> Iterator[None]:
+    """Requests of two messages and more become packs of so many rows, or a few more."""
+    with mock.patch.object(packs, "MIN_ROWS", 2), mock.patch.object(packs, "PACK_BYTES", rows * 50):
+        yield
+
+
+@given(steps=st.lists(step, max_size=40), rows=st.sampled_from([0, 1, 3, 100]))
 @settings(max_examples=60)
-def test_volumes_have_what_the_store_in_memory_has_whatever_happens(steps):
+def test_volumes_have_what_the_store_in_memory_has_whatever_happens(steps, rows):
     async def run() -> None:
         with tempfile.TemporaryDirectory() as home:
             machine = Machine(Path(home))
@@ -202,4 +263,5 @@ def test_volumes_have_what_the_store_in_memory_has_whatever_happens(steps):
             finally:
                 await machine.store.aclose()
 
-    trio.run(run)
+    with packs_of(rows) if rows else nullcontext():
+        trio.run(run)

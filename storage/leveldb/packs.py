@@ -1,0 +1,335 @@
+"""Packs: many small messages of one request as one row of LevelDB.
+
+A row costs LevelDB the same whether it has a hundred bytes or a thousand: a `put`, a place in its memory, one in a table.
+A request of a thousand messages of 100 B takes half the processor time as four packs. Nothing above sees them: a volume
+is read and written row by row, and ``Readable`` and ``RowEdits`` are where packs are taken apart and put together.
+
+    pack    key of its LAST row   90  tail:u8  rows:u16  length:u32  [length:u32 of each]  [tail of each key]  values
+
+    tail    how many bytes at the end of the keys differ; all before them are those of the pack's key
+    length  of every value; ff ff ff ff: they differ, and each has its own
+
+A pack has the key of its last row, so that a search for a row finds the pack that has it. No other row of the table is
+between the first and the last of a pack: rows are packed where they stand behind all others of their topic, and what
+changes a row inside writes the whole pack anew, in the batch that changes it. The first byte of a message's own value
+never is 90, as its bit 80 says (``plainsong.protocol.rows``); a value that begins with it all the same is a pack of one.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, insort
+from itertools import accumulate, groupby, islice, pairwise, repeat
+from operator import lt
+from typing import TYPE_CHECKING, Protocol
+
+import plyvel
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import POSITION_BYTES
+from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
+from plainsong.protocol.page import cut_rows
+from plainsong.protocol.rows import HAS_TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from storage.base import Row
+
+#: The first byte of a pack.
+MARK = b"\x90"
+#: The table that has packs. Payloads are stored late, and not in the order of their keys.
+PACKED_TABLE = Table.MESSAGE
+#: A pack has so many bytes and up to twice as many, unless the request has less: then each is a block of LevelDB's
+#: tables, whose bytes are read together, and lost together when one of them is damaged, whatever is in it.
+PACK_BYTES = 16 << 10
+#: Fewer rows than these stay what they are: a pack of them saves little.
+MIN_ROWS = 16
+#: As do rows that are larger on average: what a row costs beside its bytes is little then.
+MAX_MEAN_BYTES = 1 << 10
+#: And rows among which there is a larger one: a reader of its neighbours would read it too.
+MAX_VALUE_BYTES = PACK_BYTES // 2
+_HEAD = struct.Struct(">BBHI")
+_LENGTH_BYTES = 4
+_LENGTHS_DIFFER = (1 << 32) - 1
+#: Keys whose tail is longer are not packed: it has one byte.
+_MAX_TAIL_BYTES = 255
+_TABLE_BYTE = bytes([PACKED_TABLE])
+_HAS_TTL = bytes([HAS_TTL])
+
+
+# --- making ----------------------------------------------------------------------------------------
+
+
+def are_many(values: Sequence[bytes]) -> bool:
+    """Whether these may be so many rows that they are packed."""
+    return len(values) >= MIN_ROWS
+
+
+def packs_of(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes]) -> list[Row] | None:
+    """The packs of rows ``prefix + suffix``, in the order of their keys; None: these rows stay what they are."""
+    if not are_many(values) or len(suffixes) != len(values):
+        return None
+    lengths = list(map(len, values))
+    if sum(lengths) > MAX_MEAN_BYTES * len(lengths) or max(lengths) > MAX_VALUE_BYTES:
+        return None
+    if max(values) >= _HAS_TTL and any(value[:1] >= _HAS_TTL and value[0] & HAS_TTL for value in values):
+        # These are removed one by one, as each expires, and every time a pack would be written anew.
+        return None
+    width = len(suffixes[0])
+    if width > _MAX_TAIL_BYTES or set(map(len, suffixes)) != {width} or not _ascend(suffixes):
+        return None
+    return list(_packs(prefix, suffixes, values, lengths))
+
+
+def _ascend(suffixes: Sequence[bytes]) -> bool:
+    return all(map(lt, suffixes, islice(suffixes, 1, None)))
+
+
+def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Iterator[Row]:
+    """Packs of about the same size."""
+    rows = len(lengths)
+    total = sum(lengths) + _LENGTH_BYTES * rows
+    count = min(total // PACK_BYTES, rows)
+    if count <= 1:
+        ends: Iterable[int] = (rows,)
+    elif lengths.count(lengths[0]) == rows:
+        ends = [rows * part // count for part in range(1, count + 1)]
+    else:
+        sizes = list(accumulate(length + _LENGTH_BYTES for length in lengths))
+        # A set: a large row may be more than a part by itself.
+        ends = sorted({bisect_left(sizes, total * part // count) + 1 for part in range(1, count + 1)})
+    start = 0
+    for stop in ends:
+        yield _pack(prefix, suffixes[start:stop], values[start:stop], lengths[start:stop])
+        start = stop
+
+
+def _pack(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Row:
+    width, length = len(suffixes[0]), lengths[0]
+    shared = 0 if len(suffixes) > 1 else width
+    while shared < width and suffixes[0][shared] == suffixes[-1][shared]:
+        shared += 1
+    # What ascending keys have in common is what the first and the last have.
+    tail = width - shared
+    joined, tails = b"".join(suffixes), bytearray(tail * len(suffixes))
+    for column in range(tail):
+        tails[column::tail] = joined[shared + column :: width]
+    if lengths.count(length) == len(lengths):
+        head = _HEAD.pack(MARK[0], tail, len(lengths), length)
+    else:
+        head = _HEAD.pack(MARK[0], tail, len(lengths), _LENGTHS_DIFFER) + struct.pack(f">{len(lengths)}I", *lengths)
+    return prefix + suffixes[-1], b"".join((head, tails, *values))
+
+
+def stored(value: bytes) -> bytes:
+    """A value of a row that is not packed, as LevelDB has it."""
+    return _HEAD.pack(MARK[0], 0, 1, len(value)) + value if value[:1] == MARK else value
+
+
+def is_of_topic(key: bytes) -> bool:
+    """Whether a key is one of a topic's messages: only of such are packs made."""
+    return len(key) == len(topic_prefix(key)) + MESSAGE_TAIL_BYTES
+
+
+def laid_out(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows of the packed table, in the order of their keys and with none between them, as LevelDB is to have them."""
+    # Of one topic's generation, which are the only ones that are packed together.
+    for _, run in groupby(rows, lambda row: (len(row[0]), row[0][:-POSITION_BYTES])):
+        some = list(run)
+        prefix, packs = some[0][0][:-POSITION_BYTES], None
+        if is_of_topic(some[0][0]):
+            packs = packs_of(prefix, [key[len(prefix) :] for key, _ in some], [value for _, value in some])
+        yield from packs if packs is not None else ((key, stored(value)) for key, value in some)
+
+
+# --- taking apart ----------------------------------------------------------------------------------
+
+
+class Pack:
+    """A pack as it was read."""
+
+    __slots__ = ("_ends", "_length", "_prefix", "_tail", "_tails_at", "_value", "_values_at", "count", "key")
+
+    count: int
+    """How many rows it has."""
+
+    def __init__(self, key: bytes, value: bytes) -> None:
+        """Of a key without the table's byte, and a value that begins with ``MARK``.
+
+        Raises plyvel's error for damage: it has other lengths than it says.
+        """
+        self.key, self._value = key, value
+        at = _HEAD.size
+        self._ends: Sequence[int] | None = None
+        try:
+            _, self._tail, self.count, self._length = _HEAD.unpack_from(value)
+            size = self._length * self.count
+            if self._length == _LENGTHS_DIFFER:
+                self._ends = list(accumulate(struct.unpack_from(f">{self.count}I", value, at), initial=0))
+                at += self.count * _LENGTH_BYTES
+                size = self._ends[-1]
+        except struct.error:
+            raise _damaged(key) from None
+        self._tails_at, self._values_at = at, at + self._tail * self.count
+        self._prefix = key[: len(key) - self._tail]
+        if (
+            len(value) != self._values_at + size
+            or not (self._tail <= len(key) if self.count > 1 and self._tail else self.count == 1)
+            or self.key_at(self.count - 1) != key
+        ):
+            raise _damaged(key)
+
+    def key_at(self, index: int) -> bytes:
+        """The key of a row."""
+        at = self._tails_at + index * self._tail
+        return self._prefix + self._value[at : at + self._tail]
+
+    def index(self, key: bytes) -> int:
+        """How many of its rows stand before a key."""
+        if key > self.key:
+            return self.count
+        if key <= self.key_at(0):
+            return 0
+        found: int = bisect_left(range(self.count), key, key=self.key_at)
+        return found
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of one of its rows; None: there is no such row."""
+        index = self.index(key)
+        if index == self.count or self.key_at(index) != key:
+            return None
+        if self._ends is not None:
+            return self._value[self._values_at + self._ends[index] : self._values_at + self._ends[index + 1]]
+        at = self._values_at + index * self._length
+        return self._value[at : at + self._length]
+
+    def rows(self, first: int = 0, stop: int | None = None, *, values: bool = True) -> list[Row]:
+        """Its rows from one index to another, in the order of their keys.
+
+        Args:
+          values: False: every value is ``b""``.
+        """
+        stop = self.count if stop is None else stop
+        if stop <= first:
+            return []
+        keys: Iterable[bytes] = (self.key,)
+        if self._tail:
+            at = self._tails_at
+            tails = self._value[at + first * self._tail : at + stop * self._tail]
+            keys = map(self._prefix.__add__, cut_rows(tails, f"{self._tail}s"))
+        return list(zip(keys, self._values(first, stop) if values else repeat(b"", stop - first), strict=True))
+
+    def _values(self, first: int, stop: int) -> Iterable[bytes]:
+        value, at, length = self._value, self._values_at, self._length
+        if self._ends is not None:
+            return [value[at + low : at + high] for low, high in pairwise(self._ends[first : stop + 1])]
+        if not length:
+            return repeat(b"", stop - first)
+        return cut_rows(memoryview(value)[at + first * length : at + stop * length], f"{length}s")
+
+
+def _damaged(key: bytes) -> Exception:
+    error: Exception = plyvel.CorruptionError(
+        b"Corruption: a pack has other lengths than it says: " + key.hex().encode()
+    )
+    return error
+
+
+# --- changing rows one by one ----------------------------------------------------------------------
+
+
+class _Rows(Protocol):
+    """What has the rows that are changed."""
+
+    def first_from(self, table: Table, key: bytes) -> Row | Pack | None: ...
+
+
+class _Edit:
+    """A pack that is taken apart."""
+
+    __slots__ = ("first", "key", "rows")
+
+    def __init__(self, pack: Pack) -> None:
+        self.key, self.first = pack.key, pack.key_at(0)
+        self.rows = dict(pack.rows())
+
+
+class RowEdits:
+    """Rows of the packed table that a batch changes one by one, wherever they are; ``finish`` ends it.
+
+    A pack of which rows change is read, and written anew by ``finish``. The batch may have packs of its own besides.
+    """
+
+    def __init__(
+        self, database: _Rows, put: Callable[[bytes, bytes], object], delete: Callable[[bytes], object]
+    ) -> None:
+        self._database = database
+        self._put, self._delete = put, delete
+        self._edits: dict[bytes, _Edit] = {}
+        self._last: _Edit | None = None
+        #: Packs that this batch has put: their keys, ascending, and their values.
+        self._new_keys: list[bytes] = []
+        self._new: dict[bytes, bytes] = {}
+
+    def add(self, packs: Iterable[Row]) -> None:
+        """Put packs whose rows stand behind all others of their group."""
+        for key, value in packs:
+            self._put(_TABLE_BYTE + key, value)
+            if key not in self._new:
+                insort(self._new_keys, key)
+            self._new[key] = value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Put a row. Raises StoreError: whether it is in a pack cannot be read."""
+        edit = self._edit_of(key)
+        if edit is None:
+            self._put(_TABLE_BYTE + key, stored(value))
+        else:
+            edit.rows[key] = value
+
+    def remove(self, key: bytes) -> None:
+        """Remove a row, if there is one. Raises StoreError: whether it is in a pack cannot be read."""
+        edit = self._edit_of(key)
+        if edit is None:
+            self._delete(_TABLE_BYTE + key)
+        else:
+            edit.rows.pop(key, None)
+
+    def _edit_of(self, key: bytes) -> _Edit | None:
+        """The pack that has the key, or would have it; None: it is in none."""
+        if self._last is not None and self._last.first <= key <= self._last.key:
+            return self._last
+        at = bisect_left(self._new_keys, key)
+        if at < len(self._new_keys):
+            name = self._new_keys[at]
+            edit = self._taken_apart(Pack(name, self._new[name]), key)
+            if edit is not None:
+                return edit
+        found = self._database.first_from(PACKED_TABLE, key)
+        return self._taken_apart(found, key) if isinstance(found, Pack) else None
+
+    def _taken_apart(self, pack: Pack, key: bytes) -> _Edit | None:
+        """A pack that ends at a key or behind it; None: it begins behind it."""
+        edit = self._edits.get(pack.key)
+        if edit is None and pack.key_at(0) <= key:
+            edit = self._edits[pack.key] = _Edit(pack)
+        if edit is None or edit.first > key:
+            return None
+        self._last = edit
+        return edit
+
+    def finish(self) -> int:
+        """Put the packs that were changed; returns their bytes."""
+        size = 0
+        for name, edit in self._edits.items():
+            packs: list[Row] = []
+            for _, run in groupby(sorted(edit.rows.items()), lambda row: len(row[0])):
+                keys, values = zip(*run, strict=True)
+                packs += _packs(b"", keys, values, list(map(len, values)))
+            if all(key != name for key, _ in packs):
+                self._delete(_TABLE_BYTE + name)
+            for key, value in packs:
+                self._put(_TABLE_BYTE + key, value)
+                size += len(key) + len(value)
+        return size
