@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import plyvel
+
 from broker.api.definitions import _decoded as decode_definitions
 from broker.api.routes import ROUTES
 from broker.cluster.zookeeper import access_of, decode_member, encode_member
@@ -71,6 +73,7 @@ from storage.base import StoreDamaged, StoreUnusable
 from storage.directory import read_format
 from storage.inspect.describe import describe
 from storage.leveldb.metadata import decode_entry, encode_entry
+from storage.leveldb.packs import MARK, Pack, packs_of
 from storage.leveldb.volume_list import LIST_NAME, Listed, read_list, write_list
 from tests.storage.rows_of_all_kinds import rows_about_producers, rows_about_staging, rows_of_all_kinds
 
@@ -186,6 +189,27 @@ def _read_webhook_secrets(data: bytes) -> object:
 def _read_manifest(data: bytes) -> object:
     FILES.of(f"kept/backups/{_BACKUP}.json", data)
     return _FOLDER.manifest(_BACKUP)
+
+
+_PACKED_PREFIX = b"ns:t:" + bytes(10)
+_PACKED_ROWS = [number.to_bytes(4, "big") for number in range(20)]
+_PACKS = [
+    value
+    for values in ([b"\0same length"] * 20, [bytes(number) for number in range(20)])
+    for _, value in packs_of(_PACKED_PREFIX, _PACKED_ROWS, values) or ()
+]
+
+
+def _read_pack(data: bytes) -> None:
+    if data[:1] != MARK:  # a row by itself
+        return
+    pack = Pack(_PACKED_PREFIX + _PACKED_ROWS[-1], data)
+    keys_of_rows = [key for key, _ in pack.rows()]
+    if len(keys_of_rows) != pack.count or keys_of_rows[-1] != pack.key:
+        raise AssertionError("a pack has other rows than it says")
+    for key in keys_of_rows[:3]:
+        pack.get(key)
+    pack.rows(0, pack.index(keys_of_rows[0] + b"x"), values=False)
 
 
 def _read_list(data: bytes) -> object:
@@ -393,6 +417,7 @@ DECODERS = [
         for table in Table
     ),
     Decoder("journal", decode_entry, (StoreDamaged,), [encode_entry({b"k": b"v", b"gone": None})]),
+    Decoder("pack", _read_pack, (plyvel.CorruptionError,), _PACKS),
     Decoder("list of volumes", _read_list, (StoreDamaged,), [_written_list()]),
     Decoder("FORMAT", _read_format, (StoreUnusable,), [b'{"format": 2, "written_by": "0.2"}']),
     Decoder("rows of a backup", decode_rows, (DamagedObject,), [encode_row((b"k", b"v")) + encode_row((b"l", b""))]),
