@@ -24,7 +24,7 @@ from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
-from storage.leveldb.packs import MARK, PACKED_TABLE, RowEdits, are_many, packs_of, stored
+from storage.leveldb.packs import MARK, MIN_ROWS, PACKED_TABLE, RowEdits, are_many, packs_of, stored
 from storage.leveldb.tidying import Stopped, tidy
 from storage.leveldb.upkeep import UpkeepThread
 from storage.leveldb.volume import JOURNAL
@@ -354,23 +354,30 @@ class LevelDBTables:
         # be torn by a power cut. What is removed need not be durable, but a step of it takes longer than its sync.
         database = volume.open()
         with database.batch(sync=True) as batch:
-            edits = RowEdits(database, batch.put, batch.delete)
+            edits: RowEdits | None = None
             for operation in rows:
                 if isinstance(operation, Put):
-                    self._put(volume, operation, batch.put, edits)
+                    if _concerns_no_pack(volume, operation):
+                        self.volumes.note(operation)
+                        _put_rows(batch.put, operation)
+                    else:
+                        edits = edits or RowEdits(database, batch.put, batch.delete)
+                        self._put(volume, operation, batch.put, edits)
                     continue
                 places = self.volumes.places_of_each(operation.table, operation.keys)
                 for row, holders in zip(((operation.table, key) for key in operation.keys), places, strict=True):
                     for place in holders:
                         if place is volume:
                             if volume.may_be_packed(*row):
+                                edits = edits or RowEdits(database, batch.put, batch.delete)
                                 remove_packed(edits, row[1])
                             else:
                                 batch.delete(_TABLE_BYTE[row[0]] + row[1])
                             removed.append(row)
                         else:
                             elsewhere.setdefault(place, []).append(row)
-            volume.memory_bytes += edits.finish()
+            if edits is not None:
+                volume.memory_bytes += edits.finish()
             if changes:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
             database.make_room(batch.approximate_size())
@@ -551,6 +558,16 @@ class LevelDBTables:
         """Update ``bytes``."""
         self._measure_at_s = time.monotonic() + _MEASURE_EVERY_S
         self.bytes = self.volumes.bytes_on_disk() + self.metadata.bytes_on_disk()
+
+
+def _concerns_no_pack(volume: Volume, put: Put) -> bool:
+    """Whether new rows become no pack, and are in none: mostly so, for requests of few messages."""
+    suffixes, values = put.suffixes, put.values
+    if put.table is not PACKED_TABLE or not volume.shape.packed or not values:
+        return not isinstance(put, Turned)
+    if len(values) >= MIN_ROWS or isinstance(put, Turned) or max(values) >= MARK:
+        return False
+    return not volume.has_packs or not volume.has_packs_between(put.prefix + suffixes[0], put.prefix + suffixes[-1])
 
 
 def _put_rows(put: Callable[[bytes, bytes], None], operation: Put) -> None:
