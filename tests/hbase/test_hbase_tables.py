@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -44,8 +43,9 @@ async def test_the_script_refuses_more_regions_than_hashes_makes_the_tables_that
         await HBaseStore.open([hbase.address], SCRIPTED)
     ran = await trio.to_thread.run_sync(run_script, hbase, tmp_path / "runs.rb")
     assert ran.returncode == 0, ran.stderr
-    refused, first, again, _ = re.split("^ended with ", ran.stdout, flags=re.MULTILINE)
-    assert (refused, first[0], again[0]) == ("", "1", "0"), ran.stdout
+    # Where JRuby is fetched first, what Maven says stands before all of it, without a line's end.
+    refused, first, again, _ = ran.stdout.split("ended with ")
+    assert ("scripted_" in refused, first[0], again[0]) == (False, "1", "0"), ran.stdout
     assert "hint: 1 to 256" in ran.stderr
     assert "scripted_messages made, 4 regions" in first
     assert "scripted_messages is there" in again
