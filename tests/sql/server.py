@@ -112,14 +112,22 @@ class Postgres:
     def kill(self) -> None:
         """SIGKILL to the server and every process of it at once: as a machine that stops."""
         assert self._process is not None
-        of_it = _children(self._process.pid)
         self._process.kill()
-        for pid in of_it:
+        eventually("all of PostgreSQL is gone", self._is_gone)
+        self._process.wait()
+        self._process = None
+
+    def _is_gone(self) -> bool:
+        """Whether none of its processes is left; kills those that are.
+
+        One that it had just begun, or whose server somebody else has killed before, is nobody's child by now. It ends by
+        itself a little later, and until then no other server may start.
+        """
+        left = _working_in(self.home / "data")
+        for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        eventually("all of PostgreSQL is gone", lambda: not any(_lives(pid) for pid in of_it))
-        self._process = None
+        return not left
 
     def stop(self) -> None:
         """Let it end in good order, whoever is connected."""
@@ -196,9 +204,11 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+def _working_in(folder: Path) -> list[int]:
+    """The processes whose working directory a folder is: all of a server's have that of its data."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+    return found
