@@ -110,7 +110,8 @@ class Link:
             raise LinkBroken("there was no answer in time", sent=waiting.place <= self._wire.written)
         finally:
             if reply is None or isinstance(reply.body, bytes):
-                self._forget(number, cancel=not waiting.is_settled)
+                # A stream may have begun just as its caller was cancelled.
+                self._forget(number, cancel=not waiting.is_over)
 
     async def _answer(
         self,
@@ -164,7 +165,7 @@ class Link:
             waiting.place = self._wire.put(FrameKind.OPEN, number, kind, value)
             await waiting.wait()
         except BaseException:
-            self._forget(number, cancel=not waiting.is_settled)
+            self._forget(number, cancel=not waiting.is_over)
             raise
         return Channel(inflow, outflow, self, number)
 

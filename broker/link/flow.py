@@ -55,6 +55,11 @@ class PendingCall(Future[Any]):
         self.inflow: Inflow | None = None
         self.outflow: Outflow | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the peer sends no more, so that it need not be told that the caller has left."""
+        return self.is_settled and (self.inflow is None or self.inflow.ended)
+
 
 # --- flow control ----------------------------------------------------------------------------------
 #

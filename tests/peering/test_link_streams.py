@@ -8,7 +8,7 @@ from linked import Caught, echo, linked
 from trio.testing import wait_all_tasks_blocked
 
 from broker.link.flow import LinkBroken, Reply
-from broker.link.wire import LinkBounds
+from broker.link.wire import FrameKind, LinkBounds
 from plainsong.protocol.errors import Internal, RequestTooLarge, TopicNotFound
 
 SMALL = LinkBounds(window_bytes=10_000)
@@ -259,3 +259,47 @@ async def test_a_conversation_learns_that_its_link_broke():
             await channel.receive()
         with pytest.raises(LinkBroken):
             await channel.send(b"x")
+
+
+def leaving_at(link, kind: FrameKind, scope: trio.CancelScope) -> None:
+    """Cancels a caller just before a frame of this kind reaches it, so that both are there when it looks."""
+    taken = link.on_frame
+
+    def on_frame(frame) -> None:
+        if frame[0] == kind:
+            scope.cancel()
+        taken(frame)
+
+    link.on_frame = on_frame
+
+
+async def test_a_caller_that_leaves_as_its_stream_begins_ends_it_there():
+    body = Pieces(100, 4_000)
+    async with linked(giving(body), SMALL) as pair:
+        with trio.CancelScope() as scope:
+            leaving_at(pair.link, FrameKind.HEAD, scope)
+            await pair.link.call("stream", None)
+        await wait_all_tasks_blocked()
+        assert scope.cancelled_caught
+        assert body.made < 100
+        assert body.closed.is_set()
+
+
+async def test_a_caller_that_leaves_as_its_conversation_begins_ends_it_there():
+    cancelled = trio.Event()
+
+    async def dispatch(call) -> Reply:
+        try:
+            await call.channel.receive()
+        except trio.Cancelled:
+            cancelled.set()
+            raise
+        return Reply()
+
+    async with linked(dispatch) as pair:
+        with trio.CancelScope() as scope:
+            leaving_at(pair.link, FrameKind.OPENED, scope)
+            await pair.link.converse("talk", None)
+        await wait_all_tasks_blocked()
+        assert scope.cancelled_caught
+        assert cancelled.is_set()
