@@ -176,6 +176,20 @@ class Screen:
 
         self.until(f"{testid} {data or ''} can be clicked", clicked)
 
+    def click_in(self, by: str, value: str, testid: str, said: str = "", **data: str) -> None:
+        """Click what is found inside an element, which says ``said``."""
+
+        def clicked() -> bool:
+            element = next(each for each in (*self.all(testid, **data), None) if each is None or said in each.text)
+            if element is None:
+                return False
+            with suppress(ElementClickInterceptedException):
+                element.find_element(by, value).click()
+                return True
+            return False
+
+        self.until(f"{value} in {testid} {data or ''} can be clicked", clicked)
+
     def type(self, testid: str, text: str, *, enter: bool = False) -> None:
         """In place of what the field has."""
         field = self.one(testid)

@@ -97,7 +97,7 @@ def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Scre
     (item,) = items()
     assert "warning" in item.text
     assert "late" in item.text
-    item.find_element("css selector", "a").click()
+    screen.click_in("css selector", "a", "attention-item", said=ns, kind="expired-unread")
     screen.says("topic-name", f"{ns}:orders")
     client.delete_topic("orders")
 
@@ -217,8 +217,8 @@ def test_a_held_topic_needs_attention_and_says_why_and_what_to_do_and_leads_to_t
         assert "hides 1 message from committed readers" in said
         assert "Find its client, or abort it there." in said
         assert screen.accessibility() == []
-        (item,) = screen.all("attention-item", kind="held-reader")
-        item.find_element("link text", str(begun.id)).click()
+        assert len(screen.all("attention-item", kind="held-reader")) == 1
+        screen.click_in("link text", str(begun.id), "attention-item", kind="held-reader")
         screen.one("tx-holds")
         assert screen.path == f"/console/transactions?open={begun.id}"
 
@@ -255,7 +255,7 @@ def test_damaged_places_are_listed_where_the_scrub_is_and_on_the_page_of_their_t
         said = screen.says("attention-item", "cannot be read", kind="damaged")
         assert "backup" in said
         screen.open("/console", "attention-item")
-        screen.one("attention-item", kind="damaged").find_element("link text", "shop:orders").click()
+        screen.click_in("link text", "shop:orders", "attention-item", kind="damaged")
         screen.one("scrub")
     finally:
         screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
@@ -268,7 +268,7 @@ def test_a_full_disk_of_an_instance_that_is_alone_has_a_link_that_can_be_seen(br
         said = screen.says("attention-item", "critical", "this instance", kind="low-space")
         assert "Make room on the disk" in said
         assert screen.accessibility() == []
-        screen.one("attention-item", kind="low-space").find_element("link text", "this instance").click()
+        screen.click_in("link text", "this instance", "attention-item", kind="low-space")
         screen.one("instance-row")
         assert screen.complaints() == []
         screen.as_it_was()

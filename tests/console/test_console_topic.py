@@ -217,8 +217,7 @@ def test_deleted_topics_are_listed_the_last_first_and_brought_back_from_there(sc
     screen.type("topic-filter", f"{ns}:")
     screen.until("only its own", lambda: screen.one("topics-total").text == "2")
     assert [each.get_attribute("data-topic") for each in screen.all("deleted-row")] == [f"{ns}:second", f"{ns}:first"]
-    row = screen.one("deleted-row", topic=f"{ns}:first")
-    row.find_element("css selector", "[data-testid=topic-undelete]").click()
+    screen.click_in("css selector", "[data-testid=topic-undelete]", "deleted-row", topic=f"{ns}:first")
     screen.says("confirm-text", "1 message")
     screen.click("confirm")
     screen.says("toast", "is back")

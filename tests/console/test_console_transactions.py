@@ -127,8 +127,7 @@ def test_an_invalid_transaction_is_taken_off_the_list_after_a_preview(screen: Sc
     for each in (first, second):
         client.transactions.invalidate(each)
     screen.open(f"/console/transactions?state=invalid&open={first.id}")
-    row = screen.one("tx-row", id=str(first.id), state="invalid")
-    row.find_element("css selector", "[data-testid=tx-truncate]").click()
+    screen.click_in("css selector", "[data-testid=tx-truncate]", "tx-row", id=str(first.id), state="invalid")
     screen.says("confirm-text", "first", "1 transaction leaves the list")
     screen.click("cancel")
     screen.gone("confirm")
@@ -191,12 +190,12 @@ def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(s
     added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": TWO})
     try:
         screen.open("/console/cluster", "instance-row")
-        screen.one("instance-row", instance="b").find_element("css selector", "[data-testid=drain]").click()
+        screen.click_in("css selector", "[data-testid=drain]", "instance-row", instance="b")
         screen.says("confirm-text", "All its topics go to the other instances", "3 open topics of it go to others.")
         screen.click("cancel")
         screen.gone("confirm")
         assert screen.run("return window.changed") == []
-        screen.one("instance-row", instance="b").find_element("css selector", "[data-testid=drain]").click()
+        screen.click_in("css selector", "[data-testid=drain]", "instance-row", instance="b")
         screen.click("confirm")
         screen.says("toast", "b is being drained", "3 open topics on the way to others")
         screen.says("instance-row", "drained", instance="b")
