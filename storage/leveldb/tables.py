@@ -24,7 +24,7 @@ from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
-from storage.leveldb.packs import MARK, MIN_ROWS, PACKED_TABLE, RowEdits, are_many, packs_of, stored
+from storage.leveldb.packs import MARK, PACKED_TABLE, RowEdits, are_many, packs_of, stored
 from storage.leveldb.tidying import Stopped, tidy
 from storage.leveldb.upkeep import UpkeepThread
 from storage.leveldb.volume import JOURNAL
@@ -565,7 +565,7 @@ def _concerns_no_pack(volume: Volume, put: Put) -> bool:
     suffixes, values = put.suffixes, put.values
     if put.table is not PACKED_TABLE or not volume.shape.packed or not values:
         return not isinstance(put, Turned)
-    if len(values) >= MIN_ROWS or isinstance(put, Turned) or max(values) >= MARK:
+    if are_many(values) or isinstance(put, Turned) or max(values) >= MARK:
         return False
     return not volume.has_packs or not volume.has_packs_between(put.prefix + suffixes[0], put.prefix + suffixes[-1])
 
