@@ -248,14 +248,12 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     async def _turn_over(self) -> None:
         """Wait until no turn is under way without the task; not to be cancelled, since its commit may happen."""
-        if not self._in_turn:  # nearly always, and a scope costs more than all else here
-            self._over = None
-            return
-        with trio.CancelScope(shield=True):
-            while self._in_turn:
-                self._over = trio.Event()
-                await self._over.wait()
-            self._over = None
+        if self._in_turn:  # seldom, and a scope costs more than all else here
+            with trio.CancelScope(shield=True):
+                while self._in_turn:
+                    self._over = trio.Event()
+                    await self._over.wait()
+        self._over = None
 
     def _fail(
         self,

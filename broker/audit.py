@@ -26,6 +26,7 @@ from broker.security.guard import AUDIT_TOPIC, RefusedRequest, target_of
 from broker.security.identity import NOBODY
 from broker.security.tokens import time_text
 from broker.thrift import THRIFT
+from plainsong.protocol.codec.json_values import compact
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import AuditUnavailable, Conflict, Forbidden, LowSpace, PlainsongError
 from plainsong.protocol.keys import DamagedRow
@@ -446,7 +447,7 @@ class Audit:
 
     async def _write(self, record: dict[str, Any]) -> bool:
         """Whether it was written, as far as is known."""
-        payload = masked(json.dumps(record, ensure_ascii=False, separators=(",", ":"))).encode("utf-8", "replace")
+        payload = masked(compact(record)).encode("utf-8", "replace")
         try:
             # What was changed is recorded also for a client that has left.
             with trio.CancelScope(shield=True), trio.fail_after(WRITE_TIMEOUT_S):

@@ -245,24 +245,6 @@ class Volumes:
             return any(True for _ in self._spans(table, start, stop))
 
     @contextmanager
-    def rows(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        *,
-        reverse: bool = False,
-        values: bool = True,
-        cache: bool = False,
-        view: PinnedView | None = None,
-    ) -> Iterator[Iterable[Row]]:
-        """The rows of ``[start, stop)``, now or in a view; iterating raises plyvel's errors, and StoreError."""
-        with self._pinned(table, start, stop, view) as spans:
-            runs = self._runs(table, _clusters(spans, reverse=reverse), reverse, values, cache, view)
-            with closing(runs):
-                yield chain.from_iterable(runs)
-
-    @contextmanager
     def chunks(
         self,
         table: Table,
@@ -275,7 +257,10 @@ class Volumes:
         cache: bool = False,
         view: PinnedView | None = None,
     ) -> Iterator[Iterator[list[Row]]]:
-        """The rows of ``[start, stop)`` as lists, see ``storage.base.chunks``; iterating raises as that of ``rows``."""
+        """The rows of ``[start, stop)``, now or in a view, as lists: see ``storage.base.chunks``.
+
+        Iterating raises plyvel's errors, and StoreError.
+        """
         with self._pinned(table, start, stop, view) as spans:
             packed = any(span.packed for span in spans)
             runs = self._runs(table, _clusters(spans, reverse=reverse), reverse, values, cache, view, first_chunk)

@@ -356,7 +356,7 @@ def _event(
     if content_type is not None:
         members["datacontenttype"] = content_type
     members[ID_EXTENSION] = message_id.hex()
-    head = json.dumps(members, ensure_ascii=False, separators=(",", ":"))
+    head = values.compact(members)
     return f"{head[:-1]},{data}}}" if data else head
 
 
