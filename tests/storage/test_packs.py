@@ -8,6 +8,7 @@ from random import Random
 
 import plyvel
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import MessageRow, encode_row, plain_head
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
-from storage.leveldb import LevelDBOptions, LevelDBStore, packs
+from storage.leveldb import LevelDBOptions, LevelDBStore, packs, tidying
 from storage.leveldb.packs import MARK, PACK_BYTES, Pack, packs_of, stored
 from tests.storage.contract import LAST, everything
 from tests.storage.rolling_contract import under
@@ -258,3 +259,28 @@ async def test_volumes_that_are_rewritten_have_the_rows_that_are_left_in_packs(t
     assert "." in first or first != "00000001"
     async with await LevelDBStore.open(tmp_path / "data", options) as store:
         assert await everything(store) == rows[700:]
+
+
+async def test_what_is_removed_while_volumes_are_rewritten_is_not_in_the_new_packs(tmp_path, monkeypatch):
+    options = LevelDBOptions(volume_bytes=20_000)
+    async with await LevelDBStore.open(tmp_path / "data", options) as store:
+        rows = []
+        for first in range(0, 1200, 10):
+            put = request(first, [b"m" * 100] * 10)
+            await store.write([put], claim=None)
+            rows += rows_of(put)
+        await store.drop(MESSAGE, [(rows[0][0], rows[100][0])])
+        left = rows[100:]
+        real = tidying._copy
+
+        def copy_and_remove(volumes, sources, target, between):
+            real(volumes, sources, target, between)
+            copied = [key for key, _ in left if sources[0] in volumes.places(MESSAGE, key)]
+            for key in copied[1:4]:
+                left.remove((key, b"m" * 100))
+                trio.from_thread.run(store.discard, MESSAGE, [key])
+
+        monkeypatch.setattr(tidying, "_copy", copy_and_remove)
+        await store.tidy()
+        assert len(left) < 1100
+        assert await everything(store) == left
