@@ -83,5 +83,24 @@ def test_what_is_installed_already_is_not_installed_again_until_a_lock_changes(t
     assert venv(tree, "run", "/nowhere/python3")[0] == 1
 
 
+@pytest.mark.skipif(not Path("/usr/bin/python3.11").exists(), reason="the distribution has another Python")
+def test_the_distributions_python_comes_before_one_that_stands_in_front_of_it_on_the_path(tree, monkeypatch):
+    in_front = tree / "shims"
+    in_front.mkdir()
+    (in_front / "python3.11").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (in_front / "python3.11").chmod(0o755)
+    # No environment can be made there: nothing is installed, and it is said with what it would have been.
+    (tree / ".venv").symlink_to(in_front / "python3.11/nowhere")
+    done = subprocess.run(
+        ["bash", tree / "etc/venv", "run"],
+        env={"PATH": f"{in_front}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.endswith("(/usr/bin/python3.11)\n")
+
+
 def test_another_word_is_a_wrong_command_line(tree):
     assert venv(tree, "all", sys.executable)[0] == 2
