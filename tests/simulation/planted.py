@@ -417,6 +417,13 @@ MISTAKES = (
         "",
     ),
     Mistake(
+        "a publish of stored messages adds no entry to the chain",
+        "a chain is whole",
+        CHAIN_RULES,
+        "    step.add_link(chain_prefix(state), position, chain.next(position, record))\n\n\ndef chain_prefix",
+        "\n\ndef chain_prefix",
+    ),
+    Mistake(
         "the next owner goes on without the last link",
         "a chain is whole",
         CHAIN_RULES,
