@@ -22,7 +22,7 @@ from plainsong.protocol.page import Page
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import ChainEnd, HighWater, Metadata, NamespaceProperties, Reader, SetAside
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.topic.asks import Create, Look, Publish, SetReader
+from plainsong.protocol.topic.asks import Create, Look, Publish, PublishStaged, SetReader, StoreStaged
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import Pending, Segment
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer, Result
@@ -221,19 +221,58 @@ def test_every_key_of_a_record_is_on_the_page(title: str, record: Any):
     assert set(re.findall(r"^\| `(\w)` \|", section, re.MULTILINE)) == set(unpacked(record.encode()))
 
 
+class ChainExample:
+    """The steps of the example of a chain, and all rows they leave in the payload table."""
+
+    def __init__(self) -> None:
+        core, store = TopicCore(TopicState(TopicName("shop", "ledger"))), MemoryStore()
+        won = PublishRequest([b"in 5", b"out 2"], producer="job", segment="a", sequence_ids=[0, 1])
+        lost = PublishRequest([b"lost"], producer="job", segment="b", sequence_ids=[0])
+        asks: list[tuple[Ask[Any], int]] = [
+            (Create(TopicProperties(ttl_s=3600, chain="sha256")), 0),
+            (Publish(PublishRequest([b"in 100", b"out 30"]), 32), 5),
+            (StoreStaged(won, 9), 7),
+            (StoreStaged(lost, 4), 8),
+            (PublishStaged(PublishRequest([], producer="job", sequence_ids=[0], segments=["a"]), 0), 9),
+        ]
+        for ask, after_ms in asks:
+            now = Now(CLOCK_MS + after_ms, 0.0)
+            step = core.step([("ticket", ask)], now)
+            store.apply(step.operations)
+            ((_, answer),) = core.settled(step, now)
+            assert not isinstance(answer, Exception), answer
+        self._store = store
+
+    def rows(self, pointers: bytes) -> list[tuple[bytes, bytes]]:
+        """Key and value as LevelDB has them, of keys whose pointer begins so."""
+        start = b"shop:ledger:" + struct.pack(">i", 1) + pointers
+        found = self._store.tables[Table.PAYLOAD].walk(start, start + b"\xff" * 10, reverse=False)
+        return [(bytes((Table.PAYLOAD,)) + key, value) for key, value in found]
+
+
 def test_the_example_of_a_chain_is_what_a_chained_topic_writes_and_what_its_bytes_hash_to():
-    first, second = dumps("chain-[12]")
+    entries = dumps(r"chain-\d")
     (digested,) = dumps("digested")
-    core, store = TopicCore(TopicState(TopicName("shop", "ledger"))), MemoryStore()
-    publish = Publish(PublishRequest([b"in 100", b"out 30"]), 32)
-    for ask, at_ms in ((Create(TopicProperties(ttl_s=3600, chain="sha256")), CLOCK_MS), (publish, CLOCK_MS + 5)):
-        store.apply(core.step([("ticket", ask)], Now(at_ms, 0.0)).operations)
-    start = b"shop:ledger:" + struct.pack(">iq", 1, 0)
-    found = list(store.tables[Table.PAYLOAD].walk(start, start + b"\xff" * 10, reverse=False))
-    shown = [(each["key"], each["value"] + each["link"] + each["record"]) for each in (first, second)]
-    assert shown == [(bytes((Table.PAYLOAD,)) + key, value) for key, value in found]
+    shown = [(each["key"], each["value"] + each["link"] + each["record"]) for each in entries]
+    assert shown == ChainExample().rows(bytes(8))
     before = bytes(32)
-    for entry in (first, second):
+    for entry in entries:
         assert entry["link"] == hashlib.sha256(before + entry["key"][-10:] + entry["record"]).digest()
         before = entry["link"]
-    assert msgpack.unpackb(second["record"])["d"] == hashlib.sha256(digested["count"] + digested["item"]).digest()
+    record = msgpack.unpackb(entries[1]["record"])
+    assert record["d"] == hashlib.sha256(digested["count"] + digested["item"]).digest()
+
+
+def test_the_example_of_stored_messages_in_a_chain_is_what_is_written_and_what_its_bytes_hash_to():
+    stored, (digested,) = dumps(r"linked-\d"), dumps("digested-stored")
+    won, lost = ChainExample().rows(b"\xfe")[:-1], ChainExample().rows(b"\xfe")[-1]
+    assert [(each["key"], each["value"]) for each in stored] == won
+    assert lost[1].endswith(b"lost")
+    before = bytes(32)
+    for each in stored:
+        assert each["link"] == hashlib.sha256(before + each["key"][-10:] + each["value"]).digest()
+        before = each["link"]
+    assert msgpack.unpackb(digested["says"])[-2:] == [[0], [[0, before]]]
+    entry = dumps(r"chain-\d")[-1]
+    assert digested["at"] == entry["key"][-10:]
+    assert msgpack.unpackb(entry["record"])["d"] == hashlib.sha256(b"".join(digested.values())).digest()
