@@ -7,6 +7,7 @@ their shape, the functions below check that they make sense.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from plainsong.protocol import ids
@@ -295,6 +296,7 @@ def _check_fields(request: PublishRequest) -> None:
             _check_bytes(f"segments[{index}]", segment, 1, MAX_SEGMENT_BYTES)
 
 
+@lru_cache(maxsize=1024)  # every request of a producer asks for it
 def check_producer_name(text: str) -> None:
     """Raise InvalidParameter unless ``text`` may name a producer: 1 to 255 bytes of UTF-8, and no credential."""
     _check_bytes("producer", text, 1, MAX_PRODUCER_BYTES)
@@ -326,6 +328,8 @@ def check_sequence_ids(sequence_ids: Sequence[int], messages: int) -> None:
     if len(sequence_ids) != wanted:
         raise InvalidSequenceIds(f"{len(sequence_ids)} sequence ids for {messages} messages", hint=f"give {wanted}")
     if type(sequence_ids) is range and sequence_ids.step == 1 and sequence_ids.start >= 0:
+        return
+    if wanted == 1 and sequence_ids[0] >= 0:
         return
     last = -1
     for index, sequence_id in enumerate(sequence_ids):

@@ -24,6 +24,10 @@ NO_BOUND = 1 << 62
 _MIN_EQUAL = 16
 #: The head of a block of one item, and the end of an array.
 _ONE_ITEM, _NO_MORE = b"\x02", b"\x00"
+#: The beginning of a publish that has no write pointer (the second branch of its union) and one message.
+_NO_POINTER_ONE_ITEM = b"\x02" + _ONE_ITEM
+#: Of a publish that has one message; so that its length need not be looked for.
+_SHORTEST = 8
 
 
 def malformed(what: str, at: int) -> MalformedBody:
@@ -197,6 +201,28 @@ class Cursor:
         """Refuse further bytes."""
         if self.at != len(self.data):
             raise malformed(f"{len(self.data) - self.at} bytes too many", self.at)
+
+
+def read_only_message(body: bytes) -> tuple[bytes | None, int]:
+    """The message of a publish without a write pointer that has one, and where it ends; None: it is another publish.
+
+    Nothing is refused here: what is None may be malformed.
+    """
+    if not body.startswith(_NO_POINTER_ONE_ITEM) or len(body) < _SHORTEST:
+        return None, 0
+    start = len(_NO_POINTER_ONE_ITEM)
+    size = body[start]
+    start += 1
+    if size >= 0x80:
+        high = body[start]
+        start += 1
+        if high >= 0x80:
+            return None, 0
+        size = size & 0x7F | high << 7
+    end = start + (size >> 1)
+    if size & 1 or not body.startswith(_NO_MORE, end):
+        return None, 0
+    return body[start:end], end
 
 
 def _equal_items(data: bytes, at: int, count: int, found: list[bytes]) -> int:
