@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from plainsong import Client
 from tests.cli.conftest import url_of
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, start_python
 from tests.patience import PATIENCE_S
 
 MESSAGES = 40
@@ -45,12 +46,15 @@ class Scene:
 
     def start(self, *more):
         command = [PLAINSONG, "on", "orders", "--url", self.url, "--pause", "20ms", "--max-pause", "200ms"]
-        self.process = subprocess.Popen(
-            [*command, *self.arguments, *more],
-            env=clean_environ(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with open(os.devnull, "wb") as nowhere:
+            self.process = start_python(
+                *command,
+                *self.arguments,
+                *more,
+                imports=["plainsong.react.command"],
+                stdout=nowhere.fileno(),
+                stderr=nowhere.fileno(),
+            )
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)

@@ -6,14 +6,12 @@ tests/howto/test_howto.py.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.daemon.harness import run_python
 from tests.patience import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
@@ -56,19 +54,12 @@ SAYS = {
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_the_examples_of_the_guide_do_what_they_show(example: str, shared_url: str, tmp_path: Path):
-    root = Path(__file__).parents[2]
-    environ = {**os.environ, "PLAINSONG_URL": shared_url, "PLAINSONG_NAMESPACE": "guide", "PYTHONPATH": str(root)}
+    environ = {"PLAINSONG_URL": shared_url, "PLAINSONG_NAMESPACE": "guide"}
     # The guide speaks to the default place, where a reader's own daemon is.
     run = re.sub(r"Client\((\"http://127.0.0.1:7420\")?\)", "Client.from_environment()", example)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", run],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    program = tmp_path / "example.py"
+    program.write_text(f'import warnings\nwarnings.simplefilter("error")\n{run}', encoding="utf-8")
+    done = run_python(program, cwd=tmp_path, environ=environ, timeout_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     for mark, said in SAYS.items():
         if mark in example:

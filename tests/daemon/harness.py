@@ -305,9 +305,19 @@ def run_plainsong(
     *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
     """A command of the program, run to its end; forked, like daemons, where that can be."""
-    line, environ = [str(PLAINSONG), *map(str, words)], {**clean_environ(), **(environ or {})}
+    return run_python(PLAINSONG, *words, cwd=cwd, environ=environ, timeout_s=timeout_s)
+
+
+def run_python(
+    *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
+    """The same of a file of Python, which is the first word."""
+    line, environ = list(map(str, words)), {**clean_environ(), **(environ or {})}
     server = fork_server(environ)
     if server is None:
+        if line[0] != str(PLAINSONG):
+            line.insert(0, sys.executable)
+            environ["PYTHONPATH"] = str(ROOT)
         return subprocess.run(
             line, capture_output=True, text=True, cwd=cwd, env=environ, timeout=timeout_s, check=False
         )

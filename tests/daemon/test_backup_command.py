@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from plainsong import Client
 from plainsong.cli.command import Exit
 from plainsong.protocol.errors import ProducerFenced, TransactionNotInProgress
 from tests.daemon.deployment import EACH, REQUESTS, fill, is_no_topic, new_messages_come_behind
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually, run_plainsong, start_python
 from tests.patience import PATIENCE_S
 
 ACCOUNTS = ("a", "b", "c")
@@ -47,10 +48,12 @@ def restored(folder: Path, to: Path, *words: object) -> Path:
 
 def killed_once(is_far: threading.Event, *words: object) -> None:
     """SIGKILL a command once ``is_far`` is set."""
-    line = [str(PLAINSONG), "backup", *map(str, words)]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environ()) as process:
-        is_far.wait(PATIENCE_S)
-        process.send_signal(signal.SIGKILL)
+    with open(os.devnull, "wb") as nowhere:
+        said = nowhere.fileno()
+        process = start_python(PLAINSONG, "backup", *map(str, words), imports=[], stdout=said, stderr=said)
+    is_far.wait(PATIENCE_S)
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE_S)
 
 
 def when(condition) -> threading.Event:

@@ -11,11 +11,12 @@ import pytest
 
 from plainsong import Client
 from plainsong.cli.command import Exit
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually, run_plainsong, start_python
 from tests.daemon.talk import ask
 from tests.daemon.test_backup_command import backup, made, restored, url_of
 from tests.daemon.test_clock import _LIBRARIES as FAKETIME
 from tests.daemon.test_clock import HOUR_S, clock
+from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
 #: Of so many bytes each, which do not compress.
@@ -129,13 +130,12 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
         publish_much(client)
         before = [bytes(message.id) for message in client.read("orders")]
         ask(daemon.address, "POST", "/v1/scrub")
-        line = [str(PLAINSONG), "backup", "create", str(folder), "--url", url_of(daemon), "--json"]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, env=clean_environ()) as creating:
-            eventually("objects are written", lambda: len(objects_in(folder)) >= 3)
-            wall.set(-HOUR_S)
-            during = client.publish("orders", b"during")
-            assert creating.stdout is not None
-            done = json.loads(creating.stdout.read())
+        line = (PLAINSONG, "backup", "create", folder, "--url", url_of(daemon), "--json")
+        creating = start_python(*line, imports=[])
+        eventually("objects are written", lambda: len(objects_in(folder)) >= 3)
+        wall.set(-HOUR_S)
+        during = client.publish("orders", b"during")
+        done = json.loads(creating.communicate(PATIENCE_S)[0])
         assert done["messages"] >= len(before)
         eventually("the scrub ends", lambda: ask(daemon.address, "GET", "/v1/scrub").json()["state"] == "waiting")
         report = ask(daemon.address, "GET", "/v1/scrub").json()

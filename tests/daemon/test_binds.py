@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plainsong.cli.command import Exit
-from tests.daemon.harness import PLAINSONG, clean_environ
+from tests.daemon.harness import run_plainsong
 from tests.daemon.talk import ask, create, poll, publish, topic_path
 from tests.patience import PATIENCE_S
 
@@ -117,8 +117,7 @@ def test_a_start_that_fails_at_one_place_leaves_no_socket_at_another(daemon, tmp
 
 
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PLAINSONG), "serve", *options]
-    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_plainsong("serve", *options, timeout_s=PATIENCE_S)
 
 
 def test_the_peer_of_a_unix_socket_is_the_process_that_connected(tmp_path):
@@ -146,14 +145,7 @@ def test_a_daemon_that_strangers_could_reach_does_not_start(tmp_path):
         'hint: set security.authentication = "required" (plainsong token create makes the first token)'
     )
     assert not (tmp_path / "data").exists()
-    checked = subprocess.run(
-        [str(PLAINSONG), "config", "check", "--bind", "0.0.0.0:0"],
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    checked = run_plainsong("config", "check", "--bind", "0.0.0.0:0", timeout_s=PATIENCE_S)
     assert (checked.returncode, checked.stderr) == (ended.returncode, ended.stderr)
 
 

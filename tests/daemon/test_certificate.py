@@ -14,7 +14,7 @@ import pytest
 
 from plainsong.cli.command import Exit
 from tests.certificates import DAY, Authority
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually
+from tests.daemon.harness import Daemon, eventually, run_plainsong
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -207,6 +207,5 @@ def test_a_daemon_whose_certificate_cannot_be_used_does_not_start(authority, tmp
 
 
 def serve(data_dir: Path, *sets: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PLAINSONG), "serve", "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
-    command += [word for each in sets for word in ("--set", each)]
-    return subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    given = [word for each in sets for word in ("--set", each)]
+    return run_plainsong("serve", "--bind", "127.0.0.1:0", "--data-dir", data_dir, *given, timeout_s=PATIENCE_S)

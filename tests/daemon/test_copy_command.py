@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 
@@ -17,7 +18,8 @@ from tests.daemon.deployment import (
     new_messages_come_behind,
     open_transactions_can_be_committed,
 )
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, clean_environ, run_plainsong
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, run_plainsong, start_python
+from tests.patience import PATIENCE_S
 
 
 def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -28,9 +30,10 @@ def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 def killed_while(stage: str, *words: str, by: int = signal.SIGKILL) -> int:
     """A signal as soon as it says that it is at ``stage``; its exit code."""
-    line = [str(PLAINSONG), "copy", "--progress", *words]
-    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=clean_environ()) as process:
-        assert process.stderr is not None
+    with open(os.devnull, "wb") as nowhere:
+        process = start_python(PLAINSONG, "copy", "--progress", *words, imports=[], stdout=nowhere.fileno())
+    assert process.stderr is not None
+    with process.stderr:
         said = b""
         while stage.encode() not in said:
             more = process.stderr.read1(4096)
@@ -38,7 +41,7 @@ def killed_while(stage: str, *words: str, by: int = signal.SIGKILL) -> int:
             said += more
         process.send_signal(by)
         process.stderr.read()
-        return process.wait()
+    return process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import subprocess
 import threading
 import time
 
@@ -13,7 +12,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, run_plainsong
+from tests.daemon.harness import Daemon, eventually, run_plainsong
 from tests.patience import PATIENCE_S
 
 GRANTS = """format = 1
@@ -205,15 +204,7 @@ def test_a_daemon_does_not_start_with_a_file_that_others_can_write_or_with_token
     (tmp_path / "tokens.json").write_text('{"format": 1, "tokens": []}')
     (tmp_path / "tokens.json").chmod(mode)
     words = ["serve", "--data-dir", "data", "--bind", "127.0.0.1:0", "--set", "security.authentication=required"]
-    done = subprocess.run(
-        [PLAINSONG, *words, "--set", "security.tokens_file=tokens.json"],
-        cwd=tmp_path,
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    done = run_plainsong(*words, "--set", "security.tokens_file=tokens.json", cwd=tmp_path, timeout_s=PATIENCE_S)
     assert done.returncode == 2
     assert why in done.stderr
     assert not (tmp_path / "data").exists()

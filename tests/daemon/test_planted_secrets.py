@@ -10,7 +10,6 @@ import http.client
 import json
 import secrets
 import socket
-import subprocess
 import tarfile
 import time
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from joserfc.jwk import RSAKey
 from broker.api.routes import ROUTES
 from broker.security.tokens import new_token
 from tests.certificates import Authority
-from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, run_plainsong
+from tests.daemon.harness import Daemon, eventually, run_plainsong
 from tests.patience import PATIENCE_S
 from tests.security import named
 
@@ -400,9 +399,8 @@ def test_a_setting_that_is_refused_is_shown_without_the_password_in_its_url(tmp_
     planted = Planted()
     password = planted.plant("password in a URL", secrets.token_urlsafe(24))
     setting = f"security.oidc.jwks=http://ann:{password}@127.0.0.1:9/keys"
-    command = [PLAINSONG, *words, "--set", setting]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environ(), capture_output=True, check=False)
+    done = run_plainsong(*words, "--set", setting, cwd=tmp_path)
     assert done.returncode == 2
-    assert b"http://***@127.0.0.1:9/keys" in done.stderr + done.stdout
-    planted.see(" ".join(words), done.stdout + done.stderr)
+    assert "http://***@127.0.0.1:9/keys" in done.stderr + done.stdout
+    planted.see(" ".join(words), (done.stdout + done.stderr).encode())
     assert planted.found == []

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from math import inf
+from pathlib import Path
 
 import trio
 
 from tests.client.proxy import Proxy
-from tests.daemon.harness import ROOT, Daemon, clean_environ, eventually
+from tests.daemon.harness import Daemon, eventually, start_python
 from tests.daemon.ring import Place
 from tests.daemon.talk import Talk, create
 from tests.daemon.transactional_history import Request, Transaction
@@ -23,6 +22,7 @@ from tests.daemon.transactional_rest import check_all
 from tests.daemon.transactional_writers import Plot, settle
 from tests.patience import PATIENCE_S
 
+PROGRAM = Path(__file__).with_name("transactional_program.py")
 #: Far more requests than the program makes.
 ENOUGH = 40
 
@@ -48,11 +48,14 @@ async def watched(tmp_path, plot, *, aborting=True):
             await check_all(talk, plot, TOPICS)
 
 
+@contextmanager
 def start(url, name, end, last):
-    program = [sys.executable, "-m", "tests.daemon.transactional_program", url, name, end, str(last)]
-    return subprocess.Popen(
-        program, cwd=ROOT, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start_python(PROGRAM, url, name, end, str(last), imports=["plainsong._sync.client"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
 
 
 def note(plot, name, began_s, said):
@@ -77,9 +80,9 @@ def note(plot, name, began_s, said):
 
 def run_to_its_end(url, name, end, last):
     with start(url, name, end, last) as process:
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(PATIENCE_S)
     assert process.returncode in (0, -signal.SIGKILL), err
-    return out
+    return out.decode()
 
 
 async def die_before_each(daemon, plot, end, first):
@@ -108,12 +111,10 @@ async def die_waiting(daemon, plot, mark, end):
         proxy.after[mark] = "swallow"
         began_s, name = time.monotonic(), mark.decode().strip("/")
         with start(proxy.url, name, end, ENOUGH) as process:
-            try:
-                await trio.to_thread.run_sync(eventually, "it waits for an answer", lambda: proxy.lost)
-            finally:
-                process.kill()
-                said, _ = process.communicate(timeout=PATIENCE_S)
-        assert not note(plot, name, began_s, said)
+            await trio.to_thread.run_sync(eventually, "it waits for an answer", lambda: proxy.lost)
+            process.kill()
+            said, _ = process.communicate(PATIENCE_S)
+        assert not note(plot, name, began_s, said.decode())
 
 
 async def test_a_client_dies_while_it_waits_for_an_answer(tmp_path):
