@@ -9,6 +9,8 @@ from math import inf
 
 import trio
 
+from tests.simulation.scheduling import is_alone
+
 #: 2023-11-14.
 START_MS = 1_700_000_000_000
 
@@ -52,6 +54,10 @@ class SimulatedTime(trio.abc.Clock):
 
     async def sleep(self, seconds: float) -> None:
         """As ``trio.sleep``."""
+        due_s = max(self._now_s + seconds, self._now_s)
+        if not (self._due and self._due[0][0] <= due_s) and is_alone(due_s):
+            self._now_s = due_s
+            return
         task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
 
         def wake() -> None:
@@ -63,7 +69,7 @@ class SimulatedTime(trio.abc.Clock):
             task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        self.at(self._now_s + seconds, wake)
+        self.at(due_s, wake)
         await trio.lowlevel.wait_task_rescheduled(abort)
 
 

@@ -10,7 +10,9 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.world import AMONG_SEVERAL, CLIENTS, EVERYWHERE, KNOBS, plan_of
+from tests.simulation import clocks, scheduling
+from tests.simulation.__main__ import noted
+from tests.simulation.world import AMONG_SEVERAL, CLIENTS, EVERYWHERE, KNOBS, plan_of, simulate
 
 #: Histories of the ordinary run, a quarter of a minute of one core; ``make torture`` and ``make simulate`` go on from there.
 COUNT = 200
@@ -50,6 +52,15 @@ def test_a_seed_is_the_same_history_in_every_process():
 def test_histories_are_equal_to_the_last_answer_and_its_time(count):
     once, again = (simulation("--count", str(count), "--first", "100", "--digest") for _ in range(2))
     assert json.loads(once.stdout)["digest"] == json.loads(again.stdout)["digest"]
+
+
+def test_a_history_is_the_same_whether_rounds_for_a_task_that_is_alone_are_left_out_or_made(monkeypatch):
+    plans = [plan_of(seed) for seed in (1, 5, 19)]
+    assert {plan.instances for plan in plans} == {1, 2, 3}
+    left_out = [noted(simulate(plan)) for plan in plans]
+    monkeypatch.setattr(scheduling, "is_alone", lambda until_s: False)
+    monkeypatch.setattr(clocks, "is_alone", lambda until_s: False)
+    assert [noted(simulate(plan)) for plan in plans] == left_out
 
 
 @pytest.mark.torture
