@@ -100,6 +100,24 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "whether one more prefix is remembered changes how soon it is made, and not its bytes",
     ),
     Equivalent(
+        "topic/step",
+        'self._prefix = b""',
+        "self._prefix = None",
+        "set with the first batch, and not looked at where there is none",
+    ),
+    Equivalent(
+        "page",
+        "known = _LENGTHS.get(size)",
+        "known = None",
+        "a prefix is made anew each time, of the same bytes",
+    ),
+    Equivalent(
+        "topic/publish",
+        "return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)",
+        "return publish(state, step, Publish(PublishRequest(ask.messages), None), now)",
+        "the size is for the mailbox, which the ask has left: no rule looks at it",
+    ),
+    Equivalent(
         "page",
         "if len(view) >= _CUT_AT_ONCE * calcsize(row):",
         "if len(view) > _CUT_AT_ONCE * calcsize(row):",

@@ -32,7 +32,7 @@ from plainsong.protocol.topic.asks import (
     Undelete,
 )
 from plainsong.protocol.topic.chain import COVERING, FOUND, MAX_BYTES, MAX_ROWS, RESTORED, ChainEntry, row_of
-from plainsong.protocol.topic.verify import KnownHead, Verifier
+from plainsong.protocol.topic.verify import MAX_FAULTS, KnownHead, Verifier
 from storage.inspect.describe import describe
 
 
@@ -220,6 +220,17 @@ def test_a_message_behind_the_last_entry_is_found():
     key, value = topic.messages()[-1]
     topic.store.tables[Table.MESSAGE][key[:-10] + b"\x00\x00\x7f" + key[-7:]] = value
     assert kinds(topic.verify()) == ["inserted"]
+
+
+def test_faults_beyond_those_that_are_listed_are_counted():
+    topic = ChainedTopic()
+    for number in range(MAX_FAULTS + 3):
+        topic.now_ms += 1
+        topic.publish(b"%d" % number)
+    for key, value in topic.messages():
+        topic.store.tables[Table.MESSAGE][key] = value + b"!"
+    found = topic.verify()
+    assert (len(found.faults), found.more_faults) == (MAX_FAULTS, 3)
 
 
 def test_two_messages_that_changed_places_are_found():

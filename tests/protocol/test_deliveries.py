@@ -337,3 +337,16 @@ def test_stored_rows_of_equal_extras_are_decoded_once(decoded, kind):
         case.payload_rows.append((PREFIX + struct.pack(">q", SEEN) + at, encode_row(row)))
     assert told_of(case, kind) == [b"1", b"3", b"5"]
     assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_row_that_ends_in_its_pointer_is_told_of_where_it_is_among_rows_of_other_pointers(cut):
+    case = Case()
+    values = [encode_row(MessageRow(b"seen", SEEN)), encode_row(MessageRow(b"gone", -SEEN))]
+    values.insert(1, (values[0][:1] + b"\x01" * 8)[:cut])
+    case.rows = [(PREFIX + pack_position(NOW_MS - 10, number), value) for number, value in enumerate(values)]
+    reader = Reader(Span(1, PREFIX, FIRST_BOUND, LAST_BOUND, NOW_MS, 0, None), View(8, frozenset(), frozenset()))
+    read(case, reader, 100)
+    seen, damaged = reader.told
+    assert seen[1] == b"seen"
+    assert damaged == pack_position(NOW_MS - 10, 1) + NO_PAYLOAD_PART

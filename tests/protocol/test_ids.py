@@ -150,3 +150,10 @@ def test_a_start_time_excludes_its_whole_millisecond_when_exclusive(time_ms, inc
 def test_a_start_time_below_zero_is_refused():
     with pytest.raises(InvalidParameter):
         bound_of(-1, inclusive=True)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
+def test_of_a_long_text_that_is_no_id_the_beginning_is_shown(length, shown):
+    with pytest.raises(InvalidMessageId) as refused:
+        parse_id("x" * length)
+    assert refused.value.detail == f"{shown!r} is not 40 hex digits"

@@ -9,7 +9,7 @@ from model_store import NAME, page_of
 
 from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, LAST_BOUND, NO_PAYLOAD_PART, after, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow, generation_prefix
-from plainsong.protocol.page import item
+from plainsong.protocol.page import ITEM_HEAD_BYTES, Page, item, messages_of
 from plainsong.protocol.rows import MessageRow, encode_row
 from plainsong.protocol.topic.asks import Span
 from plainsong.protocol.topic.reading import Paging
@@ -183,3 +183,10 @@ def test_expired_messages_before_a_damaged_row_are_no_page():
     rows[1] = (rows[1][0], b"\xff?")
     with pytest.raises(DamagedRow):
         page_of(rows, span())
+
+
+@pytest.mark.parametrize("size", [0, 1, ITEM_HEAD_BYTES, ITEM_HEAD_BYTES + 1, 63, 64])
+def test_items_of_one_length_are_cut_into_the_messages_that_were_put(size):
+    messages = [(pack_id(4_500, number), bytes([number]) * size) for number in range(40)]
+    page = Page([b"".join(item(*each) for each in messages)], count=40)
+    assert list(messages_of(page)) == list(page.messages()) == messages

@@ -324,6 +324,24 @@ def test_past_the_maximum_lifetime_only_pointers_that_nobody_knows_are_forgotten
     assert (P not in topic.core.state.pending) is forgotten
 
 
+def test_pointers_are_listed_by_their_first_rows_and_those_without_rows_last():
+    topic = Topic()
+    topic.keep(P, b"stored")
+    topic.publish(P + 2, b"first")
+    topic.publish(Q, b"second")
+    topic.publish(P + 2, b"third")
+    assert [each.pointer for each in topic.ask(ListPointers())] == [P + 2, Q, P]
+
+
+def test_a_pointer_counts_what_was_published_directly_and_what_was_stored_first():
+    topic = Topic()
+    topic.publish(P, b"inline")
+    topic.keep(P, b"a", b"bb")
+    topic.publish(P, b"last")
+    view = topic.view()
+    assert (view.messages, view.bytes, view.stored, view.stored_bytes) == (4, 13, 0, 0)
+
+
 def test_hidden_messages_are_those_from_the_pointers_first_row_on():
     topic = Topic()
     topic.plain(b"before")

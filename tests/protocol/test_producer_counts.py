@@ -40,6 +40,15 @@ def test_producers_that_make_room_are_counted():
     assert outcomes(topic, publish([1], "c"))["evicted"] == 1
 
 
+@pytest.mark.parametrize(("most", "evicted"), [(63, 1), (64, 2), (127, 2), (128, 3)])
+def test_of_many_producers_one_in_sixty_four_makes_room_besides_so_that_not_each_new_one_costs_a_mark(most, evicted):
+    topic = Topic(max_producers=most, producer_active_ms=1000)
+    for number in range(most):
+        topic.publish([1], f"p{number}")
+    topic.now_ms += 2000
+    assert outcomes(topic, publish([1], "new"))["evicted"] == evicted
+
+
 def test_a_producer_of_an_earlier_generation_is_kept_no_longer():
     topic = Topic()
     topic.publish([1])

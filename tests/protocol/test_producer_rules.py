@@ -406,6 +406,15 @@ def test_a_longer_memory_is_kept_and_has_a_bound_and_a_cap():
     topic.open("other", retention_ms=2 * DAY_MS)
 
 
+def test_a_session_may_ask_for_any_retention_from_none_to_the_cap():
+    topic = Topic(producer_retention_ms=DAY_MS, max_retention_ms=10 * DAY_MS)
+    for retention_ms in (0, 10 * DAY_MS):
+        topic.open(retention_ms=retention_ms)
+    for retention_ms in (-1, 10 * DAY_MS + 1):
+        with pytest.raises(InvalidParameter):
+            topic.open(retention_ms=retention_ms)
+
+
 def test_e38_the_longest_idle_make_room_and_when_all_are_active_the_new_one_is_sent_away():
     topic = Topic(max_producers=3, producer_active_ms=1000, max_long_producers=3)
     topic.open("long", retention_ms=30 * DAY_MS)
@@ -550,7 +559,9 @@ def test_a_session_is_opened_in_the_generation_that_its_client_knows():
 def test_e33_off_forgets_all_and_on_again_knows_from_where_on():
     topic = Topic()
     topic.publish([0, 1])
+    assert topic.page().enabled is True
     topic.ask(SetProperties({"deduplication": "disabled"}))
+    assert topic.page().enabled is False
     assert topic.book.known == {}
     assert topic.system_rows(b"p") == []
     receipt = topic.publish([1])
@@ -565,6 +576,14 @@ def test_e33_off_forgets_all_and_on_again_knows_from_where_on():
     assert topic.publish([0, 1]).duplicate
     assert topic.get().enabled_from == topic.page().enabled_from == last
     assert topic.payloads() == ["p0", "p1", "p1", "p0", "p1"]
+
+
+def test_where_producers_are_not_remembered_each_answer_under_a_pointer_says_so():
+    topic = Topic(TopicProperties(deduplication="disabled"))
+    topic.store_under(POINTER, None, None, ["a"])
+    first, again = (topic.publish_under(POINTER, [], "p", []) for _ in range(2))
+    assert again == first
+    assert first.verdict == again.verdict == ProducerVerdict("false", None)
 
 
 @pytest.mark.parametrize("rows", range(6))

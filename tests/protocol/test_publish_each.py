@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.errors import PlainsongError, TopicFull
 from plainsong.protocol.ids import SEQUENCES_PER_MS, consecutive_ids
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
@@ -65,3 +65,13 @@ def test_asked_at_once_or_one_after_the_other_comes_to_the_same(
     )
     assert [plain(each) for each in each_of(together, len(payloads))] == [plain(each) for each in alone]
     assert rows == rows_alone
+
+
+def test_of_messages_that_do_not_all_fit_each_has_its_own_verdict():
+    core = Asked(TopicProperties(max_bytes=100), TopicLimits(), 0)
+    (answers,), rows = core.step([PublishEach([b"x" * 50, b"y" * 90, b"z" * 5], 145)])
+    first, second, third = answers
+    assert isinstance(first, Receipt)
+    assert isinstance(second, TopicFull)
+    assert isinstance(third, Receipt)
+    assert len(rows) == 2

@@ -9,9 +9,10 @@ from producing_topic import NOW_MS, POINTER, Topic, publish
 from transactions_in_memory import START_MS, TransactionsInMemory
 
 from plainsong.protocol.errors import InvalidParameter, MalformedTransaction
-from plainsong.protocol.ids import FIRST_BOUND, unpack_id
+from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from plainsong.protocol.topic.asks import DescribeChain, Look, RollBackPointer
 from plainsong.protocol.topic.chain import LINK_BYTES, ChainEntry
@@ -36,6 +37,16 @@ def test_a_span_lists_as_many_undecided_pointers_as_were_asked_for():
     some = topic.ask(Look(FIRST_BOUND, undecided=2)).undecided
     assert len(some) == 2
     assert some < pointers
+
+
+def test_a_span_says_whether_messages_behind_its_start_have_expired():
+    topic = Topic(TopicProperties(ttl_s=60))
+    first = topic.ask(plain("first")).first_id
+    assert not topic.ask(Look(FIRST_BOUND)).expired
+    topic.now_ms += 61_000
+    topic.ask(plain("second"))
+    assert topic.ask(Look(FIRST_BOUND)).expired
+    assert not topic.ask(Look(after(first))).expired
 
 
 def test_nothing_is_published_with_a_time_up_to_a_moment_that_was_read_also_when_the_clock_goes_back():
@@ -63,6 +74,13 @@ def test_a_damaged_producer_is_listed_among_the_others_with_the_topics_generatio
     assert (damaged.name, damaged.damaged, damaged.generation) == ("a", True, 1)
     assert (damaged.epoch, damaged.last_sequence_id, damaged.pushed, damaged.active_ms) == (0, -1, -1, 0)
     assert (well.name, well.damaged, well.generation) == ("b", False, 1)
+
+
+def test_a_list_of_producers_says_what_loading_them_took():
+    topic = Topic()
+    topic.publish([1])
+    topic.book.replay_ms = 17  # as a load sets it
+    assert topic.page().snapshot.replay_ms == 17
 
 
 # --- chains ----------------------------------------------------------------------------------------

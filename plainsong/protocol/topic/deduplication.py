@@ -102,8 +102,8 @@ class DeduplicationVerdict:
 
     def stamp(self, rows: int) -> Stamp:
         """The stamp for the first of its ``rows`` rows."""
-        epoch = 0 if self.producer is None else self.producer.epoch
-        return Stamp(self.name, epoch, self.ids[self.new :], rows)
+        assert self.producer is not None  # by ``ensure_producer``
+        return Stamp(self.name, self.producer.epoch, self.ids[self.new :], rows)
 
     def position(self, sequence_id: int) -> bytes | None:
         """The position of a message stored before; None: not remembered."""
