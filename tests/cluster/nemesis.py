@@ -195,6 +195,15 @@ async def gateway_dies(attack: Attack) -> None:
     await attack.cluster.start_hbase("thrift")
 
 
+async def gateway_dies_twice(attack: Attack) -> None:
+    """The Thrift gateway is killed, and again while it starts, or soon after."""
+    attack.note("the Thrift gateway is killed twice")
+    for most_s in (8, 2):
+        await attack.cluster.kill_hbase("thrift")
+        await attack.cluster.start_hbase("thrift")
+        await attack.lasts(0, most_s)
+
+
 async def hbase_dies(attack: Attack) -> None:
     """Master, region server and ZooKeeper are killed, and started again."""
     attack.note("HBase and ZooKeeper are killed")
@@ -237,6 +246,19 @@ async def region_server_freezes(attack: Attack) -> None:
     process.send_signal(signal.SIGCONT)
     # It is told that it is taken for dead, and ends.
     await trio.to_thread.run_sync(process.wait, attack.stage.quiet_s)
+    await _start_again(attack, name)
+
+
+async def region_server_and_gateway_die(attack: Attack) -> None:
+    """The gateway is killed while the regions of a region server that was killed are on their way to the other."""
+    hbase, name = await _of_messages(attack)
+    attack.note(f"{name}, which has the messages, is killed, and the Thrift gateway seconds later")
+    await attack.cluster.kill_hbase(name)
+    await trio.to_thread.run_sync(hbase.expire, name)
+    await attack.lasts(0, 3)
+    await attack.cluster.kill_hbase("thrift")
+    await attack.cluster.start_hbase("thrift")
+    await attack.works_on()
     await _start_again(attack, name)
 
 

@@ -14,7 +14,11 @@ from tests.hbase_servers import HBaseServers
 SEED = 120
 #: How long it may take until a region is served again: the master starts, a log is split, all on a busy machine.
 QUIET_S = 900.0
-FAULTS = (nemesis.region_server_dies, nemesis.master_dies, nemesis.region_server_dies, nemesis.gateway_dies)
+FAULTS = (
+    *(nemesis.region_server_dies, nemesis.master_dies, nemesis.region_server_dies, nemesis.gateway_dies),
+    # Two at once: what was seen to be refused for long has to come back by itself.
+    *(nemesis.gateway_dies_twice, nemesis.region_server_and_gateway_die),
+)
 
 pytestmark = [pytest.mark.torture, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
