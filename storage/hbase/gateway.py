@@ -209,7 +209,8 @@ async def connect(address: Address, tls: Callable[[], ssl.SSLContext] | None) ->
 def _tls_failure(cause: BaseException | None) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not good: {cause.verify_message}"
-    if isinstance(cause, ssl.SSLEOFError) or not isinstance(cause, ssl.SSLError):
+    ended = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)  # which of them depends on Python's version
+    if ended or not isinstance(cause, ssl.SSLError):
         return "it closed the connection where TLS begins: does it speak TLS?"
     return f"no TLS: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
 
