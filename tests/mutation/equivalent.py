@@ -100,6 +100,30 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "whether one more prefix is remembered changes how soon it is made, and not its bytes",
     ),
     Equivalent(
+        "transactions/view",
+        "listed = False",
+        "listed = True",
+        "the same frozen set is made anew where nothing was listed",
+    ),
+    Equivalent(
+        "transactions/view",
+        "if pointer < 0:",
+        "if pointer < 1:",
+        "no row has the pointer 0: publishes refuse what is not above it, and rows without one are not asked about",
+    ),
+    Equivalent(
+        "transactions/manager",
+        "self._freezings += 1",
+        "self._freezings -= 1",
+        "a freeze is told from others by its number, which none other has, and which is not 0, either way",
+    ),
+    Equivalent(
+        "topic/chain_rules",
+        "items = [] if alike else batch.items_from(first)",
+        "items = [] if (alike) and False else batch.items_from(first)",
+        "of rows that are alike the wire form is digested, and no item is looked at",
+    ),
+    Equivalent(
         "topic/step",
         'self._prefix = b""',
         "self._prefix = None",

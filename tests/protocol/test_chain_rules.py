@@ -31,7 +31,7 @@ from plainsong.protocol.topic.asks import (
     StoreUnder,
     Undelete,
 )
-from plainsong.protocol.topic.chain import COVERING, FOUND, MAX_BYTES, MAX_ROWS, RESTORED, ChainEntry, row_of
+from plainsong.protocol.topic.chain import COVERING, FOUND, MAX_BYTES, MAX_ROWS, RESTORED, ChainEntry, pieces, row_of
 from plainsong.protocol.topic.verify import MAX_FAULTS, KnownHead, Verifier
 from storage.inspect.describe import describe
 
@@ -155,6 +155,20 @@ def test_a_large_request_has_entries_of_a_bounded_number_of_rows():
     assert found.messages == MAX_ROWS + 4
     rows = [ChainEntry.decode(key[-10:], value).rows for key, value in topic.entries()[1:]]
     assert rows == [MAX_ROWS, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cut"),
+    [
+        ([MAX_BYTES], [(0, 1)]),
+        ([MAX_BYTES // 2] * 2 + [1], [(0, 2), (2, 3)]),
+        ([MAX_BYTES * 2 // 5] * 5, [(0, 2), (2, 4), (4, 5)]),
+        ([MAX_BYTES + 1, 1, MAX_BYTES], [(0, 1), (1, 2), (2, 3)]),
+        ([0] * (2 * MAX_ROWS + 1), [(0, MAX_ROWS), (MAX_ROWS, 2 * MAX_ROWS), (2 * MAX_ROWS, 2 * MAX_ROWS + 1)]),
+    ],
+)
+def test_an_entry_covers_as_many_rows_as_its_bounds_of_rows_and_bytes_allow(sizes, cut):
+    assert pieces(sizes) == cut
 
 
 def test_a_topic_without_a_chain_has_no_entries_and_the_same_bytes_as_ever():

@@ -16,6 +16,7 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.tephra.state import decode_snapshot, encode_snapshot, manager_state
 from plainsong.protocol.transactions import asks
 from plainsong.protocol.transactions.asks import ChangeConflict, CompletePass
+from plainsong.protocol.transactions.ledger_rows import CHANGES, service_key
 from plainsong.protocol.transactions.outcomes import InvalidTruncateTime, kept_because
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, TransactionType
 
@@ -504,6 +505,48 @@ def test_an_abort_with_rows_is_over_only_when_they_are_rolled_back():
     assert at.standing(one + 1) == "aborted"
 
 
+def test_an_abort_of_what_was_aborted_rolls_nothing_back_again():
+    at = TransactionsInMemory()
+    one = at.new()
+    at.ask(asks.Abort(one, has_rows=True))
+    at.ask(asks.FinishAbort(one, complete=True))
+    assert at.ask(asks.Abort(one, has_rows=True)) == asks.Decision(one, "aborted", changed=False)
+
+
+def test_a_refusal_says_whether_the_transaction_is_being_aborted_or_committed():
+    at = TransactionsInMemory()
+    one, two = at.new(), at.new()
+    at.ask(asks.Abort(one, has_rows=True))
+    at.core.freeze(two)
+    for each, doing in ((one, "aborted"), (two, "committed")):
+        with pytest.raises(TransactionNotInProgress) as refused:
+            at.prepare(each, b"k")
+        assert refused.value.detail == f"transaction {each} is being {doing}"
+
+
+@pytest.mark.parametrize("end", ["abort", "invalidate"])
+def test_the_prepared_set_of_what_is_not_committed_leaves_the_disk(end):
+    at = TransactionsInMemory()
+    one = at.new()
+    at.prepare(one, b"k")
+    assert service_key(CHANGES, one) in at.rows
+    getattr(at, end)(one)
+    assert service_key(CHANGES, one) not in at.rows
+
+
+def test_a_set_that_a_crash_left_of_an_aborted_transaction_leaves_the_disk_with_the_next_step():
+    at = TransactionsInMemory()
+    one = at.new()
+    at.prepare(one, b"k")
+    key = service_key(CHANGES, one)
+    row = at.rows[key]
+    at.abort(one)
+    at.rows[key] = row
+    at.load()
+    at.new()
+    assert key not in at.rows
+
+
 def test_an_abort_begun_before_a_crash_can_only_be_finished():
     at = TransactionsInMemory()
     one = at.new()
@@ -759,8 +802,10 @@ def test_what_is_said_of_the_time_left_is_the_deadline_also_after_the_clock_went
     one = at.new(timeout_s=600)
     at.wall_ms -= 3 * 86_400_000
     at.load()
-    assert at.ask(asks.LookAt(one)).expires_ms <= at.wall_ms + 600_000
-    at.pass_s(601)
+    assert at.ask(asks.LookAt(one)).expires_ms == at.wall_ms + 600_000
+    at.pass_s(100)
+    assert at.ask(asks.LookAt(one)).expires_ms == at.wall_ms + 500_000
+    at.pass_s(501)
     at.tick()
     assert at.state(one) == "invalid"
 

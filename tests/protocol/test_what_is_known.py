@@ -9,7 +9,7 @@ from producing_topic import NOW_MS, POINTER, Topic, publish
 from transactions_in_memory import START_MS, TransactionsInMemory
 
 from plainsong.protocol.errors import InvalidParameter, MalformedTransaction
-from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
+from plainsong.protocol.ids import FIRST_BOUND, SEQUENCES_PER_MS, after, unpack_id
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
@@ -37,6 +37,15 @@ def test_a_span_lists_as_many_undecided_pointers_as_were_asked_for():
     some = topic.ask(Look(FIRST_BOUND, undecided=2)).undecided
     assert len(some) == 2
     assert some < pointers
+
+
+def test_messages_that_do_not_fit_into_their_millisecond_count_as_those_that_do():
+    together, divided = Topic(), Topic()
+    divided.state.sequence.advance_past(NOW_MS, SEQUENCES_PER_MS - 3)
+    for topic in (together, divided):
+        receipt = topic.ask(publish(None, None, ["a", "bb", "ccc", "dddd"]))
+    assert unpack_id(receipt.first_id).publish_ts_ms < unpack_id(receipt.last_id).publish_ts_ms
+    assert (divided.state.usage.messages, divided.state.usage.bytes) == (4, together.state.usage.bytes)
 
 
 def test_a_span_says_whether_messages_behind_its_start_have_expired():
