@@ -17,6 +17,8 @@ from plainsong.protocol.transactions.ledger_rows import AUTHORITY, service_key
 from storage.base import Deposed, StoreConflict, StoreUnusable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from storage.base import Row, Store
 
 #: The row of the metadata table: ``a``, the name of the authority.
@@ -86,7 +88,7 @@ async def _undecided(store: Store) -> list[str]:
     start = SYSTEM + POINTER
     found: dict[str, None] = {}
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         for key, value in rows:
             if _is_undecided(key, value):
                 found[_topic(key)] = None

@@ -31,6 +31,8 @@ from storage.base import read_rows
 from storage.cleaning import is_message, is_reference, payloads_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from actors.directory import Directory
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ChainView
@@ -133,7 +135,7 @@ async def _read_entries(
     entries: list[tuple[bytes, bytes]] = []
     size, all_read = 0, True
 
-    def take(found: list[Row]) -> bool:
+    def take(found: Sequence[Row]) -> bool:
         nonlocal size, all_read
         for key, value in found:
             if len(entries) >= limit or (size > max_bytes and len(entries) > 1):
@@ -178,7 +180,7 @@ class _Reading:
         start, stop = self._prefix + low, self._prefix + high + b"\x00"
         reference: Row | None = None
 
-        def take(found: list[Row]) -> bool:
+        def take(found: Sequence[Row]) -> bool:
             nonlocal reference
             for key, value in found:
                 position = key[-POSITION_BYTES:]
@@ -213,7 +215,7 @@ class _Reading:
         """Take the payload rows of a range, which a row publishes."""
         position = published[0][-POSITION_BYTES:]
 
-        def take(found: list[Row]) -> bool:
+        def take(found: Sequence[Row]) -> bool:
             for key, value in found:
                 last = self.rows[-1] if self.rows else None
                 if self._bytes > self._max_bytes and isinstance(last, StoredRow):

@@ -34,7 +34,7 @@ from storage.base import read_rows
 from storage.cleaning import is_message, is_reference, payloads_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.chain import Chain, ChainedRow
@@ -75,7 +75,7 @@ async def load_topic(
         await load_producers(state, metadata.generation, store)
     begun_s = trio.current_time()
 
-    def replay(rows: list[Row]) -> bool:
+    def replay(rows: Sequence[Row]) -> bool:
         state.replay(rows)
         return True
 
@@ -111,7 +111,7 @@ async def _load_high_water(name: TopicName, generation: int, store: Store) -> Hi
 async def _load_pointers(state: TopicState, generation: int, store: Store) -> None:
     start = system_key(POINTER, state.name, generation)
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         for key, value in rows:
             try:
                 pointer = parse_pointer_key(key)[2]
@@ -133,7 +133,7 @@ async def _load_pointers(state: TopicState, generation: int, store: Store) -> No
 
 
 async def _find_torn_payloads(state: TopicState, store: Store) -> None:
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         state.torn_payloads += [key for key, _ in rows]
         return True
 
@@ -170,7 +170,7 @@ async def _cover_some(chain: Chain, store: Store, torn: Collection[bytes], start
     """
     found: list[tuple[ChainedRow, Row]] = []
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         rows = [row for row in rows if row[0] not in torn]
         at = next((at for at, row in enumerate(rows) if is_reference(row) and is_message(row)), len(rows))
         chain.cover(rows[:at], {})
@@ -184,7 +184,7 @@ async def _cover_some(chain: Chain, store: Store, torn: Collection[bytes], start
     assert reference.stored is not None  # it is a reference, and can be read
     digest = StoredRows(reference.position, reference.stored)
 
-    def take_stored(rows: list[Row]) -> bool:
+    def take_stored(rows: Sequence[Row]) -> bool:
         for key, value in rows:
             digest.take(key[-POSITION_BYTES:], value)
         return True
@@ -197,7 +197,7 @@ async def _cover_some(chain: Chain, store: Store, torn: Collection[bytes], start
 async def _load_readers(state: TopicState, generation: int, store: Store) -> None:
     start = system_key(READER, state.name, generation)
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         for key, value in rows:
             try:
                 state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
@@ -222,7 +222,7 @@ async def load_producers(state: TopicState, generation: int, store: Store) -> No
     start = system_key(PRODUCER, state.name, generation)
     found: dict[str, Producer | None] = {}
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         for key, row in rows:
             name = key[len(start) :].decode("utf-8", "replace")
             try:

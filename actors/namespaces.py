@@ -33,7 +33,7 @@ from plainsong.protocol.topic.producer_state import INHERITED, NamespacePolicy
 from storage.base import Deposed, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from plainsong.protocol.properties import Deduplication
     from storage.base import Row, Store
@@ -76,7 +76,7 @@ class Namespaces:
         start = SYSTEM + NAMESPACE
         found: list[Row] = []
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             found.extend(rows)
             return True
 
@@ -193,7 +193,7 @@ class Namespaces:
         """Whether a namespace has a living topic."""
         alive = False
 
-        def any_lives(rows: list[Row]) -> bool:
+        def any_lives(rows: Sequence[Row]) -> bool:
             nonlocal alive
             alive = any(map(_lives, rows))
             return not alive

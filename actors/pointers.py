@@ -23,7 +23,7 @@ from plainsong.protocol.topic.state import TopicLimits
 from storage.base import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.transactions.manager import ManagerCore
@@ -252,7 +252,7 @@ async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
     """The topics with rows about each transaction's pointer. Raises StoreError."""
     found: dict[int, set[TopicName]] = {}
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         for key, _ in rows:
             try:
                 name, _, pointer = parse_pointer_key(key)

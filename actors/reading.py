@@ -20,7 +20,7 @@ from plainsong.protocol.transactions.view import AsOfView, Verdict
 from storage.base import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from actors.cache import Chunk, TopicCache
     from actors.directory import Directory
@@ -89,7 +89,7 @@ async def _walk_to_damage(store: Store, paging: Paging) -> None:
 async def _feed_to_damage(store: Store, table: Table, start: bytes, stop: bytes, feed: Callable[[Rows], bool]) -> None:
     """Of a list of rows that failed none came: begin again behind those that did, with a list of one."""
 
-    def fed(rows: list[Row]) -> bool:
+    def fed(rows: Sequence[Row]) -> bool:
         nonlocal start
         start = rows[-1][0] + b"\x00"
         return feed(rows)

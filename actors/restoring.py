@@ -257,7 +257,7 @@ class RestoredStore:
                 return True
         return False
 
-    def _settle_service(self, rows: list[Row]) -> None:
+    def _settle_service(self, rows: Sequence[Row]) -> None:
         """The service's rows as they are to be, the transactions that do not count, and who decides pointers."""
         records: dict[int, Record] = {}
         head: Head | None = None
@@ -321,7 +321,7 @@ class RestoredStore:
         """See ``Reads.get``."""
         found: list[bytes] = []
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             found.append(rows[0][1])
             return False
 
@@ -333,7 +333,7 @@ class RestoredStore:
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool = False,
         first_chunk: int = 64,

@@ -273,7 +273,7 @@ class Scrub:
         found: list[TopicName] = []
         keys = [b""]
 
-        def take(rows: list[Row]) -> None:
+        def take(rows: Sequence[Row]) -> None:
             for key, _ in rows:
                 try:
                     found.append(topic_of(key)[0])
@@ -354,7 +354,7 @@ class _Steps:
         """Where the first row stands that has not been read."""
         self._open: ScrubFinding | None = None
 
-    def look(self, rows: list[Row]) -> None:
+    def look(self, rows: Sequence[Row]) -> None:
         for row in rows:
             why = _fault(self._table, row)
             if not why:

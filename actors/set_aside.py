@@ -215,11 +215,11 @@ class _Work:
         about = {"format": FILE_FORMAT, "topic": str(self._name), "generation": self.span.generation, "atMs": now_ms}
         self._file.write(json.dumps(about) + "\n")
 
-    def _take(self, table: Table) -> Callable[[list[Row]], None]:
+    def _take(self, table: Table) -> Callable[[Sequence[Row]], None]:
         """What takes rows of a table; in the thread that reads them."""
         is_whole = is_message if table is Table.MESSAGE else is_payload
 
-        def take(rows: list[Row]) -> None:
+        def take(rows: Sequence[Row]) -> None:
             for row in rows:
                 self._found.rows += 1
                 whole = is_whole(row)

@@ -394,7 +394,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         claim = await self._store.claim(SERVICE_NAME)
         loader = LedgerLoader()
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             loader.feed(rows)
             return True
 

@@ -36,7 +36,7 @@ from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.usage import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from actors.directory import Directory
     from actors.observe import Clock
@@ -228,7 +228,7 @@ class Catalogue:
                 decoded[value] = found
             return found
 
-        def take_metadata(rows: list[Row]) -> bool:
+        def take_metadata(rows: Sequence[Row]) -> bool:
             for key, value in rows:
                 try:
                     metadata: Metadata = decode(value, Metadata.decode)
@@ -238,7 +238,7 @@ class Catalogue:
                     continue  # asking for the topic says what is wrong with it
             return True
 
-        def take_marks(rows: list[Row]) -> bool:
+        def take_marks(rows: Sequence[Row]) -> bool:
             for key, value in rows:
                 try:
                     parsed = parse_system_key(key)
@@ -249,7 +249,7 @@ class Catalogue:
                     continue
             return True
 
-        def take_pointers(rows: list[Row]) -> bool:
+        def take_pointers(rows: Sequence[Row]) -> bool:
             for key, value in rows:
                 try:
                     name, generation, pointer = parse_pointer_key(key)
@@ -287,7 +287,7 @@ class Catalogue:
         found: dict[TopicName, Metadata] = {}
         now_ms = self._clock.now_ms()
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             for key, value in rows:
                 try:
                     metadata = Metadata.decode(value)
@@ -322,7 +322,7 @@ class Catalogue:
         """How many living topics a name has created or brought back, in the whole store. Raises StoreError."""
         found, marker = 0, name.encode()
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             nonlocal found
             for _, value in rows:
                 if marker in value:  # most rows need no decoding

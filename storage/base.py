@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from plainsong.protocol.errors import PlainsongError, StorageFailed
-from plainsong.protocol.rows import HAS_POINTER
+from plainsong.protocol.rows import HAS_POINTER, PlainRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -196,7 +196,7 @@ class Reads(Protocol):
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool = False,
         first_chunk: int = 64,
@@ -345,7 +345,7 @@ async def read_rows(
     """At most ``limit`` rows of a range, as a list."""
     rows: list[Row] = []
 
-    def take(chunk: list[Row]) -> bool:
+    def take(chunk: Sequence[Row]) -> bool:
         rows.extend(chunk[: limit - len(rows)])
         return len(rows) < limit
 
@@ -387,7 +387,7 @@ GROWTH = 4
 class Blocks:
     """Rows that come some at a time, of some ten KiB of values together unless it is one or a few."""
 
-    lists: Iterable[list[Row]]
+    lists: Iterable[Sequence[Row]]
 
     def __iter__(self) -> Iterator[Row]:
         return chain.from_iterable(self.lists)
@@ -417,7 +417,7 @@ def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
         wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
 
 
-def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[list[Row]]:
+def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[Sequence[Row]]:
     """As ``chunks``, of rows that come in runs, some of which are ``Blocks``."""
     wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
     chunk: list[Row] = []
@@ -425,6 +425,14 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
     for run in runs:
         for rows in run.lists if isinstance(run, Blocks) else ([row] for row in run):
             at = 0
+            if isinstance(rows, PlainRows) and rows:
+                # They stay together, for whoever wants their wire form.
+                if chunk:
+                    yield chunk
+                    chunk, size, wanted = [], 0, min(wanted * GROWTH, MAX_CHUNK_ROWS)
+                while at < len(rows):
+                    yield rows[at : at + wanted]
+                    at, wanted = at + wanted, min(wanted * GROWTH, MAX_CHUNK_ROWS)
             while at < len(rows):
                 some = rows if not at and len(rows) <= wanted - len(chunk) else rows[at : at + wanted - len(chunk)]
                 added = sum(map(len, map(_VALUE, some)))
@@ -444,7 +452,7 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
         yield chunk
 
 
-def _what_fits(rows: list[Row], max_bytes: int, *, is_first: bool) -> tuple[list[Row], int]:
+def _what_fits(rows: Sequence[Row], max_bytes: int, *, is_first: bool) -> tuple[Sequence[Row], int]:
     """The first of some rows whose values take so many bytes at most, and one at least where they are the first."""
     size = 0
     for index, (_, value) in enumerate(rows):

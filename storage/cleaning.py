@@ -36,7 +36,7 @@ from plainsong.protocol.topic.usage import ROW_BYTES
 from storage.base import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from plainsong.protocol.names import TopicName
     from storage.base import Row, Store
@@ -265,7 +265,7 @@ class Sweep:
             start = rows[-1][0] + b"\x00"
             await trio.sleep((trio.current_time() - begun_s) * self._pause_factor)
 
-    async def _remove_payloads(self, rows: list[Row]) -> int:
+    async def _remove_payloads(self, rows: Sequence[Row]) -> int:
         """Remove the payload rows that message rows refer to, with pauses of its own; their number."""
         removed = 0
         for row in rows:
@@ -279,7 +279,7 @@ class Sweep:
         rows: list[Row] = []
         size = 0
 
-        def take(chunk: list[Row]) -> bool:
+        def take(chunk: Sequence[Row]) -> bool:
             nonlocal size
             chunk = chunk[: most - len(rows)]
             rows.extend(chunk)
@@ -305,7 +305,7 @@ class Sweep:
         start, stop = system_key(POINTER, name, first), stop_after(system_key(POINTER, name, last))
         found: list[int] = []
 
-        async def note(rows: list[Row]) -> int:
+        async def note(rows: Sequence[Row]) -> int:
             found.extend(transactional_pointers(parse_pointer_key(key)[2] for key, _ in rows))
             return 0
 
@@ -313,12 +313,12 @@ class Sweep:
         return found
 
 
-async def _nothing_before(rows: list[Row]) -> int:
+async def _nothing_before(rows: Sequence[Row]) -> int:
     del rows
     return 0
 
 
-def _due(rows: list[Row], now_ms: int) -> tuple[list[Row], int]:
+def _due(rows: Sequence[Row], now_ms: int) -> tuple[list[Row], int]:
     """The rows whose own time to live has passed, and when the next of the others expires (0: never)."""
     due = []
     later_ms = 0

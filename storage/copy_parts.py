@@ -35,7 +35,7 @@ from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.base import StoreUnusable, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from storage.base import Row, Store
 
@@ -107,7 +107,7 @@ async def contents_of(store: Store) -> Contents:
     """
     found = Contents()
 
-    def take(rows: list[Row]) -> bool:
+    def take(rows: Sequence[Row]) -> bool:
         for key, _ in rows:
             found.take(Table.METADATA, key)
         return True
@@ -198,7 +198,7 @@ async def survey(store: Store, part: Part, on_rows: Callable[[int], None] = lamb
     hashed = blake2b(digest_size=_DIGEST_BYTES)
     for span in sorted(part.spans, key=lambda span: (span.table, span.start)):
 
-        def take(rows: list[Row], span: Span = span) -> bool:
+        def take(rows: Sequence[Row], span: Span = span) -> bool:
             for row in rows:
                 _count(found, span.table, row)
                 hashed.update(_LENGTHS.pack(span.table, len(row[0]), len(row[1])) + row[0] + row[1])

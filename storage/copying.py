@@ -391,7 +391,7 @@ async def step_of(store: Store, span: Span, start: bytes) -> tuple[list[Row], bo
     size = 0
     more = False
 
-    def take(chunk: list[Row]) -> bool:
+    def take(chunk: Sequence[Row]) -> bool:
         nonlocal size, more
         for row in chunk:
             size += len(row[1])

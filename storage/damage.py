@@ -13,7 +13,7 @@ from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES, topi
 from storage.base import Unreadable, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from storage.base import Reads, Row
 
@@ -31,7 +31,7 @@ class Gap(NamedTuple):
 
 
 async def read_around(
-    store: Reads, table: Table, start: bytes, stop: bytes, end: bytes, take: Callable[[list[Row]], object]
+    store: Reads, table: Table, start: bytes, stop: bytes, end: bytes, take: Callable[[Sequence[Row]], object]
 ) -> list[Gap]:
     """Give all rows of ``[start, stop)`` that can be read to ``take``; the answer are the places that cannot be.
 
@@ -42,7 +42,7 @@ async def read_around(
     """
     gaps: list[Gap] = []
 
-    def taken(rows: list[Row]) -> bool:
+    def taken(rows: Sequence[Row]) -> bool:
         nonlocal start
         take(rows)
         start = rows[-1][0] + b"\x00"
@@ -62,7 +62,9 @@ async def read_around(
     return gaps
 
 
-async def approach(store: Reads, table: Table, start: bytes, stop: bytes, look: Callable[[list[Row]], object]) -> bytes:
+async def approach(
+    store: Reads, table: Table, start: bytes, stop: bytes, look: Callable[[Sequence[Row]], object]
+) -> bytes:
     """Read row by row up to the first that cannot be, since of a list that failed none came; where that is.
 
     Raises StoreError.

@@ -216,7 +216,7 @@ class FaultyStore(Faults):
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool = False,
         first_chunk: int = 64,
@@ -226,7 +226,7 @@ class FaultyStore(Faults):
         fault = await self._begin("scan")
         left = -1 if fault is None or fault.applied is True else int(fault.applied)
 
-        def counted(rows: list[Row]) -> bool:
+        def counted(rows: Sequence[Row]) -> bool:
             nonlocal left
             if left < 0:
                 return feed(rows)

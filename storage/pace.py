@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from plainsong.protocol.effects import Table
     from storage.base import Reads, Row
@@ -41,7 +41,7 @@ class Pace:
 
 
 async def paced_rows(
-    view: Reads, table: Table, start: bytes, stop: bytes, pace: Pace, work: Callable[[list[Row]], object]
+    view: Reads, table: Table, start: bytes, stop: bytes, pace: Pace, work: Callable[[Sequence[Row]], object]
 ) -> AsyncGenerator[int, None]:
     """Read a range in steps; ``work`` runs with the rows of each in the thread that reads them.
 
@@ -63,13 +63,13 @@ async def paced_rows(
 class _Step:
     """Rows of one step; in a worker thread."""
 
-    def __init__(self, work: Callable[[list[Row]], object]) -> None:
+    def __init__(self, work: Callable[[Sequence[Row]], object]) -> None:
         self._work = work
         self.last: bytes | None = None
         self.size = 0
         self.cut = False
 
-    def take(self, rows: list[Row]) -> bool:
+    def take(self, rows: Sequence[Row]) -> bool:
         self._work(rows)
         self.size += sum(len(key) + len(value) for key, value in rows)
         self.last = rows[-1][0]

@@ -27,7 +27,7 @@ from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.producer_state import SYSTEM_NAMESPACE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from actors.namespaces import Namespaces
     from broker.cluster.membership import Membership
@@ -167,7 +167,7 @@ class Definitions:
     async def _now(self) -> Document:
         found = Document()
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             for key, value in rows:
                 try:
                     name, metadata = topic_of(key)[0], Metadata.decode(value)

@@ -105,7 +105,7 @@ class TopicMetrics:
     async def _with_kept(self, topics: set[TopicName]) -> set[TopicName]:
         found: set[TopicName] = set()
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             for key, _ in rows:
                 try:
                     name = parse_system_key(key).name

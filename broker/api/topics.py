@@ -25,7 +25,7 @@ from plainsong.protocol.topic.asks import Create, Describe, Remove, SetPropertie
 from plainsong.protocol.topic.producer_state import effective_policy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from actors.directory import Directory
     from actors.namespaces import Namespaces
@@ -175,7 +175,7 @@ class Topics:
         start, stop = namespace_range(namespace)
         names: list[str] = []
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             names.extend(topic_of(key)[0].topic for key, value in rows if _lives((key, value)))
             return True
 

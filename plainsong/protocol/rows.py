@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import itertools
 import struct
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import msgpack
 
@@ -35,7 +37,7 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix, read_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 PLAIN = 0x00
 HAS_POINTER = 0x01
@@ -60,6 +62,33 @@ def plain_wire(positions: Sequence[bytes], values: Sequence[bytes]) -> bytes:
     parts = [ITEM_START, b"", PLAIN_GAP, b""] * len(values)
     parts[1::4], parts[3::4] = positions, values
     return b"".join(parts)
+
+
+class PlainRows(Sequence[tuple[bytes, bytes]]):
+    """Rows of a topic that have a payload and nothing else, in the order of their keys, where a store keeps them together.
+
+    They are keys and values as in any list of rows. Whoever wants their wire form has it without an object for each. Slices
+    are rows of this kind, too.
+    """
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[bytes, bytes]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PlainRows: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int | slice) -> tuple[bytes, bytes] | PlainRows: ...
+
+    @abstractmethod
+    def within(self, most: int, most_bytes: int) -> int:
+        """How many of the first rows are ``most`` at most, and in wire form ``most_bytes``."""
+
+    @abstractmethod
+    def wire(self) -> bytes:
+        """Their wire form, as of ``plain_wire``."""
 
 
 @dataclass(slots=True)

@@ -216,7 +216,7 @@ class Cut:
         """Every topic, also those that are deleted, by name. Raises StoreError."""
         found: list[CutTopic] = []
 
-        def take(rows: list[Row]) -> None:
+        def take(rows: Sequence[Row]) -> None:
             found.extend(CutTopic(topic_of(key)[0], _metadata(value)) for key, value in rows)
 
         gaps: list[Gap] = []
@@ -227,7 +227,7 @@ class Cut:
         return found
 
     async def _steps(
-        self, table: Table, start: bytes, stop: bytes, work: Callable[[list[Row]], object], gaps: list[Gap] | None
+        self, table: Table, start: bytes, stop: bytes, work: Callable[[Sequence[Row]], object], gaps: list[Gap] | None
     ) -> AsyncGenerator[int, None]:
         """Read a range in steps, as ``paced_rows``; what is unreadable is added to ``gaps``, where it may be left out.
 
@@ -235,7 +235,7 @@ class Cut:
         """
         at = start
 
-        def seen(rows: list[Row]) -> None:
+        def seen(rows: Sequence[Row]) -> None:
             nonlocal at
             work(rows)
             at = rows[-1][0] + b"\x00"
@@ -365,7 +365,7 @@ class Cut:
                     pass
         return found
 
-    def _listed(self, rows: list[Row], table: str, about: TopicName | None = None) -> Page:
+    def _listed(self, rows: Sequence[Row], table: str, about: TopicName | None = None) -> Page:
         page = Page()
         for window in keyed_windows(rows):
             name = _name_of(window.data)
@@ -414,7 +414,7 @@ class Cut:
     async def _first(self, start: bytes, stop: bytes) -> Row | None:
         found: list[Row] = []
 
-        def take(rows: list[Row]) -> bool:
+        def take(rows: Sequence[Row]) -> bool:
             found.append(rows[0])
             return False
 

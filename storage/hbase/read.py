@@ -15,7 +15,7 @@ from storage.hbase.owners import EPOCHS_KEY
 from storage.hbase.scan import ScannedRow, ScanRange, first_rows, merged_rows, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from storage.base import Row
     from storage.hbase.layout import Head
@@ -43,7 +43,7 @@ class RowReader:
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool,
         first_chunk: int,
@@ -230,7 +230,7 @@ async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator
 class ChunkedRows:
     """Gathers rows for ``feed`` in lists that begin small and stay bounded, as ``storage.base.chunks`` does."""
 
-    def __init__(self, feed: Callable[[list[Row]], bool], first_chunk: int, *, values: bool) -> None:
+    def __init__(self, feed: Callable[[Sequence[Row]], bool], first_chunk: int, *, values: bool) -> None:
         self._feed = feed
         self._values = values
         self._wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))

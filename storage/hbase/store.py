@@ -204,7 +204,7 @@ class HBaseStore:
             return await self._reader.metadata(key)
         rows: list[Row] = []
 
-        def feed(chunk: list[Row]) -> bool:
+        def feed(chunk: Sequence[Row]) -> bool:
             rows.extend(chunk)
             return False
 
@@ -216,7 +216,7 @@ class HBaseStore:
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool = False,
         first_chunk: int = 64,
@@ -278,10 +278,10 @@ class HBaseRows:
         async with await HBaseStore.open(self._addresses, self._options):
             pass
 
-    def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
+    def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
         """As ``Store.scan``, upwards. Raises StoreError, StoreUnusable."""
         trio.run(partial(self._scan, table, start, stop, feed))
 
-    async def _scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
+    async def _scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
         async with await HBaseStore.open(self._addresses, self._options) as store:
             await store.scan(table, start, stop, feed)

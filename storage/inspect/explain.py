@@ -15,7 +15,7 @@ from storage.base import StoreError
 from storage.inspect.describe import DescribedRow, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.records import Metadata
@@ -63,7 +63,7 @@ class RowFilter:
 class RowSource(Protocol):
     """A store whose rows can be scanned."""
 
-    def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[list[Row]], bool]) -> None:
+    def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
         """As ``Store.scan``, upwards; blocks. Raises StoreError."""
         ...
 
@@ -74,7 +74,7 @@ def walk(rows: RowSource, table: Table, take: Callable[[DescribedRow], bool]) ->
     Returns the store's error if it could not read on, else an empty string.
     """
 
-    def feed(chunk: list[Row]) -> bool:
+    def feed(chunk: Sequence[Row]) -> bool:
         return all(take(describe(table, key, value)) for key, value in chunk)
 
     try:

@@ -22,12 +22,12 @@ from plainsong.protocol.effects import Table
 from storage.base import Blocks, StoreDamaged, StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
-from storage.leveldb.packs import MARK, PACKED_TABLE, Pack
+from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, PlainPart
 from storage.leveldb.room_ahead import STEP_BYTES, RoomAhead
 from storage.leveldb.torn_end import left_out, torn_end
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from storage.base import Row
@@ -219,7 +219,7 @@ class Readable:
 
     def _blocks_up(
         self, table: Table, start: bytes, stop: bytes, values: bool, cache: bool, wanted: int
-    ) -> Generator[list[Row], None, None]:
+    ) -> Generator[Sequence[Row], None, None]:
         """The rows of ``[start, stop)``, of which some are in packs, some at a time."""
         byte = _TABLE_BYTE[table]
         with closing(self._stored(table, cache, start=start)) as iterator:
@@ -252,7 +252,7 @@ class Readable:
 
     def _blocks_down(
         self, table: Table, start: bytes, stop: bytes, values: bool, cache: bool, wanted: int
-    ) -> Generator[list[Row], None, None]:
+    ) -> Generator[Sequence[Row], None, None]:
         """The rows of ``[start, stop)``, of which some are in packs, some at a time."""
         byte = _TABLE_BYTE[table]
         with closing(self._stored(table, cache, start=stop)) as iterator:
@@ -297,7 +297,7 @@ def _some(stored: Iterator[Row], size: int) -> tuple[list[Row], BaseException | 
 
 def _taken_apart(
     stored: Iterable[Row], start: bytes, stop: bytes, *, values: bool, wanted: int, reverse: bool = False
-) -> Iterator[list[Row]]:
+) -> Iterator[Sequence[Row]]:
     """The rows in rows as LevelDB has them, in the order in which these come; those of ``[start, stop)``."""
     plain: list[Row] = []
     for key, value in stored:
@@ -311,7 +311,9 @@ def _taken_apart(
         pack = Pack(key, value)
         low, end = pack.index(start), pack.index(stop)
         part = max(wanted, _FEW_ROWS) if wanted else end - low
-        if reverse:
+        if values and not reverse and pack.is_plain:
+            yield PlainPart(pack, low, end)
+        elif reverse:
             if part < end - low:
                 yield pack.rows(end - part, end, values=values)[::-1]
                 end -= part

@@ -18,18 +18,18 @@ never is 90, as its bit 80 says (``plainsong.protocol.rows``); a value that begi
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from itertools import accumulate, groupby, islice, pairwise, repeat
 from operator import lt
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import plyvel
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
-from plainsong.protocol.page import cut_rows
-from plainsong.protocol.rows import HAS_TTL
+from plainsong.protocol.page import ITEM_START, cut_rows
+from plainsong.protocol.rows import HAS_TTL, PLAIN, PLAIN_BESIDE_BYTES, PLAIN_GAP, PlainRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,6 +56,7 @@ _LENGTHS_DIFFER = (1 << 32) - 1
 _MAX_TAIL_BYTES = 255
 _TABLE_BYTE = bytes([PACKED_TABLE])
 _HAS_TTL = bytes([HAS_TTL])
+_PLAIN_ONLY = {PLAIN}
 
 
 # --- making ----------------------------------------------------------------------------------------
@@ -82,8 +83,8 @@ def packs_of(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes]) 
     return list(_packs(prefix, suffixes, values, lengths))
 
 
-def _ascend(suffixes: Sequence[bytes]) -> bool:
-    return all(map(lt, suffixes, islice(suffixes, 1, None)))
+def _ascend(values: Sequence[Any]) -> bool:
+    return all(map(lt, values, islice(values, 1, None)))
 
 
 def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Iterator[Row]:
@@ -149,7 +150,7 @@ def laid_out(rows: Iterable[Row]) -> Iterator[Row]:
 class Pack:
     """A pack as it was read."""
 
-    __slots__ = ("_ends", "_length", "_prefix", "_tail", "_tails_at", "_value", "_values_at", "count", "key")
+    __slots__ = ("_bounds", "_length", "_prefix", "_tail", "_tails_at", "_value", "_values_at", "count", "key")
 
     count: int
     """How many rows it has."""
@@ -161,20 +162,23 @@ class Pack:
         """
         self.key, self._value = key, value
         at = _HEAD.size
-        self._ends: Sequence[int] | None = None
+        #: Where each value begins, and the last one ends; None: they have one length.
+        self._bounds: Sequence[int] | None = None
         try:
             _, self._tail, self.count, self._length = _HEAD.unpack_from(value)
-            size = self._length * self.count
+            self._tails_at, self._values_at = at, at + self._tail * self.count
+            end = self._values_at + self._length * self.count
             if self._length == _LENGTHS_DIFFER:
-                self._ends = list(accumulate(struct.unpack_from(f">{self.count}I", value, at), initial=0))
-                at += self.count * _LENGTH_BYTES
-                size = self._ends[-1]
+                lengths = struct.unpack_from(f">{self.count}I", value, at)
+                self._tails_at += self.count * _LENGTH_BYTES
+                self._values_at += self.count * _LENGTH_BYTES
+                self._bounds = list(accumulate(lengths, initial=self._values_at))
+                end = self._bounds[-1]
         except struct.error:
             raise _damaged(key) from None
-        self._tails_at, self._values_at = at, at + self._tail * self.count
         self._prefix = key[: len(key) - self._tail]
         if (
-            len(value) != self._values_at + size
+            len(value) != end
             or not (self._tail <= len(key) if self.count > 1 and self._tail else self.count == 1)
             or self.key_at(self.count - 1) != key
         ):
@@ -197,10 +201,12 @@ class Pack:
     def get(self, key: bytes) -> bytes | None:
         """The value of one of its rows; None: there is no such row."""
         index = self.index(key)
-        if index == self.count or self.key_at(index) != key:
-            return None
-        if self._ends is not None:
-            return self._value[self._values_at + self._ends[index] : self._values_at + self._ends[index + 1]]
+        return None if index == self.count or self.key_at(index) != key else self.value_at(index)
+
+    def value_at(self, index: int) -> bytes:
+        """The value of a row."""
+        if self._bounds is not None:
+            return self._value[self._bounds[index] : self._bounds[index + 1]]
         at = self._values_at + index * self._length
         return self._value[at : at + self._length]
 
@@ -218,15 +224,92 @@ class Pack:
             at = self._tails_at
             tails = self._value[at + first * self._tail : at + stop * self._tail]
             keys = map(self._prefix.__add__, cut_rows(tails, f"{self._tail}s"))
-        return list(zip(keys, self._values(first, stop) if values else repeat(b"", stop - first), strict=True))
+        return list(zip(keys, self.values(first, stop) if values else repeat(b"", stop - first), strict=True))
 
-    def _values(self, first: int, stop: int) -> Iterable[bytes]:
+    @property
+    def is_plain(self) -> bool:
+        """Whether all its rows have a payload and nothing else, and keys that differ in their positions alone."""
+        if self._tail > POSITION_BYTES:
+            return False
+        value, bounds = self._value, self._bounds
+        if bounds is None:
+            return self._length > 0 and value[self._values_at :: self._length].count(PLAIN) == self.count
+        # The first byte of a value that is empty would be the next one's.
+        return _ascend(bounds) and set(map(value.__getitem__, islice(bounds, self.count))) == _PLAIN_ONLY
+
+    def values(self, first: int, stop: int) -> Iterable[bytes]:
+        """The values of its rows from one index to another."""
         value, at, length = self._value, self._values_at, self._length
-        if self._ends is not None:
-            return [value[at + low : at + high] for low, high in pairwise(self._ends[first : stop + 1])]
+        if self._bounds is not None:
+            return [value[low:high] for low, high in pairwise(self._bounds[first : stop + 1])]
         if not length:
             return repeat(b"", stop - first)
         return cut_rows(memoryview(value)[at + first * length : at + stop * length], f"{length}s")
+
+    def wire(self, first: int, stop: int) -> bytes:
+        """The wire form of plain rows from one index to another."""
+        # The bytes before the values are one row's as often as there are rows, and the tails are put in column by column.
+        tail, rows = self._tail, stop - first
+        shared = self.key[-POSITION_BYTES : len(self.key) - tail]
+        heads = bytearray((ITEM_START + shared + bytes(tail) + PLAIN_GAP) * rows)
+        at = self._tails_at + first * tail
+        for column in range(tail):
+            tails = self._value[at + column : at + rows * tail : tail]
+            heads[len(ITEM_START) + len(shared) + column :: PLAIN_BESIDE_BYTES] = tails
+        parts = [b""] * (2 * rows)
+        parts[::2], parts[1::2] = cut_rows(memoryview(heads), f"{PLAIN_BESIDE_BYTES}s"), self.values(first, stop)
+        return b"".join(parts)
+
+    def within(self, first: int, stop: int, most_bytes: int) -> int:
+        """How many rows from one index to another take so many bytes in wire form at most, if they are plain."""
+        bounds = self._bounds
+        if bounds is None:
+            most: int = most_bytes // (PLAIN_BESIDE_BYTES + self._length)
+            return max(0, min(stop - first, most))
+        begin = bounds[first]
+        sizes = range(1, stop - first + 1)
+        found: int = bisect_right(
+            sizes, most_bytes, key=lambda rows: PLAIN_BESIDE_BYTES * rows + bounds[first + rows] - begin
+        )
+        return found
+
+
+class PlainPart(PlainRows):
+    """Rows of a pack one behind the other that have a payload and nothing else."""
+
+    __slots__ = ("_first", "_pack", "_stop")
+
+    def __init__(self, pack: Pack, first: int, stop: int) -> None:
+        self._pack, self._first, self._stop = pack, first, max(first, stop)
+
+    def __len__(self) -> int:
+        return self._stop - self._first
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._pack.rows(self._first, self._stop))
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PlainPart: ...
+
+    def __getitem__(self, index: int | slice) -> Row | PlainPart:
+        if isinstance(index, slice):
+            first, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("rows of a pack are sliced one behind the other")
+            return PlainPart(self._pack, self._first + first, self._first + stop)
+        at = range(self._first, self._stop)[index]
+        return self._pack.key_at(at), self._pack.value_at(at)
+
+    def within(self, most: int, most_bytes: int) -> int:
+        """See ``PlainRows``."""
+        return min(most, self._pack.within(self._first, self._stop, most_bytes))
+
+    def wire(self) -> bytes:
+        """See ``PlainRows``."""
+        return self._pack.wire(self._first, self._stop)
 
 
 def _damaged(key: bytes) -> Exception:

@@ -228,7 +228,7 @@ class LevelDBTables:
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool = False,
         first_chunk: int = 64,
@@ -281,7 +281,7 @@ class LevelDBTables:
         first_chunk: int,
         values: bool,
         view: PinnedView | None = None,
-    ) -> Generator[list[Row], None, None]:
+    ) -> Generator[Sequence[Row], None, None]:
         if start >= stop:
             return
         cache = first_chunk <= _FEW_ROWS

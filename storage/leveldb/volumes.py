@@ -256,7 +256,7 @@ class Volumes:
         values: bool = True,
         cache: bool = False,
         view: PinnedView | None = None,
-    ) -> Iterator[Iterator[list[Row]]]:
+    ) -> Iterator[Iterator[Sequence[Row]]]:
         """The rows of ``[start, stop)``, now or in a view, as lists: see ``storage.base.chunks``.
 
         Iterating raises plyvel's errors, and StoreError.

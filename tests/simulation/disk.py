@@ -124,7 +124,7 @@ class DiskStore(MemoryStore):
         table: Table,
         start: bytes,
         stop: bytes,
-        feed: Callable[[list[Row]], bool],
+        feed: Callable[[Sequence[Row]], bool],
         *,
         reverse: bool = False,
         first_chunk: int = 64,

@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
-from plainsong.protocol.ids import pack_position
+from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
-from plainsong.protocol.rows import MessageRow, encode_row, plain_head
+from plainsong.protocol.rows import MessageRow, PlainRows, encode_row, plain_head
+from plainsong.protocol.topic.asks import Span
+from plainsong.protocol.topic.reading import Paging
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore, packs, tidying
-from storage.leveldb.packs import MARK, PACK_BYTES, Pack, packs_of, stored
+from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, packs_of, stored
 from tests.storage.contract import LAST, everything
 from tests.storage.rolling_contract import under
 
@@ -81,6 +83,82 @@ def test_a_pack_gives_the_rows_it_was_made_of(values, first, step, pack_bytes):
             assert (pack.index(key), pack.index(key + b"\x00"), pack.get(key)) == (at, at + 1, value)
         assert pack.get(inside[0][0] + b"\x00") is None
         assert (pack.index(b""), pack.index(b"\xff")) == (0, pack.count)
+
+
+PLAIN_VALUES = st.one_of(
+    st.lists(st.binary(max_size=40).map(lambda payload: plain_head(len(payload)) + payload), min_size=16, max_size=60),
+    st.tuples(st.integers(16, 60), st.integers(0, 40)).map(
+        lambda shape: [plain_head(shape[1]) + bytes([n]) * shape[1] for n in range(shape[0])]
+    ),
+)
+
+
+@given(
+    values=PLAIN_VALUES,
+    first=st.integers(0, 300),
+    cut=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    lists=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    limit=st.integers(1, 80),
+    max_bytes=st.integers(1, 3000),
+    since=st.integers(0, 400),
+)
+def test_a_page_of_plain_rows_that_stay_together_is_that_of_rows_one_by_one(
+    values, first, cut, lists, limit, max_bytes, since
+):
+    ((key, value),) = packs_of(PREFIX, [pack_position(1000, first + n) for n in range(len(values))], values)
+    pack = Pack(key, value)
+    assert pack.is_plain
+    low, stop = sorted(min(each, pack.count) for each in cut)
+    together = PlainPart(pack, low, stop)
+    rows = pack.rows(low, stop)
+    assert (list(together), len(together)) == (rows, len(rows))
+    assert [together[at] for at in range(-len(rows), len(rows))] == rows + rows
+    span = Span(1, PREFIX, pack_position(1000, since) + NO_PAYLOAD_PART, b"\xff" * 20, 2000, 0, None)
+
+    def page(some):
+        paging, at, goes_on = Paging(span, limit, max_bytes), 0, True
+        for size in (*lists, len(rows)):
+            goes_on = goes_on and paging.feed_rows(some[at : at + size])
+            at += size
+        made = paging.page()
+        return b"".join(made.parts), made.count, made.payload_bytes, made.last_id, made.end, goes_on
+
+    reached = [row for row in rows if row[0] >= PREFIX + pack_position(1000, since)]
+    behind = len(rows) - len(reached)
+    assert page(together[behind:]) == page(reached)
+
+
+@pytest.mark.parametrize(
+    "other", [b"\x01" + bytes(8) + b"\x02a", encode_row(MessageRow(b"a", extras={"i": 1})), b"", b"\x08"]
+)
+@pytest.mark.parametrize("at", [0, 7, 15])
+def test_rows_of_which_one_has_more_than_a_payload_do_not_stay_together(at, other):
+    for plain in (b"\x00\x02a", b"\x00" + b"x" * (len(other) - 1)):
+        values = [plain] * 16
+        values[at] = other
+        pack = Pack(*packs_of(PREFIX, [pack_position(1000, n) for n in range(16)], values)[0])
+        assert not pack.is_plain
+        assert pack.rows() == rows_of(request(0, values))
+
+
+async def test_a_scan_keeps_plain_rows_together_in_lists_of_the_lengths_that_it_was_asked_for(store):
+    await store.write([request(0, [plain_head(100) + bytes(100)] * 1000)], claim=None)
+    await store.write([put_one(MESSAGE, PREFIX + pack_position(2000, 0), b"\x00\x02a")], claim=None)
+    lists = []
+
+    def feed(rows):
+        lists.append(rows)
+        return True
+
+    start, stop = PREFIX + pack_position(1000, 5), PREFIX + b"\xff"
+    await store.scan(MESSAGE, start, stop, feed, first_chunk=10)
+    assert [row for rows in lists for row in rows] == (await everything(store))[5:]
+    assert [isinstance(rows, PlainRows) for rows in lists] == [True] * (len(lists) - 1) + [False]
+    assert [len(rows) for rows in lists[:2]] == [10, 40]
+    lists.clear()
+    await store.scan(MESSAGE, start, stop, feed, first_chunk=10, values=False)
+    await store.scan(MESSAGE, start, stop, feed, first_chunk=10, reverse=True)
+    assert not any(isinstance(rows, PlainRows) for rows in lists)
 
 
 def test_rows_that_gain_nothing_by_it_stay_what_they_are():

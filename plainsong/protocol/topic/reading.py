@@ -29,6 +29,7 @@ from plainsong.protocol.rows import (
     NO_PAYLOAD,
     PLAIN,
     PLAIN_BESIDE_BYTES,
+    PlainRows,
     Stored,
     decode_row,
     expires_ms_of,
@@ -167,6 +168,8 @@ class Walk(InlineDelivery):
         raise NotImplementedError
 
     def _feed(self, rows: Rows) -> bool:
+        if isinstance(rows, PlainRows):
+            return self._feed_inline(rows, _PLAIN_ONLY)
         flags = {value[0] if value else -1 for _, value in rows}
         if flags != _PLAIN_ONLY:
             self.is_plain = False
@@ -324,12 +327,26 @@ class Paging(Walk):
 
     def _deliver_plain(self, rows: Rows) -> bool:
         """As for any walk; rows that fit become one part, without an item for each."""
+        if isinstance(rows, PlainRows):
+            return self._deliver_together(rows)
         values = [value for _, value in rows]
         size = sum(map(len, values)) + PLAIN_BESIDE_BYTES * len(values)
         if not rows or self.held_by is not None or not self.fits(len(values), size):
             return super()._deliver_plain(rows)
         positions = [key[-POSITION_BYTES:] for key, _ in rows]
         return self.feed_part(plain_wire(positions, values), len(values), positions[-1] + NO_PAYLOAD_PART)
+
+    def _deliver_together(self, rows: PlainRows) -> bool:
+        """Of rows that the store keeps together those that fit are one part; the page ends before the others."""
+        taken = rows.within(self._room, self._bytes_room)
+        if self.held_by is not None or not (taken or self._count):
+            return super()._deliver_plain(rows)
+        if taken:
+            some = rows[:taken]
+            self.feed_part(some.wire(), taken, some[-1][0][-POSITION_BYTES:] + NO_PAYLOAD_PART)
+        if taken < len(rows):
+            self._cut = self.done = True
+        return not self.done
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         taken = self._fitting(items)
