@@ -87,7 +87,7 @@ async def run(
     seed: int,
     *,
     clients: int = 2,
-    between: int = 40,
+    between: int = 20,
     plain: bool = False,
     quiet_s: float = QUIET_S,
     restless: bool = False,

@@ -19,8 +19,12 @@ from tests.daemon.harness import Daemon, DaemonEnded, free_port
 from tests.freezing import freeze
 from tests.hbase_server import HBase
 
-#: Nothing waits for long, so that what has to be over soon is.
-SETTINGS = ("storage.min_free_bytes=0", "storage.hbase.timeout_s=3", "retention.interval_s=1")
+#: Nothing waits for long, so that what has to be over soon is. A start sends each gateway a frame of two cells, and
+#: some dozens of starts 18 MiB each through a proxy.
+SETTINGS = (
+    *("storage.min_free_bytes=0", "storage.hbase.timeout_s=3", "retention.interval_s=1"),
+    "storage.hbase.max_cell_bytes=1 MiB",
+)
 #: ZooKeeper takes no less than two of its ticks.
 SESSION_TIMEOUT_S = 4
 #: How long it may take until a daemon stays, HBase being slow.

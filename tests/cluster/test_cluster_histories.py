@@ -67,7 +67,11 @@ async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
     processes = f"http.processes={1 + front_ends}"
     async with open_cluster(hbase, tmp_path, 3, processes, clocks=CLOCKS, links=True) as cluster:
         report = await run(
-            cluster, [each for each in faults if CLOCKS or each is not nemesis.wrong_clock], seed, restless=True
+            cluster,
+            [each for each in faults if CLOCKS or each is not nemesis.wrong_clock],
+            seed,
+            between=40,
+            restless=True,
         )
     report.append_to(REPORT)
     assert report.is_good, str(report)

@@ -33,6 +33,6 @@ def servers(tmp_path):
 async def test_nobody_sees_what_must_not_be_while_data_nodes_and_region_servers_die_over_hdfs(servers, tmp_path, seed):
     faults = Random(seed).sample(FAULTS, len(FAULTS))
     async with open_cluster(servers, tmp_path, 2) as cluster:
-        report = await run(cluster, faults, seed, quiet_s=QUIET_S, restless=True)
+        report = await run(cluster, faults, seed, between=40, quiet_s=QUIET_S, restless=True)
     report.append_to(REPORT)
     assert report.is_good, str(report)
