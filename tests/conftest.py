@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from scripts import dist
 from tests.rings import RINGS
 from tests.spark.installed import make_interpreter
-from tests.spark_session import LAUNCHER_JVM, QUICK_JVM, make_archive, open_session, spark_home, why_not
+from tests.spark_session import FEW_ROWS_ARGS, LAUNCHER_JVM, QUICK_JVM, make_archive, open_session, spark_home, why_not
 
 _HERE = Path(__file__).parent
 _ORDER = [ring.name for ring in RINGS]
@@ -28,6 +28,7 @@ sys.dont_write_bytecode = False
 # Nor does a driver of Spark live long enough for what its JVM would otherwise compile beside its work.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_JVM)
+os.environ.setdefault("PYSPARK_SUBMIT_ARGS", FEW_ROWS_ARGS)
 if (_home := spark_home()) is not None:
     os.environ.setdefault("SPARK_HOME", str(_home))
 

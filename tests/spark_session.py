@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
 #: Tasks are tried again, four times in all; without the second number a local session never does.
@@ -50,13 +52,23 @@ QUICK_JVM = (
 )
 #: Spark's launcher is a JVM of its own, which lives for a moment.
 LAUNCHER_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
+#: How a stream's checkpoint is written.
+CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+#: For sessions that see a few rows. What is killed, and some jobs on a cluster, have Spark's own settings.
+FEW_ROWS = {
     # To write, compile and warm up a class for each query costs more than these few rows gain from it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Spark's own choice starts four times as many processes, 45 for a micro-batch, most of them readlink.
+    CHECKPOINTS: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+}
+#: The same for drivers that tests start as processes, in PYSPARK_SUBMIT_ARGS; spark-submit does not look there.
+FEW_ROWS_ARGS = " ".join([*(f"--conf {name}={value}" for name, value in FEW_ROWS.items()), "pyspark-shell"])
+SETTINGS = {
+    **FEW_ROWS,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
@@ -70,6 +82,11 @@ def why_not() -> str | None:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         return "NOT TESTED: Spark, since there is no Java (Debian: apt-get install openjdk-17-jre-headless)"
     return None
+
+
+def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which drivers have Spark's own settings instead of ``FEW_ROWS``."""
+    return {name: value for name, value in environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
 
 
 def spark_environ() -> dict[str, str]:

@@ -32,7 +32,7 @@ from tests.documents import DOCUMENTS, shell_lines
 from tests.patience import SPARK_PATIENCE_S
 from tests.pipeline.audit_messages import check_equal, tables_in
 from tests.pipeline.audit_reference import Tables, distances, flows_of, judge
-from tests.spark_session import spark_environ
+from tests.spark_session import own_settings, spark_environ
 
 MESSAGES, SEED, BAD = 2000, 11, 0.02
 
@@ -91,7 +91,7 @@ def half_written(folder):
 
 def killed_when(url, folder, ripe):
     """A run of its own that is killed with its JVM and workers, when it is where it is to be killed."""
-    environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
+    environ = {**own_settings(os.environ), **spark_environ(), "PYTHONPATH": str(ROOT)}
     command = [
         sys.executable,
         "-m",

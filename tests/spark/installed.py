@@ -52,13 +52,14 @@ def install(python: Path, wheels: Collection[Path]) -> None:
 
 
 def environ_of(python: Path, **more: str) -> dict[str, str]:
-    """Where its programs are the first on the PATH, and nothing says which Python or Spark to take."""
+    """Where its programs are the first on the PATH, and nothing says which Python or Spark to take, or how to set it up."""
     unset = (
         "PYTHONPATH",
         "PYTHONHOME",
         "SPARK_HOME",
         "PYSPARK_PYTHON",
         "PYSPARK_DRIVER_PYTHON",
+        "PYSPARK_SUBMIT_ARGS",
         "VIRTUAL_ENV",
         "JAVA_HOME",
     )

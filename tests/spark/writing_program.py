@@ -17,7 +17,7 @@ import topics
 from disturbed import Disturbance, register
 
 from tests.daemon.harness import eventually
-from tests.spark_session import MASTER, SETTINGS, spark_environ
+from tests.spark_session import CHECKPOINTS, MASTER, SETTINGS, own_settings, spark_environ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ class Program:
     def _process(self) -> Iterator[subprocess.Popen[bytes]]:
         process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(asdict(self))],
-            env={**os.environ, **spark_environ(), "PYTHONPATH": _PATH},
+            env={**own_settings(os.environ), **spark_environ(), "PYTHONPATH": _PATH},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -84,6 +84,7 @@ def main(asked: dict[str, Any]) -> None:
 
     builder = SparkSession.builder.appName("plainsong deaths").master(asked["master"])
     settings = {**SETTINGS, "spark.sql.execution.arrow.maxRecordsPerBatch": "250", **asked["settings"]}
+    del settings[CHECKPOINTS]  # a driver that is killed leaves the checkpoints of users
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
