@@ -354,7 +354,5 @@ def verdict_headers(verdict: ProducerVerdict | None) -> list[tuple[str, str]]:
     """The headers that say what became of a producer's publish; none where it named no producer."""
     if verdict is None:
         return []
-    headers: list[tuple[str, str]] = [("Plainsong-Duplicate", verdict.duplicate)]
-    if verdict.last_sequence_id is not None:
-        headers.append(("Plainsong-Last-Sequence-Id", str(verdict.last_sequence_id)))
-    return headers
+    duplicate, last = ("Plainsong-Duplicate", verdict.duplicate), verdict.last_sequence_id
+    return [duplicate] if last is None else [duplicate, ("Plainsong-Last-Sequence-Id", str(last))]

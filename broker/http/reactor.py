@@ -105,8 +105,12 @@ class Reactor:
 
     def expire(self, member: Member, timeout_s: float, expired: Callable[[], object]) -> None:
         """Call ``expired`` if the member's request is not answered in ``timeout_s``; there are few different ones."""
-        if timeout_s < inf:
-            self._timed.setdefault(timeout_s, OrderedDict())[member] = (trio.current_time() + timeout_s, expired)
+        if timeout_s == inf:
+            return
+        waiting = self._timed.get(timeout_s)
+        if waiting is None:
+            waiting = self._timed[timeout_s] = OrderedDict()
+        waiting[member] = (trio.current_time() + timeout_s, expired)
 
     def answered(self, member: Member) -> None:
         """The member's request is answered."""

@@ -60,8 +60,8 @@ def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -
     head = f"{_STATUS_LINES[answer.status]}{_dates.line()}{request_id}\r\n"
     if answer.content_type is not None:
         head = f"{head}Content-Type: {answer.content_type}\r\n"
-    if answer.headers:
-        head += "".join([f"{name}: {value}\r\n" for name, value in answer.headers])
+    for name, value in answer.headers:
+        head = f"{head}{name}: {value}\r\n"
     if isinstance(answer.body, bytes):
         head = f"{head}Content-Length: {len(answer.body)}\r\n"
     elif answer.length is not None:

@@ -32,7 +32,7 @@ _CUT_AT_ONCE = 50
 def varint(number: int) -> bytes:
     """``number`` (not negative) as Avro writes a long: zigzag, seven bits a byte, lowest first."""
     rest = number << 1
-    out = bytearray()
+    out = []
     while rest > 0x7F:
         out.append(rest & 0x7F | 0x80)
         rest >>= 7

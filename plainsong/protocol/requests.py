@@ -30,6 +30,10 @@ class Lengths:
     __slots__ = ("longest", "of_each", "total")
 
     def __init__(self, messages: Sequence[bytes]) -> None:
+        if len(messages) == 1:
+            self.longest = self.total = len(messages[0])
+            self.of_each: int | None = self.longest
+            return
         distinct = set(map(len, messages))
         self.longest = max(distinct, default=0)
         #: The length that every message has; None: they differ, or there are none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -22,10 +22,10 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import Lengths, PublishRequest, Receipt
-from plainsong.protocol.rows import MessageRow, Stamp, encode_row
+from plainsong.protocol.rows import MessageRow, Stamp, encode_row, row_head
 from plainsong.protocol.topic.asks import Create, Publish
 from plainsong.protocol.topic.core import TopicCore
-from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
+from plainsong.protocol.topic.row_extras import row_extras_of, stamped_head, with_stamp
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
 from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch
 
@@ -158,6 +158,26 @@ def test_the_rows_of_a_request_are_those_that_its_extras_say_one_by_one(kind, po
     wire, offsets = batch.wire()
     assert [wire[at:end] for at, end in pairwise(offsets)] == items
     assert batch.pointers == ([] if pointer is None else [(0, count, pointer)])
+
+
+@pytest.mark.parametrize("length", [0, 100, 20_000])
+@pytest.mark.parametrize("order", list(product(["plain", "stamped", "shared", "pointer"], repeat=3)))
+def test_requests_of_one_message_become_the_rows_that_any_others_become(order, length):
+    message = b"m" * length
+    singly, as_any = RowBatch(), RowBatch()
+    for number, kind in enumerate(order):
+        pointer, extras = (7, None) if kind == "pointer" else (None, stamped(kind, 1))
+        run = Run(NOW_MS, number, 1)
+        as_any.add([run], [message], None, pointer, extras, length)
+        if kind == "shared":  # it has attributes
+            singly.add([run], [message], None, pointer, extras, length)
+            continue
+        head = row_head(pointer) if extras is None else extras.head_of_one(pointer)
+        assert singly.add_one(run, message, head, pointer) == len(as_any.values[-1])
+    for each in ("suffixes", "values", "value_bytes", "items", "pointers", "attributes", "item_count"):
+        assert getattr(singly, each) == getattr(as_any, each), each
+    assert singly.wire() == as_any.wire()
+    assert stamped_head(Stamp("p", 3, range(5, 6), 1)) == with_stamp(None, Stamp("p", 3, [5], 1)).head_of_one(None)
 
 
 def test_rows_of_several_requests_have_their_wire_form_whatever_their_lengths_are():

@@ -248,12 +248,12 @@ def write_receipt(receipt: Receipt) -> bytes:
     straddled = receipt.stored is not None or receipt.dropped is not None
     natural = receipt.generation >= 0 and (sequence_id is None or sequence_id >= 0)
     if natural and not straddled and first is not None and last is not None:
-        # Nearly every answer to a producer: encoded by hand it takes a quarter of the time.
-        return b"\x02%b%b\x02%b%b%c%c%b%b\x00\x00" % (
-            length_prefix(len(first)),
-            first,
-            length_prefix(len(last)),
-            last,
+        # Nearly every answer to a producer: encoded by hand it takes a fifth of the time.
+        begin = b"\x02" + length_prefix(len(first)) + first
+        end = begin if last is first else b"\x02" + length_prefix(len(last)) + last
+        return b"%b%b%c%c%b%b\x00\x00" % (
+            begin,
+            end,
             receipt.duplicate,
             receipt.deduplicated,
             b"\x00" if sequence_id is None else b"\x02" + varint(sequence_id),

@@ -60,7 +60,8 @@ def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer:
         raise InvalidSequenceIds("a request with a producer needs sequenceIds", hint="give one for each message")
     producer = session_of(state, step, request)
     pushed = -1 if producer is None else producer.pushed
-    dedup = DeduplicationVerdict(request.producer, ids, bisect_right(ids, pushed), pointer, producer)
+    new = 0 if ids[0] > pushed else bisect_right(ids, pushed)
+    dedup = DeduplicationVerdict(request.producer, ids, new, pointer, producer)
     if producer is None or not dedup.new:
         return dedup
     _check_pointer(state, dedup, producer)
@@ -103,7 +104,7 @@ class DeduplicationVerdict:
     def stamp(self, rows: int) -> Stamp:
         """The stamp for the first of its ``rows`` rows."""
         assert self.producer is not None  # by ``ensure_producer``
-        return Stamp(self.name, self.producer.epoch, self.ids[self.new :], rows)
+        return Stamp(self.name, self.producer.epoch, self.ids[self.new :] if self.new else self.ids, rows)
 
     def position(self, sequence_id: int) -> bytes | None:
         """The position of a message stored before; None: not remembered."""

@@ -99,7 +99,7 @@ class Producer:
         self.pushed = result.high
         if result.pointer:
             self.highest_transactional = result.high
-        self.recent = (*self.recent[1 - MAX_RESULTS :], result)
+        self.recent = self.recent[1 - MAX_RESULTS :] + (result,)  # noqa: RUF005  # half the time of an unpacking
 
     def encode(self) -> bytes:
         record: dict[str, object] = {"e": self.epoch, "h": self.pushed, "a": self.active_ms}

@@ -25,10 +25,11 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest, Receipt
+from plainsong.protocol.rows import row_head
 from plainsong.protocol.topic.asks import Publish
 from plainsong.protocol.topic.chain_rules import chain_rows
 from plainsong.protocol.topic.deduplication import deduplicate, ensure_producer, record_publish, without_duplicates
-from plainsong.protocol.topic.row_extras import row_extras_of, with_stamp
+from plainsong.protocol.topic.row_extras import row_extras_of, stamped_head, with_stamp
 from plainsong.protocol.topic.step import own_ttls
 from plainsong.protocol.topic.usage import ROW_BYTES
 from plainsong.protocol.transactions.transaction import issued_ms
@@ -85,16 +86,26 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
     """Store those messages of a producer's request that are new."""
     dedup = deduplicate(state, step, request)
-    if dedup.duplicate:
-        return receipt_of(metadata, dedup, *dedup.ends())
-    fresh = without_duplicates(request, dedup)
+    fresh = request
+    if dedup.new:
+        if dedup.duplicate:
+            return receipt_of(metadata, dedup, *dedup.ends())
+        fresh = without_duplicates(request, dedup)
     check_messages(state, metadata, fresh, now)
     row_extras = None
     if fresh.atomic or fresh.routing_key is not None or fresh.attributes is not None:
         check_atomic(state, fresh)
         row_extras = row_extras_of(fresh)
-    ensure_producer(state, step, dedup)
-    row_extras = with_stamp(row_extras, dedup.stamp(len(fresh.messages)))
+    if dedup.producer is None:
+        ensure_producer(state, step, dedup)
+    stamp = dedup.stamp(len(fresh.messages))
+    if row_extras is None and len(fresh.messages) == 1 and fresh.ttl_s is None and fresh.message_ttls_s is None:
+        (run,) = state.sequence.take(state.time_ms, 1)
+        add_message(state, step, metadata, run, fresh.messages[0], stamped_head(stamp))
+        position = pack_position(run.ts_ms, run.first)
+        record_publish(state, step, dedup, position, position)
+        return receipt_of(metadata, dedup, position, position)
+    row_extras = with_stamp(row_extras, stamp)
     runs = state.sequence.take(state.time_ms, len(fresh.messages))
     first, final = ends_of(runs)
     add_messages(state, step, metadata, runs, fresh, row_extras=row_extras)
@@ -104,11 +115,13 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
 
 def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
     """The receipt of a producer's request, whose rows are at positions ``first`` to ``last``."""
-    verdict = dedup.producer_verdict()
-    if not dedup.new and first is not None and last is not None:  # nearly always
+    if not dedup.new and first is not None and last is not None and dedup.producer is not None:  # nearly always
         begin = first + NO_PAYLOAD_PART
         end = begin if last is first else last + NO_PAYLOAD_PART
-        return Receipt(begin, end, metadata.generation, False, True, verdict.last_sequence_id, verdict=verdict)
+        pushed = dedup.producer.pushed
+        new = ProducerVerdict("false", pushed)
+        return Receipt(begin, end, metadata.generation, False, True, pushed, None, None, new)
+    verdict = dedup.producer_verdict()
     partial = verdict.duplicate == "partial"
     return Receipt(
         first_id=None if first is None else first + NO_PAYLOAD_PART,
@@ -142,6 +155,11 @@ def add_messages(
     row_extras: RowExtras | None = None,
 ) -> None:
     """Add the rows of a request's messages to the step, at the positions of ``runs``, and count them."""
+    has_attributes = row_extras is not None and row_extras.has_attributes
+    if len(request.messages) == 1 and request.ttl_s is None and request.message_ttls_s is None and not has_attributes:
+        head = row_head(pointer) if row_extras is None else row_extras.head_of_one(pointer)
+        add_message(state, step, metadata, runs[0], request.messages[0], head, pointer)
+        return
     batch = step.row_batch(state.prefix)
     first, messages, size_before = len(batch), request.messages, batch.value_bytes
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)
@@ -156,6 +174,22 @@ def add_messages(
         values = batch.values[first : first + run.length]
         count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
         first += run.length
+
+
+def add_message(
+    state: TopicState, step: Step, metadata: Metadata, run: Run, message: bytes, head: bytes, pointer: int | None = None
+) -> None:
+    """As ``add_messages``, of the only message of a request, without a time to live and attributes, in half the time.
+
+    Args:
+      head: what stands before the length in its row.
+    """
+    batch = step.row_batch(state.prefix)
+    first = len(batch)
+    size = batch.add_one(run, message, head, pointer)
+    if state.chain is not None:
+        chain_rows(state, step, batch, first, size, None, pointer, None)
+    count_messages(state, step, metadata, run, 1, size, 0)
 
 
 def count_messages(

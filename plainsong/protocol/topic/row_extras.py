@@ -112,9 +112,7 @@ class RowExtras:
             ]
             return values, sum(map(len, values))
         if len(messages) == 1:
-            alone = not (self.begin or self.every or self.shared)
-            head = row_head(pointer, self.first if alone else self.extras_of(0))
-            value = b"%b%b%b" % (head, length_prefix(len(messages[0])), messages[0])
+            value = self.head_of_one(pointer) + length_prefix(len(messages[0])) + messages[0]
             return [value], len(value)
         if length is None:
             prefixes = {size: length_prefix(size) for size in set(map(len, messages))}
@@ -133,6 +131,11 @@ class RowExtras:
             heads = [head + prefix for head in self._heads(pointer, len(messages))]
         values = list(map(add, heads, messages))
         return values, sum(map(len, values))
+
+    def head_of_one(self, pointer: int | None) -> bytes:
+        """What stands before the length in the row of a request's only message, which has no attributes of its own."""
+        alone = not (self.begin or self.every or self.shared)
+        return row_head(pointer, self.first if alone else self.extras_of(0))
 
     def _only_indexed(self, pointer: int | None) -> bool:
         """Whether the rows but the first have nothing beside their index, which is that of the message."""
@@ -180,6 +183,11 @@ def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) ->
     row_extras.first = {STAMP: stamp.packed(), **row_extras.first}
     row_extras.indexed, row_extras.begin = True, begin
     return row_extras
+
+
+def stamped_head(stamp: Stamp) -> bytes:
+    """What stands before the length in the row of a request's only message that has a stamp and no other extras."""
+    return row_head(None, {STAMP: stamp.packed()})
 
 
 def _packed_attributes(attributes: Mapping[str, str]) -> bytes:

@@ -131,10 +131,13 @@ class PositionSequence:
 
     def take(self, now_ms: int, count: int) -> list[Run]:
         """``count`` new positions, in order; more than one run when a millisecond is full."""
-        runs = []
         ts, seq = self.last_ts_ms, self.last_sequence_id + 1
         if now_ms > ts:
             ts, seq = now_ms, 0
+        if 0 < count <= SEQUENCES_PER_MS - seq:  # nearly always
+            self.last_ts_ms, self.last_sequence_id = ts, seq + count - 1
+            return [Run(ts, seq, count)]
+        runs = []
         while count:
             if seq == SEQUENCES_PER_MS:
                 ts, seq = ts + 1, 0

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Put, Table
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after, pack_position
 from plainsong.protocol.page import ITEM_HEAD_BYTES, ITEM_START, cut_rows, length_prefix
 from plainsong.protocol.rows import PLAIN_BESIDE_BYTES, PLAIN_GAP, MessageRow, encode_row, plain_wire, row_head
 from plainsong.protocol.topic.chain import MAX_BYTES, MAX_ROWS, ordinal, record_of_wire
@@ -311,10 +311,38 @@ class RowBatch:
         else:
             self.suffixes, self.values = suffixes, values
         if pointer is not None:
-            self._has_pointer(first_item, pointer)
+            self._has_pointer(first_item, self.item_count, pointer)
         if row_extras is not None and row_extras.has_attributes:
             self.attributes |= row_extras.attributes_from(first_item, len(messages))
         return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
+
+    def add_one(self, run: Run, message: bytes, head: bytes, pointer: int | None = None) -> int:
+        """As ``add``, of one message without a time to live and attributes; returns the bytes of its row's value.
+
+        Args:
+          head: what stands before the length in the value.
+        """
+        length = len(message)
+        prefix = length_prefix(length)
+        value = head + prefix + message
+        middles = self._middles
+        if head != _PLAIN_HEAD:
+            if middles is None:
+                middles = self._middles = [PLAIN_GAP] * self.item_count
+                self._tails = self.values[self._begin :]
+            middles.append(NO_PAYLOAD_PART + prefix)
+            self._tails.append(message)
+            if pointer is not None:
+                self._has_pointer(self.item_count, self.item_count + 1, pointer)
+        elif middles is not None:
+            middles.append(PLAIN_GAP)
+            self._tails.append(value)
+        size = len(value)
+        self._lengths.add(length)
+        self.value_bytes += size
+        self.suffixes.append(pack_position(run.ts_ms, run.first))
+        self.values.append(value)
+        return size
 
     def add_reference(self, suffix: bytes, value: bytes) -> None:
         """Append a row whose messages are in the payload table; items begin anew behind it."""
@@ -326,11 +354,11 @@ class RowBatch:
         self.pointers, self.expiries, self.attributes = [], {}, {}
         self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
 
-    def _has_pointer(self, first_item: int, pointer: int) -> None:
-        """The items from ``first_item`` on are under ``pointer``."""
+    def _has_pointer(self, first_item: int, stop: int, pointer: int) -> None:
+        """The items from ``first_item`` to ``stop`` are under ``pointer``."""
         if self.pointers and self.pointers[-1][1:] == (first_item, pointer):
             first_item = self.pointers.pop()[0]
-        self.pointers.append((first_item, self.item_count, pointer))
+        self.pointers.append((first_item, stop, pointer))
 
     def _expire(self, first_item: int, runs: Iterable[Run], ttls_s: Sequence[int | None]) -> int:
         """Record the expiry times of the items from ``first_item`` on. Returns the first of them, 0 for none."""
@@ -447,7 +475,8 @@ def _cut_positions(wire: bytes, count: int) -> list[bytes]:
 def _middles_of(messages: Sequence[bytes], length: int | None) -> list[bytes]:
     """What stands between the position and the payload of each message in wire form."""
     if length is not None:
-        return [NO_PAYLOAD_PART + length_prefix(length)] * len(messages)
+        middle = NO_PAYLOAD_PART + length_prefix(length)
+        return [middle] if len(messages) == 1 else [middle] * len(messages)
     middles = {size: NO_PAYLOAD_PART + length_prefix(size) for size in set(map(len, messages))}
     return [middles[len(message)] for message in messages]
 

@@ -42,14 +42,15 @@ class Bucket:
 
     def join(self, other: Bucket) -> None:
         """Merge the next bucket into this one."""
-        self.last_ms, self.last_sequence_id = other.last_ms, other.last_sequence_id
-        self.messages += other.messages
-        self.bytes += other.bytes
-        self.own_expiry_ms = _earlier(self.own_expiry_ms, other.own_expiry_ms)
+        self.add(other.last_ms, other.messages, other.bytes, other.own_expiry_ms, other.last_sequence_id)
 
-
-def _earlier(one: int, other: int) -> int:
-    return min(one, other) if one and other else one or other
+    def add(self, last_ms: int, messages: int, size: int, own_expiry_ms: int, last_sequence_id: int) -> None:
+        """Count messages that follow."""
+        self.last_ms, self.last_sequence_id = last_ms, last_sequence_id
+        self.messages += messages
+        self.bytes += size
+        if own_expiry_ms:
+            self.own_expiry_ms = min(self.own_expiry_ms or own_expiry_ms, own_expiry_ms)
 
 
 class Usage:
@@ -95,14 +96,14 @@ class Usage:
         """Count messages published at ``ts_ms``, which never decreases; the last has the given sequence id."""
         self.messages += messages
         self.bytes += size
-        self._has_own = self._has_own or own_expiry_ms != 0
-        new = Bucket(ts_ms, ts_ms, messages, size, own_expiry_ms, last_sequence_id)
+        if own_expiry_ms:
+            self._has_own = True
         last = self.buckets[-1] if self.buckets else None
         # No millisecond is in two slices, even if a shorter ttl shortens the slices in the middle of one.
         if last is not None and (ts_ms <= last.last_ms or ts_ms < last.first_ms + max(1, ttl_ms // SLICES)):
-            last.join(new)
+            last.add(ts_ms, messages, size, own_expiry_ms, last_sequence_id)
             return
-        self.buckets.append(new)
+        self.buckets.append(Bucket(ts_ms, ts_ms, messages, size, own_expiry_ms, last_sequence_id))
         if len(self.buckets) > MAX_BUCKETS:
             self._join_neighbours()
 
