@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from inspect import iscoroutine
+from inspect import getattr_static, iscoroutine, isfunction
 from typing import Any
 
 import anyio
@@ -73,7 +73,11 @@ class Adapter:
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        value = portal().call(getattr, self._inner, "aclose" if name == "close" else name)
+        name_inside = "aclose" if name == "close" else name
+        if isfunction(getattr_static(type(self._inner), name_inside, None)):
+            value = getattr(self._inner, name_inside)  # a method: to take it runs nothing of the client's
+        else:
+            value = portal().call(getattr, self._inner, name_inside)
         if not callable(value) or isinstance(value, type):
             return wrapped(value)
 

@@ -223,14 +223,14 @@ def test_start_and_finish_by_hand_do_the_same_without_a_block(client: Client, to
 
 
 def test_more_than_fits_is_stored_and_appears_at_once(client: Client, topic: str):
-    with client.transaction(buffer_bytes=100_000, type="long") as tx:
-        for n in range(20_000):
+    with client.transaction(buffer_bytes=20_000, type="long") as tx:
+        for n in range(4_000):
             tx.publish(topic, b"%d" % n)
         assert not client.poll(topic, direct=True)
-        assert tx._messages.waiting_bytes <= 100_000
-    assert committed(client, topic) == [b"%d" % n for n in range(20_000)]
+        assert tx._messages.waiting_bytes <= 20_000
+    assert committed(client, topic) == [b"%d" % n for n in range(4_000)]
     (receipt,) = tx.receipts[topic]
-    assert (receipt.count, receipt.first_id, receipt.last_id) == (20_000, None, None)
+    assert (receipt.count, receipt.first_id, receipt.last_id) == (4_000, None, None)
 
 
 def test_what_was_stored_never_shows_after_an_abort(client: Client, topic: str):
