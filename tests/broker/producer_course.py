@@ -72,7 +72,7 @@ class Stage:
 
     async def ask(self, method, path, body=None):
         """The answer, 200. Raises InDoubt."""
-        answer = await self.daemon.http.request(method, path, json=body, timeout=1_000)
+        answer = await self.daemon.ask(method, path, body)
         if answer.status_code == 503:
             assert answer.json()["code"] in ("outcome_unknown", "storage_failed"), answer.text
             raise InDoubt(answer.text)

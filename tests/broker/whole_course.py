@@ -91,7 +91,7 @@ class Scene:
 
     async def post(self, path, body=None, **more):
         """The answer. Raises Failed."""
-        answer = await self.daemon.http.post(path, json=body, timeout=1_000, **more)
+        answer = await self.daemon.ask("POST", path, body, **more)
         if answer.status_code != 200:
             raise Failed(answer)
         return answer
@@ -233,7 +233,7 @@ class Scene:
         for topic in NAMES:
             await self.insist(self.publish, topic, 1)
         for transaction in self.transactions:
-            answer = await self.daemon.http.get(f"{TX}/{transaction.id}")
+            answer = await self.daemon.ask("GET", f"{TX}/{transaction.id}")
             transaction.state = answer.json()["state"]
         afresh = [Follower(t, limit=limit, isolation=i) for t in NAMES for limit in (1, 7) for i in ("committed", None)]
         for follower in [each for each in self.followers if not each.snapshot] + afresh:
