@@ -20,7 +20,7 @@ from tests.freezing import freeze
 from tests.hbase_server import HBase
 
 #: Nothing waits for long, so that what has to be over soon is. A start sends each gateway a frame of two cells, and
-#: some dozens of starts 18 MiB each through a proxy.
+#: with the default dozens of starts would send 18 MiB each through a proxy.
 SETTINGS = (
     *("storage.min_free_bytes=0", "storage.hbase.timeout_s=3", "retention.interval_s=1"),
     "storage.hbase.max_cell_bytes=1 MiB",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -36,29 +37,43 @@ async def test_transactions_are_all_or_nothing_for_every_reader_through_many_kil
 
 
 async def ring(
-    tmp_path: Path, seed: int, *, cycles: int, writers: int, pause_s: float, singly: int | None = SINGLY
+    tmp_path: Path,
+    seed: int,
+    *,
+    cycles: int,
+    writers: int,
+    pause_s: float,
+    singly: int | None = SINGLY,
+    readers_pause_s: float | None = None,
+    most_a_life: int = 60,
 ) -> None:
-    """Run and kill ``cycles`` times, then read everything and check the history."""
+    """Run and kill ``cycles`` times, then read everything and check the history.
+
+    Args:
+      readers_pause_s: between two polls of each reader; None: what each kind of them has.
+      most_a_life: how many transactions may be over until the daemon is killed.
+    """
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, plot = Random(seed), Place(), Plot()
+    pause: dict[str, float] = {} if readers_pause_s is None else {"pause_s": readers_pause_s}
     with Daemon(tmp_path / "data", *SETTINGS) as daemon:
         for topic in TOPICS:
             create(daemon.address, topic)
         async with trio.open_nursery() as readers:
             for topic in TOPICS:
                 for habit in HABITS:
-                    readers.start_soon(reader, place, topic, habit, plot)
+                    readers.start_soon(partial(reader, place, topic, habit, plot, **pause))
             for limit in (3, None):
-                readers.start_soon(many_reader, place, TOPICS, plot, limit)
-                readers.start_soon(snapshot_reader, place, TOPICS, plot, Random(rng.random()))
+                readers.start_soon(partial(many_reader, place, TOPICS, plot, limit, **pause))
+                readers.start_soon(partial(snapshot_reader, place, TOPICS, plot, Random(rng.random()), **pause))
             async with trio.open_nursery() as nursery:
                 for number in range(writers):
                     nursery.start_soon(writer, place, plot, f"w{number}", TOPICS, Random(rng.random()), pause_s)
                 for cycle in range(cycles):
-                    await live(daemon, place, rng)
+                    await live(daemon, place, rng, most_a_life)
                     await die(daemon, place, ENDS[cycle % len(ENDS)], rng)
                     await trio.to_thread.run_sync(daemon.start)
-                await live(daemon, place, rng)
+                await live(daemon, place, rng, most_a_life)
                 place.over = True
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
@@ -67,10 +82,10 @@ async def ring(
     assert held
 
 
-async def live(daemon: Daemon, place: Place, rng: Random) -> None:
+async def live(daemon: Daemon, place: Place, rng: Random, most: int) -> None:
     """Let the daemon serve for a while."""
     place.opened(daemon.address)
-    await place.more(acknowledged=rng.randrange(10, 60), polled=rng.randrange(5, 30))
+    await place.more(acknowledged=rng.randrange(10, most), polled=rng.randrange(5, 30))
 
 
 async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:

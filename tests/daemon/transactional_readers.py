@@ -21,6 +21,8 @@ from tests.daemon.talk import ENCODINGS, JSON_HEADERS, ConnectionLost, NotConnec
 from tests.daemon.transactional_history import Log, Page
 from tests.daemon.transactional_writers import NotDone, Plot, begin, decide, said
 
+#: Between two polls of a reader of one topic that does not wait for messages.
+PAUSE_S = 0.03
 _views = count(1)
 
 
@@ -89,8 +91,8 @@ async def read_page(talk: Talk, topic: str, habit: Habit, position: bytes | None
     return messages[-1][0] if messages else position
 
 
-async def reader(place: Place, topic: str, habit: Habit, plot: Plot) -> None:
-    """Reads until the ring is over, going on after a fall of the daemon where it was."""
+async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: float = PAUSE_S) -> None:
+    """Reads until the ring is over, going on after a fall of the daemon where it was; nobody polls without a pause."""
     position: bytes | None = None
     while not place.over:
         try:
@@ -99,12 +101,12 @@ async def reader(place: Place, topic: str, habit: Habit, plot: Plot) -> None:
                     position = await read_page(talk, topic, habit, position, plot)
                     place.count(polled=1)
                     if not habit.wait_ms or plot.pages[-1].end == "held":
-                        await trio.sleep(0.03)  # nobody polls without a pause
+                        await trio.sleep(pause_s)
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
 
 
-async def snapshot_reader(place: Place, topics: Sequence[str], plot: Plot, rng: Random) -> None:
+async def snapshot_reader(place: Place, topics: Sequence[str], plot: Plot, rng: Random, pause_s: float = 0.05) -> None:
     """Reads all topics inside a transaction, from where an earlier one ended, again and again."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
@@ -113,7 +115,7 @@ async def snapshot_reader(place: Place, topics: Sequence[str], plot: Plot, rng: 
                 while not place.over:
                     await _read_inside(talk, topics, froms, plot, rng)
                     place.count(polled=1)
-                    await trio.sleep(0.05)
+                    await trio.sleep(pause_s)
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
 
@@ -141,7 +143,9 @@ async def _read_inside(
         await decide(talk, transaction, rng.choice(("commit", "abort")))
 
 
-async def many_reader(place: Place, topics: Sequence[str], plot: Plot, limit: int | None) -> None:
+async def many_reader(
+    place: Place, topics: Sequence[str], plot: Plot, limit: int | None, pause_s: float = 0.02
+) -> None:
     """Reads all topics with one request at a time, committed."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
@@ -150,7 +154,7 @@ async def many_reader(place: Place, topics: Sequence[str], plot: Plot, limit: in
                 while not place.over:
                     await _read_many(talk, froms, plot, limit)
                     place.count(polled=1)
-                    await trio.sleep(0.02)
+                    await trio.sleep(pause_s)
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
 

@@ -114,13 +114,22 @@ async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(mon
     await reborn(tmp_path, seed=8, cycles=2)
 
 
-@pytest.mark.parametrize("cycles", [3, pytest.param(24, marks=pytest.mark.torture)])
-async def test_transactions_are_all_or_nothing_through_kills_on_hbase(monkeypatch, killed_on_hbase, tmp_path, cycles):
+#: A page is some eight calls to HBase, a transaction some twenty puts. Most pages show what the one before showed, and
+#: transactions repeat eleven courses: here there are fewer of both between the kills, in torture as many as on a disk.
+FEWER = {"readers_pause_s": 0.5, "singly": 50, "most_a_life": 30}
+
+
+@pytest.mark.parametrize(
+    ("cycles", "manners"), [(3, FEWER), pytest.param(24, {}, marks=pytest.mark.torture)], ids=["3", "24"]
+)
+async def test_transactions_are_all_or_nothing_through_kills_on_hbase(
+    monkeypatch, killed_on_hbase, tmp_path, cycles, manners
+):
     monkeypatch.setattr(test_transaction_ring, "Daemon", killed_on_hbase)
     # A snapshot is held until the rows are rolled back: that waits for a start, which takes longer than from a disk, and
     # where others are at work the longer.
     monkeypatch.setattr(transactional_checker, "GRACE_MS", 60_000)
-    await test_transaction_ring.ring(tmp_path, 50, cycles=cycles, writers=6, pause_s=0.05)
+    await test_transaction_ring.ring(tmp_path, 50, cycles=cycles, writers=6, pause_s=0.05, **manners)
 
 
 def test_a_poll_as_of_a_moment_shows_the_same_before_and_after_a_kill(daemon):
