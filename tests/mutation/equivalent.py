@@ -32,6 +32,9 @@ KINDS = (
     Kind('"big")', ")", "the order of bytes is big-endian where none is said, since Python 3.11"),
     Kind('.encode("ascii")', '.encode("ASCII")', "names of encodings are the same in either case"),
     Kind('.decode("ascii")', '.decode("ASCII")', "names of encodings are the same in either case"),
+    Kind(
+        "strict=True", "strict=False", "both are of one length already: to say so guards against mistakes of later days"
+    ),
     Kind(", strict=True)", ", )", "both are of one length already: to say so guards against mistakes of later days"),
 )
 
@@ -122,6 +125,39 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "items = [] if alike else batch.items_from(first)",
         "items = [] if (alike) and False else batch.items_from(first)",
         "of rows that are alike the wire form is digested, and no item is looked at",
+    ),
+    Equivalent(
+        "page",
+        "if len(part) % stride == 0 and _alike(part, start, stride):",
+        "if len(part) / stride == 0 and _alike(part, start, stride):",
+        "the items are cut one by one, the same and later",
+    ),
+    Equivalent(
+        "topic/publish",
+        "end = begin if last is first else last + NO_PAYLOAD_PART",
+        "end = begin if (last is first) and False else last + NO_PAYLOAD_PART",
+        "the same bytes are made anew",
+    ),
+    *(
+        Equivalent(
+            "topic/publish",
+            "return publish(state, step, Publish(PublishRequest([message]), len(message)), now)",
+            f"return publish(state, step, Publish(PublishRequest([message]), {size}), now)",
+            "the size is for the mailbox, which the ask has left: no rule looks at it",
+        )
+        for size in ("", "None")
+    ),
+    Equivalent(
+        "topic/deduplication",
+        "if not new or not request.messages:",
+        "if not new and not request.messages:",
+        "the request is made anew, with all that it had; one without messages has one id, and is new or a duplicate",
+    ),
+    Equivalent(
+        "transactions/decisions",
+        "record.frozen = 0",
+        "record.frozen = None",
+        "only its truth is asked for where it is not",
     ),
     Equivalent(
         "topic/step",

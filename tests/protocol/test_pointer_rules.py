@@ -236,11 +236,12 @@ def test_a_rollback_wins_over_publishes_of_its_pointer_in_the_same_step():
     assert not topic.step.operations
 
 
-def test_what_was_committed_is_not_rolled_back_by_a_late_client():
+@pytest.mark.parametrize("standing", ["deciding", "committed"])
+def test_what_was_committed_is_not_rolled_back_by_a_late_client(standing):
     topic = Topic()
     topic.standings[P] = "in_progress"
     topic.publish(P, b"x")
-    topic.standings[P] = "committed"
+    topic.standings[P] = standing
     topic.refuses(errors.TransactionNotInProgress, topic.ask(RollBackPointer(P)), "committed")
 
 

@@ -406,6 +406,15 @@ def test_a_longer_memory_is_kept_and_has_a_bound_and_a_cap():
     topic.open("other", retention_ms=2 * DAY_MS)
 
 
+def test_a_producer_with_a_longer_memory_counts_once_however_often_it_is_opened():
+    topic = Topic(producer_retention_ms=DAY_MS, max_retention_ms=10 * DAY_MS, max_long_producers=2)
+    for _ in range(3):
+        topic.open("long", retention_ms=2 * DAY_MS)
+    assert topic.book.long_retention == 1
+    topic.open("long", retention_ms=DAY_MS)
+    assert topic.book.long_retention == 0
+
+
 def test_a_session_may_ask_for_any_retention_from_none_to_the_cap():
     topic = Topic(producer_retention_ms=DAY_MS, max_retention_ms=10 * DAY_MS)
     for retention_ms in (0, 10 * DAY_MS):
@@ -789,6 +798,8 @@ def test_ids_used_after_those_of_a_pointer_are_duplicates_as_ever():
     for each in range(1, 10):
         topic.publish([each])
     assert topic.publish([1]).duplicate
+    with pytest.raises(SequenceConsumed):
+        topic.publish([0])
 
 
 # --- rows that cannot be read ---------------------------------------------------------------------

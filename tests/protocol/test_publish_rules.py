@@ -18,16 +18,17 @@ from plainsong.protocol.errors import (
     TransactionRequired,
 )
 from plainsong.protocol.ids import pack_id
+from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import Lengths, PublishRequest, Receipt
-from plainsong.protocol.rows import MessageRow, Stamp, encode_row, row_head
+from plainsong.protocol.rows import STAMP, MessageRow, Stamp, encode_row, row_head
 from plainsong.protocol.topic.asks import Create, Publish
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.row_extras import row_extras_of, stamped_head, with_stamp
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
-from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch
+from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch, own_ttls
 
 NOW_MS = 1_700_000_000_000
 
@@ -215,3 +216,16 @@ def test_the_lengths_of_messages_are_their_longest_their_sum_and_the_one_that_al
     lengths, sizes = Lengths(messages), [len(message) for message in messages]
     assert (lengths.longest, lengths.total) == (max(sizes, default=0), sum(sizes))
     assert lengths.of_each == (sizes[0] if sizes and len(set(sizes)) == 1 else None)
+
+
+def test_a_message_has_the_shorter_of_its_own_time_to_live_and_its_requests():
+    assert own_ttls(3, 60, [10, None, 600]) == [10, 60, 60]
+    assert own_ttls(2, None, [None, 7]) == [None, 7]
+    assert own_ttls(2, 60, None) == [60, 60]
+    assert own_ttls(2, None, [None, None]) is own_ttls(2, None, None) is None
+
+
+@pytest.mark.parametrize("ids", [[], [2, 2], [3, 2], [-1], ["1"], -1, None])
+def test_a_stamp_whose_ids_do_not_ascend_from_zero_on_is_damage(ids):
+    with pytest.raises(DamagedRow):
+        Stamp.of(MessageRow(b"x", extras={STAMP: ["p", 0, 1, ids]}))

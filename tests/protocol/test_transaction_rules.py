@@ -113,6 +113,12 @@ def test_a_checkpoint_with_the_clients_transaction_keeps_that_and_uses_the_serve
     assert len(after.checkpoint_write_pointers) == 2
 
 
+def test_a_checkpoint_is_of_the_transaction_that_was_asked_about_whatever_the_client_says():
+    at = TransactionsInMemory()
+    one, other = at.begin(), at.begin()
+    assert at.checkpoint(one.transaction_id, other).transaction_id == one.transaction_id
+
+
 def test_a_checkpoint_whose_snapshot_nobody_remembers_asks_for_it():
     at = TransactionsInMemory(max_outcomes=0)
     tx = at.begin()
@@ -227,6 +233,16 @@ def test_a_commit_under_way_is_not_visible_before_it_is_durable():
     at.core.settled(step)
     assert at.verdict(one) == "deliver"
     assert at.standing(one) == "committed"
+
+
+def test_what_replicas_are_told_of_a_pointer_is_what_is_durable_and_nothing_of_one_that_is_not_there():
+    at = TransactionsInMemory()
+    one, two, three, four = (at.new() for _ in range(4))
+    at.commit(two)
+    at.abort(three)
+    at.invalidate(four)
+    told = [at.core.durable(each) for each in (one, two, three, four, four + 1)]
+    assert told == ["in_progress", "committed", "aborted", "invalid", "forgotten"]
 
 
 def test_a_frozen_transaction_takes_nothing_more_and_does_not_time_out():
