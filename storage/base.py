@@ -418,21 +418,22 @@ def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
 
 
 def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[Sequence[Row]]:
-    """As ``chunks``, of rows that come in runs, some of which are ``Blocks``."""
+    """As ``chunks``, of rows that come in runs, some of which are ``Blocks``; ``PlainRows`` are lists by themselves."""
     wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
     chunk: list[Row] = []
     size = 0
     for run in runs:
         for rows in run.lists if isinstance(run, Blocks) else ([row] for row in run):
             at = 0
-            if isinstance(rows, PlainRows) and rows:
+            if isinstance(rows, PlainRows):
                 # They stay together, for whoever wants their wire form.
-                if chunk:
+                if chunk and rows:
                     yield chunk
                     chunk, size, wanted = [], 0, min(wanted * GROWTH, MAX_CHUNK_ROWS)
                 while at < len(rows):
                     yield rows[at : at + wanted]
                     at, wanted = at + wanted, min(wanted * GROWTH, MAX_CHUNK_ROWS)
+                continue
             while at < len(rows):
                 some = rows if not at and len(rows) <= wanted - len(chunk) else rows[at : at + wanted - len(chunk)]
                 added = sum(map(len, map(_VALUE, some)))

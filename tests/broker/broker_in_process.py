@@ -7,6 +7,7 @@ import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import httpx
 import trio
@@ -30,6 +31,24 @@ START_MS = 1_700_000_000_000
 TOPICS = "/v1/namespaces/ns/topics"
 #: A path with its query that is sent as it stands.
 _PLAIN = re.compile(r"(?!.*/[./])/[\w/.~-]*(\?[\w.~=&-]*)?", re.ASCII)
+
+
+def asgi_scope(method, path, query="", headers=MappingProxyType({})):
+    """What a server tells the application of a request."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "server": ("localhost", None),
+        "client": ("127.0.0.1", 123),
+        "root_path": "",
+    }
 
 
 class SetClock:
@@ -67,20 +86,7 @@ class InProcess:
             given["content-type"] = "application/json"
         given |= {name.lower(): value for name, value in (headers or {}).items()}
         place, _, query = path.partition("?")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
-            "scheme": "http",
-            "path": place,
-            "raw_path": place.encode(),
-            "query_string": query.encode(),
-            "server": ("localhost", None),
-            "client": ("127.0.0.1", 123),
-            "root_path": "",
-        }
+        scope = asgi_scope(method, place, query, given)
         waiting, answered = [{"type": "http.request", "body": content, "more_body": False}], trio.Event()
         begun, pieces = [], []
 

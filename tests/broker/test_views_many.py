@@ -6,7 +6,7 @@ import json
 
 import pytest
 import trio
-from broker_in_process import START_MS, TOPICS, in_process
+from broker_in_process import START_MS, TOPICS, asgi_scope, in_process
 
 from broker.http.wire import accepts_gzip
 
@@ -153,20 +153,7 @@ async def _wait_until(leaves, daemon, topics):
     async def send(message):
         answered.append(message)
 
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": MANY,
-        "raw_path": MANY.encode(),
-        "root_path": "",
-        "scheme": "http",
-        "query_string": b"",
-        "headers": [],
-        "server": ("daemon", 80),
-        "client": ("there", 1),
-    }
-    await daemon.asgi(scope, receive, send)
+    await daemon.asgi(asgi_scope("POST", MANY), receive, send)
     assert not answered
 
 

@@ -86,20 +86,17 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
     """Store those messages of a producer's request that are new."""
     dedup = deduplicate(state, step, request)
-    fresh = request
-    if dedup.new:
-        if dedup.duplicate:
-            return receipt_of(metadata, dedup, *dedup.ends())
-        fresh = without_duplicates(request, dedup)
+    if dedup.duplicate:
+        return receipt_of(metadata, dedup, *dedup.ends())
+    fresh = without_duplicates(request, dedup)
     check_messages(state, metadata, fresh, now)
     row_extras = None
     if fresh.atomic or fresh.routing_key is not None or fresh.attributes is not None:
         check_atomic(state, fresh)
         row_extras = row_extras_of(fresh)
-    if dedup.producer is None:
-        ensure_producer(state, step, dedup)
+    ensure_producer(state, step, dedup)
     stamp = dedup.stamp(len(fresh.messages))
-    if row_extras is None and len(fresh.messages) == 1 and fresh.ttl_s is None and fresh.message_ttls_s is None:
+    if row_extras is None and _is_one(fresh):
         (run,) = state.sequence.take(state.time_ms, 1)
         add_message(state, step, metadata, run, fresh.messages[0], stamped_head(stamp))
         position = pack_position(run.ts_ms, run.first)
@@ -115,13 +112,11 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
 
 def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
     """The receipt of a producer's request, whose rows are at positions ``first`` to ``last``."""
-    if not dedup.new and first is not None and last is not None and dedup.producer is not None:  # nearly always
+    verdict = dedup.producer_verdict()
+    if not dedup.new and first is not None and last is not None:  # nearly always
         begin = first + NO_PAYLOAD_PART
         end = begin if last is first else last + NO_PAYLOAD_PART
-        pushed = dedup.producer.pushed
-        new = ProducerVerdict("false", pushed)
-        return Receipt(begin, end, metadata.generation, False, True, pushed, None, None, new)
-    verdict = dedup.producer_verdict()
+        return Receipt(begin, end, metadata.generation, False, True, verdict.last_sequence_id, verdict=verdict)
     partial = verdict.duplicate == "partial"
     return Receipt(
         first_id=None if first is None else first + NO_PAYLOAD_PART,
@@ -156,7 +151,7 @@ def add_messages(
 ) -> None:
     """Add the rows of a request's messages to the step, at the positions of ``runs``, and count them."""
     has_attributes = row_extras is not None and row_extras.has_attributes
-    if len(request.messages) == 1 and request.ttl_s is None and request.message_ttls_s is None and not has_attributes:
+    if not has_attributes and _is_one(request):
         head = row_head(pointer) if row_extras is None else row_extras.head_of_one(pointer)
         add_message(state, step, metadata, runs[0], request.messages[0], head, pointer)
         return
@@ -174,6 +169,11 @@ def add_messages(
         values = batch.values[first : first + run.length]
         count_messages(state, step, metadata, run, run.length, sum(map(len, values)), own_expiry_ms)
         first += run.length
+
+
+def _is_one(request: PublishRequest) -> bool:
+    """Whether it has one message, without a time to live of its own."""
+    return len(request.messages) == 1 and request.ttl_s is None and request.message_ttls_s is None
 
 
 def add_message(
