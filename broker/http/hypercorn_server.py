@@ -1,5 +1,7 @@
 """Hypercorn's trio server for all that the lane does not serve, on connections whose first bytes may have been read.
 
+A connection over HTTP/1.1 goes back to the lane with its next request of a hot route.
+
 Three things differ from hypercorn's own ``TCPServer`` (0.18). Sends have a deadline and can be cut: its own are shielded
 for ever, so that a reader that stopped holds up the exit. A head has a time-out of its own. The refusals of its parser
 are problems like all others.
@@ -12,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -44,7 +47,7 @@ from broker.http.websocket import StreamSocket
 from broker.security.guard import OPEN
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from hypercorn.typing import ASGIFramework, LifespanState
 
@@ -64,7 +67,9 @@ KEEP_ALIVE_MAX_REQUESTS = 1 << 62
 class HypercornConnection(TCPServer):
     """One connection served by hypercorn."""
 
-    def __init__(self, hypercorn: HypercornServer, stream: Any, peer: Peer) -> None:
+    def __init__(
+        self, hypercorn: HypercornServer, stream: Any, peer: Peer, is_for_the_lane: Callable[[bytes], bool]
+    ) -> None:
         super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
         self._send_timeout_s = hypercorn.settings.send_timeout_s
         #: Of its readers: of one answer after the other, or of all streams together over HTTP/2.
@@ -76,6 +81,9 @@ class HypercornConnection(TCPServer):
         self._was_asked = False
         self._conversations = hypercorn.conversations
         self._peer = peer
+        self._is_for_the_lane = is_for_the_lane
+        #: What was read of a request that the lane is to serve; all before it is answered.
+        self.for_the_lane: bytes | None = None
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
@@ -83,20 +91,24 @@ class HypercornConnection(TCPServer):
         self._reading = trio.CancelScope()
         self._closing = False
         self._sending_end = SendingEnd()
-        #: Set when all requests that have come are answered, from the end of what the client sends on.
+        #: Set when all requests that have come are answered, for whoever waits for that.
         self._answered = trio.Event()
         #: The reader has gone or is given up: nothing more is sent, also by tasks that wait for the lock.
         self._cut = False
 
     async def run(self) -> None:
-        """Serves the connection to its end."""
+        """Serves the connection to its end, or until it is to go back to the lane."""
+        is_over = True
         with self._life:
             try:
                 await self._serve()
+                is_over = self.for_the_lane is None
             except (OSError, trio.BrokenResourceError):
                 pass  # the client has gone
             finally:
-                await trio.aclose_forcefully(self.stream)
+                if is_over:
+                    self.for_the_lane = None
+                    await trio.aclose_forcefully(self.stream)
 
     def cut(self) -> None:
         """Ends the connection now, also in the middle of a send."""
@@ -135,7 +147,8 @@ class HypercornConnection(TCPServer):
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read_data()
             await self.idle_task.stop()  # else it keeps a connection that is over until its time-out
-        await self._close()
+        if self.for_the_lane is None:
+            await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         """Sends bytes, each piece with its deadline, or follows the connection's state.
@@ -206,8 +219,9 @@ class HypercornConnection(TCPServer):
                 await self.stream.send_eof()
 
     async def _read_data(self) -> None:
-        """Feeds the protocol until the client leaves, or takes too long for the head of a request."""
+        """Feeds the protocol until the client leaves, takes too long for a head, or begins a request for the lane."""
         deadline = self._unproven_until_s
+        is_first = True  # what the lane itself has given
         while True:
             if not self._closing:
                 self._reading.deadline = deadline
@@ -220,6 +234,10 @@ class HypercornConnection(TCPServer):
                 break
             linger_until = self._reading.deadline
             self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
+            if not is_first and self._is_for_the_lane(bytes(data)) and await self._may_go_back():
+                self.for_the_lane = bytes(data)
+                return
+            is_first = False
             self._was_asked = False
             if not self._closing:  # else nothing would answer it
                 await self.protocol.handle(RawData(bytes(data)))
@@ -233,6 +251,17 @@ class HypercornConnection(TCPServer):
             elif deadline == inf:
                 deadline = trio.current_time() + self._header_timeout_s
         await self.protocol.handle(Closed())
+
+    async def _may_go_back(self) -> bool:
+        """Whether all that has come is answered, over HTTP/1.1, and the connection is to be kept."""
+        connection = getattr(self.protocol.protocol, "connection", None)
+        if not isinstance(connection, h11.Connection) or connection.trailing_data != (b"", False):
+            return False
+        if connection.our_state is connection.their_state is h11.DONE:  # the application's task has yet to end
+            self._answered = trio.Event()
+            await self._answered.wait()
+        is_kept = not (self._closing or self._cut or self.context.terminated.is_set())
+        return is_kept and self._idle and connection.our_state is connection.their_state is h11.IDLE
 
     async def _answer_the_last(self) -> None:
         """The client has closed its sending half, and still gets its answers; there may be none for it to read."""
@@ -282,14 +311,28 @@ class HypercornServer:
             await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
 
-    async def serve(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
-        """Serves one connection, whose first bytes have been read already, to its end."""
-        connection = HypercornConnection(self, ResumedStream(stream, already_read), peer)
+    async def serve(
+        self,
+        stream: trio.SocketStream | TlsStream,
+        already_read: bytes,
+        peer: Peer,
+        is_for_the_lane: Callable[[bytes], bool],
+    ) -> bytes | None:
+        """Serves one connection, whose first bytes have been read already.
+
+        Args:
+          is_for_the_lane: whether what has been read begins a request that the lane is to serve.
+
+        Returns:
+          None: the connection has been closed; or what was read of such a request, with all before it answered.
+        """
+        connection = HypercornConnection(self, ResumedStream(stream, already_read), peer, is_for_the_lane)
         self._connections.add(connection)
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
+        return connection.for_the_lane
 
     async def stop(self) -> None:
         """Closes idle connections, and the others after their current answer."""

@@ -84,7 +84,7 @@ class LaneParts:
 
 
 class Lane:
-    """A connection in the lane; ``run`` it once.
+    """A connection in the lane; ``run`` it once. ``already_read``: its first bytes, if others have read them.
 
     Its task sleeps while the connection rests. A request that has come whole, and whose handler can be started without
     waiting, is answered without waking it.
@@ -114,9 +114,12 @@ class Lane:
         "served",
     )
 
-    def __init__(self, sock: socket.socket | TlsSocket, parts: LaneParts, peer: Peer) -> None:
+    def __init__(
+        self, sock: socket.socket | TlsSocket, parts: LaneParts, peer: Peer, already_read: bytes = b""
+    ) -> None:
         self._parts = parts
         self._connection = Connection(sock, parts, self, peer)
+        self._connection.pending = already_read
         #: The last head and its bytes: clients repeat theirs, and the same bytes say the same.
         self._head_bytes = b""
         self._head: Head | None = None
@@ -631,6 +634,13 @@ class HotRoutes:
                 return None
         found = {place: segments[at] for place, at in shape.places}
         return (shape.endpoint, found) if all(found.values()) else None
+
+    def is_first_of(self, data: bytes) -> bool:
+        """Whether ``data`` begins with the request line of a hot route."""
+        if not data.startswith(self.prefixes):
+            return False
+        words = data[:MAX_HEAD_BYTES].split(b" ", 2)
+        return len(words) == 3 and _route(words[1], self) is not None
 
 
 @dataclass(slots=True, frozen=True)

@@ -143,6 +143,10 @@ def load_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acco
     return build_application(endpoints, settings, accounting)
 
 
+def _never(_: bytes) -> bool:
+    return False
+
+
 class _Server:
     def __init__(
         self,
@@ -240,29 +244,43 @@ class _Server:
             await self._talk(tls, secured(peer, tls))
 
     async def _talk(self, sock: socket.socket | TlsSocket, peer: Peer) -> None:
-        """Serves a connection whose handshake, if there is one, is over."""
-        already_read: bytes | None = b""
-        is_link = False
-        is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
-        if not is_http_2 and (self._settings.lane or self._peers is not None):
-            lane = Lane(sock, self._parts, peer)
-            self._lanes.add(lane)
-            try:
-                already_read = await lane.run()
-            finally:
-                self._lanes.discard(lane)
-            is_link = self._peers is not None and not lane.served and (already_read or b"").startswith(PREFACE)
-        if already_read is None:
-            return
+        """Serves a connection whose handshake, if there is one, is over: in the lane, behind hypercorn, and by turns."""
         stream: trio.SocketStream | TlsStream
-        if isinstance(sock, TlsSocket):
-            stream = TlsStream(sock)
-        else:  # from here on the descriptor is the stream's
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach())))
-        if is_link and self._peers is not None:
-            await self._peers(stream, already_read, self._stop)
-        else:
-            await self._hypercorn.serve(stream, already_read, peer)
+        is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
+        has_lane = not is_http_2 and (self._settings.lane or self._peers is not None)
+        routes = self._parts.routes
+        already_read: bytes | None = b""
+        is_new = True
+        while already_read is not None:
+            if has_lane:
+                lane = Lane(sock, self._parts, peer, already_read)
+                already_read = await self._run(lane)
+                if already_read is None:
+                    return
+                is_new = is_new and not lane.served
+            if isinstance(sock, TlsSocket):
+                stream = TlsStream(sock)
+            else:
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            if is_new and self._peers is not None and already_read.startswith(PREFACE):
+                await self._peers(stream, already_read, self._stop)
+                return
+            # What the lane has refused is not offered to it again: a page's requests, such as the console's.
+            goes_back = _never if routes.is_first_of(already_read) else routes.is_first_of
+            already_read = await self._hypercorn.serve(stream, already_read, peer, goes_back)
+            is_new = False
+            if already_read is not None and isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)  # the stream had set it
+
+    async def _run(self, lane: Lane) -> bytes | None:
+        """Serves what is the lane's; what it has read of the rest."""
+        if self._stop.is_set():
+            lane.stop()
+        self._lanes.add(lane)
+        try:
+            return await lane.run()
+        finally:
+            self._lanes.discard(lane)
 
     async def _secure(self, sock: socket.socket, listening: Listening) -> TlsSocket | None:
         """The connection behind its handshake; None: there was none, and the connection is to be closed."""
@@ -370,8 +388,14 @@ class _Hypercorn:
         self._ended.set()
         self._wanted.set()
 
-    async def serve(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
-        """Serves one connection, whose first bytes have been read already, to its end."""
+    async def serve(
+        self,
+        stream: trio.SocketStream | TlsStream,
+        already_read: bytes,
+        peer: Peer,
+        is_for_the_lane: Callable[[bytes], bool],
+    ) -> bytes | None:
+        """As ``HypercornServer.serve``."""
         self._wanted.set()
         try:
             await self._ready.wait()
@@ -379,7 +403,7 @@ class _Hypercorn:
             await trio.aclose_forcefully(stream)
             raise
         assert self._server is not None
-        await self._server.serve(stream, already_read, peer)
+        return await self._server.serve(stream, already_read, peer, is_for_the_lane)
 
     async def stop(self) -> None:
         """Closes idle connections, and the others after their current answer."""

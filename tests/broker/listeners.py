@@ -27,7 +27,7 @@ from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from broker.http.messages import Begin
     from broker.http.origin_check import OriginCheck
@@ -50,6 +50,8 @@ class Toys:
     closed: trio.Event = field(default_factory=trio.Event)
     built: int = 0
     """How often the application behind hypercorn was made."""
+    behind_hypercorn: int = 0
+    """Requests of hot routes that were answered there, and not in the lane."""
     peers: list[Peer] = field(default_factory=list)
     """Who sent each request to ``store``."""
 
@@ -161,9 +163,8 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     install_errors(app, settings)
     for endpoint in toys.endpoints:
         route = endpoint.route
-        app.add_url_rule(
-            rule_of(route.path), route.name, hot_view(endpoint, settings, Acceptance(())), methods=[route.method]
-        )
+        view = counted(toys, hot_view(endpoint, settings, Acceptance(())))
+        app.add_url_rule(rule_of(route.path), route.name, view, methods=[route.method])
 
     @app.get("/ping")
     async def ping() -> str:
@@ -180,6 +181,14 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
         return Response("data: secret\n\n", content_type="text/event-stream")
 
     return app
+
+
+def counted(toys: Toys, view: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def counting(**places: str) -> Any:
+        toys.behind_hypercorn += 1
+        return await view(**places)
+
+    return counting
 
 
 @asynccontextmanager

@@ -154,17 +154,82 @@ async def test_expect_continue_is_answered_before_the_body_is_sent() -> None:
         assert json.loads((await reader.reply()).body)["body"] == b"hello".hex()
 
 
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hypercorn() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
-        ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        await stream.send_all(post("t/publish") + post("t/store", b"a") + ping + post("t/store", b"b"))
+        await stream.send_all(post("t/publish") + post("t/store", b"a") + PING + post("t/store", b"b"))
         assert (await reader.reply()).status == 200
         assert json.loads((await reader.reply()).body)["body"] == b"a".hex()
         assert (await reader.reply()).body == b"OK"
         assert json.loads((await reader.reply()).body)["body"] == b"b".hex()
+        assert listener.toys.behind_hypercorn == 1
         await stream.send_all(post("t/rollback"))
         assert (await reader.reply()).body == b"0;1;2;"
+
+
+async def test_a_connection_goes_back_to_the_lane_with_its_next_hot_request() -> None:
+    async with running() as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        for number in range(3):
+            await stream.send_all(PING)
+            assert (await reader.reply()).body == b"OK"
+            for body in (b"%d" % number, b"x" * 100_000):
+                await stream.send_all(post("t/store", body))
+                assert json.loads((await reader.reply()).body)["body"] == body.hex()
+        assert listener.toys.behind_hypercorn == 0
+
+
+async def test_a_head_that_has_begun_behind_hypercorn_ends_there() -> None:
+    async with running() as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        await stream.send_all(PING)
+        assert (await reader.reply()).body == b"OK"
+        request = post("t/store", b"a")
+        await stream.send_all(request[:9])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await stream.send_all(request[9:])
+        assert json.loads((await reader.reply()).body)["body"] == b"a".hex()
+        assert listener.toys.behind_hypercorn == 1
+
+
+async def test_a_connection_whose_hot_requests_are_not_for_the_lane_stays_behind_hypercorn() -> None:
+    async with running() as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        of_a_page = post("t/store", b"a", "Origin: http://localhost")
+        for request in (of_a_page, of_a_page, post("t/store", b"a")):
+            await stream.send_all(request)
+            await reader.reply()
+        assert listener.toys.behind_hypercorn == 3
+
+
+async def test_a_connection_that_goes_back_while_the_server_stops_is_answered_and_closed() -> None:
+    async with running() as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        await stream.send_all(PING)
+        assert (await reader.reply()).body == b"OK"
+        await stream.send_all(post("t/poll"))
+        while not listener.toys.parked:
+            await trio.lowlevel.checkpoint()
+        listener.stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+        listener.toys.release.set()
+        assert (await reader.reply()).headers["connection"] == "close"
+        assert await reader.at_end()
+        assert listener.toys.behind_hypercorn == 0
+
+
+async def test_connections_that_went_back_and_left_make_room_for_others() -> None:
+    async with running(max_connections=1) as listener:
+        for _ in range(3):
+            async with await listener.connect() as stream:
+                reader = Reader(stream)
+                for request in (PING, post("t/publish")):
+                    await stream.send_all(request)
+                    assert (await reader.reply()).status == 200
+            await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_milliseconds() -> None:

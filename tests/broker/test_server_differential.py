@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from tests.broker.differential import difference
-from tests.broker.listeners import post, running
+from tests.broker.differential import difference, meaning
+from tests.broker.listeners import Reader, post, running
 
 #: A few seconds of them; ``difference`` is there for longer hunts.
 MAX_EXAMPLES = 100
@@ -119,3 +119,52 @@ def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
 
     # Its time passes only while nobody has anything to do: what was sent is never late, however slow the machine.
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
+
+
+#: Requests in good order, of hot routes and of others, with what is not the lane's among them.
+ASKED_IN_TURN = st.sampled_from(
+    [
+        post("t/store", b"abc"),
+        post("t/store", b"abc", "Transfer-Encoding: chunked").removesuffix(b"abc") + b"3\r\nabc\r\n0\r\n\r\n",
+        post("t/store", b"x" * 300_000),
+        post("t/rollback"),
+        post("missing/publish"),
+        post("t/store", gzip.compress(b"abc"), "Content-Encoding: gzip"),
+        post("t/store", b"abc", "Origin: http://localhost"),
+        post("t/peek"),
+        post("/v1/transactions/17/commit"),
+        post("/v1/transactions/17/checkpoint"),
+        b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"OPTIONS /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ]
+)
+
+
+async def answered_in_turn(port: int, requests: list[tuple[bytes, int]]) -> list[object]:
+    """What the answers say to requests on one connection, each in two pieces and sent after the answer to the last."""
+    said: list[object] = []
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        reader = Reader(stream)
+        for request, at in requests:
+            await stream.send_all(request[:at])
+            await trio.lowlevel.checkpoint()
+            await stream.send_all(request[at:])
+            said.append(meaning(await reader.reply()))
+    return said
+
+
+def test_a_connection_that_changes_doors_with_its_requests_gives_the_same_answers() -> None:
+    async def main() -> None:
+        async with running(lane=True) as one, running(lane=False) as other:
+
+            async def both_asked(requests: list[tuple[bytes, int]]) -> None:
+                assert await answered_in_turn(one.port, requests) == await answered_in_turn(other.port, requests)
+
+            @settings(max_examples=MAX_EXAMPLES, derandomize=True, database=None)
+            @given(st.lists(st.tuples(ASKED_IN_TURN, st.integers(0, 200)), min_size=1, max_size=8))
+            def fuzz(requests: list[tuple[bytes, int]]) -> None:
+                trio.from_thread.run(both_asked, requests)
+
+            await trio.to_thread.run_sync(fuzz)
+
+    trio.run(main)

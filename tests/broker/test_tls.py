@@ -193,6 +193,15 @@ async def test_a_connection_is_handed_over_with_its_tls(authority, lane):
         assert json.loads((await reader.reply()).body)["body"] == (b"y" * 200_000).hex()
 
 
+async def test_a_connection_goes_back_to_the_lane_with_its_tls(authority):
+    async with running(tls=secured(authority)) as listener, connected(listener, authority.trusting()) as stream:
+        reader = Reader(stream)
+        for request in (b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n", post("t/store", b"y" * 200_000)) * 3:
+            await stream.send_all(request)
+            assert (await reader.reply()).status == 200
+        assert listener.toys.behind_hypercorn == 0
+
+
 async def test_http_2_is_agreed_on_and_http_1_1_without_agreement(authority):
     async with running(tls=secured(authority)) as listener:
         base = f"https://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
