@@ -75,7 +75,7 @@ class GroupCommit(trio.abc.Instrument):
         self._loop = trio.lowlevel.current_trio_token()
         trio.lowlevel.add_instrument(self)
         #: Whether the event loop sleeps in the kernel, or is about to.
-        self._asleep = True
+        self.is_asleep = True
         self._closed = False
         # A daemon's thread: where nothing closes the store any more, it must not hold up the exit.
         self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
@@ -135,7 +135,7 @@ class GroupCommit(trio.abc.Instrument):
             except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
                 error = StoreError(f"writing: {bug!r}")
             self._written.append((group, error))
-            if self._asleep:
+            if self.is_asleep:
                 try:
                     self._wake()
                 except trio.RunFinishedError:
@@ -166,14 +166,14 @@ class GroupCommit(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """The event loop is about to wait for the kernel: what has been written before it says so is not to wait."""
         if timeout > 0:
-            self._asleep = True
+            self.is_asleep = True
             if self._written:
                 self._wake()
 
     def after_io_wait(self, timeout: float) -> None:
         """The event loop goes on."""
         del timeout
-        self._asleep = False
+        self.is_asleep = False
         if self._written:
             try:
                 self._deliver()

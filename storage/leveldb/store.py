@@ -230,6 +230,7 @@ class LevelDBStore:
                 first_chunk=first_chunk,
                 values=values,
                 between=trio.from_thread.check_cancelled,
+                loop_runs=self.loop_runs,
             )
 
         await self._run_inside(read, self._readers)
@@ -327,6 +328,10 @@ class LevelDBStore:
             raise StoreError("the store could not be opened again", hint="claim the topic again")
         with self._counted():
             return await trio.to_thread.run_sync(call, tables, limiter=limiter)
+
+    def loop_runs(self) -> bool:
+        """Whether the event loop is in the middle of a turn; for its other threads."""
+        return not self._group_commit.is_asleep
 
     async def _change_inside(self, call: Callable[[LevelDBTables], T], doing: str, limiter: trio.CapacityLimiter) -> T:
         """``_run_inside`` for what changes something; after an exception the database must be opened again."""
@@ -443,6 +448,7 @@ class LevelDBView:
                     first_chunk=first_chunk,
                     values=values,
                     between=between,
+                    loop_runs=self._store.loop_runs,
                     view=view,
                 )
 

@@ -45,6 +45,14 @@ log = logging.getLogger(__name__)
 #: Scans that ask for this few rows first are point reads in disguise, and may fill the block cache.
 _FEW_ROWS = 8
 _MEASURE_EVERY_S = 1.0
+#: For so long a scan has its turn while others wait. Two that pass it on at every list, which is one pack, read half of
+#: what one does alone: each time a thread has to wake.
+TURN_S = 0.001
+#: A scan that finds the event loop at work gives it the interpreter lock for so many times as long as its last list
+#: took, or until the loop sleeps. Two readers far behind, measured beside 5000 publishes a second: their p99 falls from
+#: 28 ms to 10, and the readers, whose turns are longer, still read more than before.
+PATIENCE = 4
+_NAP_S = 0.00003
 #: Operations on rows; the others are the store's own.
 _OF_TABLES = (Put, Delete)
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
@@ -234,9 +242,15 @@ class LevelDBTables:
         first_chunk: int = 64,
         values: bool = True,
         between: Callable[[], None] = lambda: None,
+        loop_runs: Callable[[], bool] = lambda: False,
         view: PinnedView | None = None,
     ) -> None:
-        """See ``Store.scan``, now or in a view; ``between`` is called between lists, and ends the scan by raising."""
+        """See ``Store.scan``, now or in a view.
+
+        Args:
+          between: is called between lists, and ends the scan by raising.
+          loop_runs: whether the event loop is in the middle of a turn, and so wants the interpreter lock.
+        """
         with closing(self._chunks(table, start, stop, reverse, first_chunk, values, view)) as lists:
             while True:
                 # plyvel releases the interpreter lock at every row, so two threads that iterate at once pass it
@@ -244,13 +258,21 @@ class LevelDBTables:
                 # to holds the interpreter lock all the time, so that it belongs to the turn: the event loop, which
                 # wants that lock after each system call, then waits for one reader and not for all of them.
                 with self._turn:
-                    chunk = next(lists, None)
-                    wants_more = chunk is not None and feed(chunk)
-                if not wants_more:
-                    return
-                between()
-                if self.leaving:
-                    raise StoreError("the store was closed or opened again during a scan", hint="ask again")
+                    now_s = time.perf_counter()
+                    until_s = now_s + TURN_S
+                    while now_s < until_s:
+                        began_s = now_s
+                        chunk = next(lists, None)
+                        if chunk is None or not feed(chunk):
+                            return
+                        between()
+                        if self.leaving:
+                            raise StoreError("the store was closed or opened again during a scan", hint="ask again")
+                        now_s = time.perf_counter()
+                        give_way_until_s = now_s + PATIENCE * (now_s - began_s)
+                        while loop_runs() and now_s < give_way_until_s:
+                            time.sleep(_NAP_S)
+                            now_s = time.perf_counter()
 
     def first_rows(self, table: Table, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
         """The first rows of a range, at least one if there is any; for the writer, which nothing interrupts.

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,16 @@ from spy import Spy
 from plainsong.protocol.effects import Delete, Expect, Put, put_one
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
+from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.store import DISCARD_ROWS
-from storage.leveldb.tables import Turn
+from storage.leveldb.tables import LevelDBTables, Turn
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from storage.base import Row
 
 ROOT = Path(__file__).parents[2]
 
@@ -331,6 +335,45 @@ def test_a_turn_that_ends_with_an_error_is_the_next_ones() -> None:
         raise ValueError("it failed")
     with turn:
         pass
+
+
+class Clock:
+    """Time of which every look at it takes some."""
+
+    def __init__(self) -> None:
+        self.now_s, self.naps = 0.0, 0
+
+    def perf_counter(self) -> float:
+        self.now_s += 0.0001
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.naps += 1
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(("runs", "least", "most"), [(0, 0, 0), (3, 3, 3), (10**9, 10, 100)])
+def test_a_scan_gives_way_to_an_event_loop_at_work_and_reads_on_if_it_never_sleeps(
+    tmp_path, monkeypatch, runs, least, most
+) -> None:
+    options, clock, asked = LevelDBOptions(), Clock(), iter(range(runs))
+    LevelDBTables.create(tmp_path, options)
+    with closing(LevelDBTables(tmp_path, options)) as tables:
+        names = [b"%d" % (1000 + number) for number in range(500)]
+        tables.write([Put(METADATA, b"topic", names, [b"x"] * 500)])
+        monkeypatch.setattr("storage.leveldb.tables.time", clock)
+        found: list[bytes] = []
+
+        def feed(rows: Sequence[Row]) -> bool:
+            found.extend(key for key, _ in rows)
+            return True
+
+        def loop_runs() -> bool:
+            return next(asked, None) is not None
+
+        tables.scan(METADATA, b"topic", b"topid", feed, first_chunk=1, loop_runs=loop_runs)
+    assert found == [b"topic" + name for name in names]
+    assert least <= clock.naps <= most
 
 
 def until(holds: Callable[[], bool]) -> None:
