@@ -49,8 +49,8 @@ _MEASURE_EVERY_S = 1.0
 #: what one does alone: each time a thread has to wake.
 TURN_S = 0.001
 #: A scan that finds the event loop at work gives it the interpreter lock for so many times as long as its last list
-#: took, or until the loop sleeps. Two readers far behind, measured beside 5000 publishes a second: their p99 falls from
-#: 28 ms to 10, and the readers, whose turns are longer, still read more than before.
+#: took, or until the loop sleeps. Measured with two readers far behind, beside 5000 publishes a second: the p99 of these
+#: falls from 16 to 25 ms to 10 to 14, and the readers, whose turns are longer, still read half as much again as before.
 PATIENCE = 4
 _NAP_S = 0.00003
 #: Operations on rows; the others are the store's own.
