@@ -12,6 +12,7 @@ import logging
 import os
 import select
 from collections import OrderedDict, deque
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,8 +20,10 @@ import trio
 from trio.lowlevel import wait_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import NoReturn
+
+    from storage.base import Bell
 
 log = logging.getLogger("plainsong.http")
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
@@ -55,8 +58,14 @@ class Member(Protocol):
 class Reactor:
     """Waits for all its members. Run ``run`` and ``sweep``, both until cancelled."""
 
-    def __init__(self, keep_alive_s: float) -> None:
+    def __init__(self, keep_alive_s: float, bell: Bell | None = None) -> None:
+        """Use it in ``run``; ``close`` frees it.
+
+        Args:
+          bell: that of a store, which it hears while it runs: the event loop is awake then, and that is all.
+        """
         self._keep_alive_s = keep_alive_s
+        self._store_bell = bell
         #: Called behind the requests of each turn of the loop, some of which may have been started.
         self.took_in: Callable[[], None] = lambda: None
         self._epoll = select.epoll()
@@ -119,10 +128,25 @@ class Reactor:
 
     async def run(self) -> NoReturn:
         """Serve the sockets."""
-        while True:
-            await wait_readable(self._epoll)
-            self.take_in()
-            self.took_in()
+        with self._hearing():
+            while True:
+                await wait_readable(self._epoll)
+                self.take_in()
+                self.took_in()
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        bell = self._store_bell
+        if bell is None:
+            yield
+            return
+        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+        bell.is_heard = True
+        try:
+            yield
+        finally:
+            bell.is_heard = False
+            self._epoll.unregister(bell)
 
     def take_in(self) -> None:
         """Serve what has come by now, without waiting."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin
     from broker.http.peer import Peer
     from broker.security.guard import Guard
+    from storage.base import Bell
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream | TlsStream, bytes, trio.Event], Awaitable[None]]
@@ -82,6 +83,7 @@ async def serve_http(
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
     turns: Turns | None = None,
+    bell: Bell | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
@@ -97,6 +99,7 @@ async def serve_http(
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
         like any other that is not HTTP.
       turns: those of the actors that requests are started at without a task; None: there are no such routes.
+      bell: that of the store, which the server hears while it serves.
       task_status: gets the addresses as ``host:port`` or ``unix:/path``.
 
     Raises:
@@ -104,7 +107,7 @@ async def serve_http(
     """
     listeners: list[socket.socket] = []
     files: list[SocketFiles] = []
-    reactor = Reactor(settings.keep_alive_s)
+    reactor = Reactor(settings.keep_alive_s, bell)
     if turns is not None:
         turns.attach(reactor.take_in)
         reactor.took_in = turns.run_due

@@ -24,7 +24,7 @@ import outcome
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
-from storage.base import StoreConflict, StoreError, rolled_back
+from storage.base import Bell, StoreConflict, StoreError, rolled_back
 from storage.leveldb.tables import Turned
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class GroupCommit(trio.abc.Instrument):
         self._waiting: SimpleQueue[PendingWrite | None] = SimpleQueue()
         self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None]] = deque()
         self._loop = trio.lowlevel.current_trio_token()
+        self.bell = Bell()
         trio.lowlevel.add_instrument(self)
         #: Whether the event loop sleeps in the kernel, or is about to.
         self.is_asleep = True
@@ -120,6 +121,7 @@ class GroupCommit(trio.abc.Instrument):
             self._deliver()
             with suppress(KeyError):
                 trio.lowlevel.remove_instrument(self)
+            self.bell.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -181,7 +183,10 @@ class GroupCommit(trio.abc.Instrument):
                 self._loop.run_sync_soon(_raise, bug)
 
     def _wake(self) -> None:
-        self._loop.run_sync_soon(self._deliver, idempotent=True)
+        if self.bell.is_heard:
+            self.bell.ring()
+        else:
+            self._loop.run_sync_soon(self._deliver, idempotent=True)
 
     def _deliver(self) -> None:
         # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The

@@ -66,6 +66,7 @@ class LevelDBStore:
         self._no_calls_inside: trio.Event | None = None
         self._reopening = trio.Lock()
         self._group_commit = GroupCommit(self._write_group)
+        self.bell = self._group_commit.bell
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._upkeep = trio.CapacityLimiter(1)
         self._discards = trio.CapacityLimiter(1)

@@ -8,6 +8,7 @@ from itertools import permutations
 
 import pytest
 import trio
+import trio.testing
 from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
@@ -19,9 +20,13 @@ from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES
 from broker.http.messages import Answer
 from broker.http.reactor import SWEEP_S, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
+from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
+from plainsong.protocol.names import TopicName
+from storage.leveldb import LevelDBStore
 from tests.patience import PATIENCE_S
 
+NAME = TopicName("bench", "topic")
 PUBLISH = next(route for route in ROUTES if route.name == "publish")
 
 
@@ -387,3 +392,40 @@ async def test_a_thousand_time_outs_at_once_are_spread_over_turns_of_the_loop(au
     reactor.close()
     assert sum(turns.ended) == 2000
     assert max(turns.ended) <= 2 * SWEPT_AT_ONCE
+
+
+# --- a store's bell --------------------------------------------------------------------------------
+
+
+class Told:
+    """A trio token that notes who is woken by it."""
+
+    def __init__(self):
+        self.calls, self._token = 0, trio.lowlevel.current_trio_token()
+
+    def run_sync_soon(self, call, **options):
+        self.calls += 1
+        self._token.run_sync_soon(call, **options)
+
+
+async def test_commits_wake_the_loop_by_the_bell_while_a_server_hears_it_and_by_trio_before_and_after(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        claim = await store.claim(NAME)
+        store._group_commit._loop = told = Told()
+
+        async def commit() -> int:
+            """How often a commit has told trio."""
+            before = told.calls
+            with trio.fail_after(PATIENCE_S):
+                await store.write([put_one(Table.METADATA, b"key", b"value")], claim=claim)
+            return told.calls - before
+
+        for _ in range(2):
+            assert sum([await commit() for _ in range(20)]) > 0  # not each: one may end before the loop sleeps
+            reactor = Reactor(keep_alive_s=1000, bell=store.bell)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reactor.run)
+                await trio.testing.wait_all_tasks_blocked()
+                assert [await commit() for _ in range(20)] == [0] * 20
+                nursery.cancel_scope.cancel()
+            reactor.close()
