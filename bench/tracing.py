@@ -95,11 +95,10 @@ class Tracer:
 def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
     """The five requests, by what a user calls them."""
     topic = "traced"
-    # A connection that asks for anything but a hot route leaves the lane for good.
-    setup, hot = (HTTPConnection(url.removeprefix("http://")) for _ in range(2))
+    connection = HTTPConnection(url.removeprefix("http://"))
     numbers = iter(range(1, 1_000_000))
 
-    def ask(connection: HTTPConnection, method: str, target: str, body: object = None) -> None:
+    def ask(method: str, target: str, body: object = None) -> None:
         connection.request(method, target, None if body is None else json.dumps(body), JSON)
         answer = connection.getresponse()
         content = answer.read()
@@ -107,17 +106,17 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
             raise RuntimeError(f"{method} {target}: {answer.status} {content.decode(errors='replace')[:300]}")
 
     def publish() -> None:
-        ask(hot, "POST", f"{path(topic)}/publish", {"messages": ["hello"]})
+        ask("POST", f"{path(topic)}/publish", {"messages": ["hello"]})
 
     def poll() -> None:
-        ask(hot, "POST", f"{path(topic)}/poll?isolation=committed", {"limit": 10})
+        ask("POST", f"{path(topic)}/poll?isolation=committed", {"limit": 10})
 
     def produce() -> None:
         body = {"messages": ["hello"], "producer": "p", "producerEpoch": 1, "sequenceIds": [next(numbers)]}
-        ask(hot, "POST", f"{path(topic)}/publish", body)
+        ask("POST", f"{path(topic)}/publish", body)
 
-    ask(setup, "PUT", path(topic))
-    ask(setup, "PUT", f"{path(topic)}/producers/p")
+    ask("PUT", path(topic))
+    ask("PUT", f"{path(topic)}/producers/p")
     found = {
         "a plain publish": tracer.count(publish, of_requester=False),
         "a committed poll from the cache": tracer.count(poll, of_requester=False),
