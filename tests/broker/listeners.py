@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,6 +52,8 @@ class Toys:
     closed: trio.Event = field(default_factory=trio.Event)
     built: int = 0
     """How often the application behind hypercorn was made."""
+    built_under: tuple[float, bool] | None = None
+    """The interpreter's switch interval then, and whether garbage was collected."""
     behind_hypercorn: int = 0
     """Requests of hot routes that were answered there, and not in the lane."""
     peers: list[Peer] = field(default_factory=list)
@@ -211,6 +215,7 @@ async def running(
 
     def build() -> QuartTrio:
         toys.built += 1
+        toys.built_under = (sys.getswitchinterval(), gc.isenabled())
         return toy_app(toys, settings)
 
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 import time
 
 import pytest
 import trio
 import trio.testing
 
+from broker.http.server import LOOP_FIRST_S
 from tests.broker.listeners import Reader, ask, post, running
 from tests.patience import PATIENCE_S
 
@@ -180,6 +183,14 @@ async def test_a_connection_goes_back_to_the_lane_with_its_next_hot_request() ->
                 await stream.send_all(post("t/store", body))
                 assert json.loads((await reader.reply()).body)["body"] == body.hex()
         assert listener.toys.behind_hypercorn == 0
+
+
+async def test_the_loop_has_the_interpreter_lock_soon_while_hypercorn_is_loaded_and_as_ever_afterwards() -> None:
+    before = sys.getswitchinterval(), gc.isenabled()
+    async with running() as listener:
+        assert (await ask(listener, PING)).body == b"OK"
+        assert listener.toys.built_under == (pytest.approx(LOOP_FIRST_S), False)
+        assert (sys.getswitchinterval(), gc.isenabled()) == before == (before[0], True)
 
 
 async def test_a_head_that_has_begun_behind_hypercorn_ends_there() -> None:
