@@ -10,7 +10,6 @@ really promises; ``tests/storage/contract.py`` tests all of them against this pa
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect, Operation, Table
     from plainsong.protocol.names import TopicName
+    from storage.loop import Bell
 
 #: A row: key and value.
 Row = tuple[bytes, bytes]
@@ -148,36 +148,9 @@ class BeginsWrites(Protocol):
         """
 
 
-class Bell:
-    """Wakes the event loop from another thread, for a part of what trio's own way costs, while somebody hears it.
-
-    Whoever waits for a descriptor of epolls anyway hears it there, edge-triggered: nothing has to be read or registered
-    anew for each ring. What has come to pass meanwhile is looked for by whoever was woken for it.
-    """
-
-    def __init__(self) -> None:
-        #: Whether a ring wakes the event loop. Set there; a ring while this changes is not lost, since the loop then runs.
-        self.is_heard = False
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        """For an epoll."""
-        return self._descriptor
-
-    def ring(self) -> None:
-        """Wake the event loop, from any thread."""
-        os.eventfd_write(self._descriptor, 1)
-
-    def close(self) -> None:
-        """Free the descriptor; nobody rings any more. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
 @runtime_checkable
 class HasBell(Protocol):
-    """A store that has threads of its own."""
+    """A store whose threads wake the event loop."""
 
     bell: Bell
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 from time import perf_counter
@@ -16,6 +15,7 @@ from plainsong.protocol.codec import AVRO
 from plainsong.protocol.codec.json_values import between_pieces, compact
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
+from storage.loop import nap
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -207,8 +207,7 @@ def _politely(work: Callable[[], T]) -> T:
 
 
 def _let_the_loop_run() -> None:
-    # Giving the lock up is not enough: who waits for it needs a moment to wake.
-    time.sleep(0.0001)
+    nap(0.0001)
 
 
 async def in_steps(size: int, pieces: Iterator[bytes], *, at_once_bytes: int = LOOP_BYTES) -> list[bytes]:

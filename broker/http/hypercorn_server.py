@@ -82,8 +82,6 @@ class HypercornConnection(TCPServer):
         self._conversations = hypercorn.conversations
         self._peer = peer
         self._is_for_the_lane = is_for_the_lane
-        #: What was read of a request that the lane is to serve; all before it is answered.
-        self.for_the_lane: bytes | None = None
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
@@ -96,19 +94,18 @@ class HypercornConnection(TCPServer):
         #: The reader has gone or is given up: nothing more is sent, also by tasks that wait for the lock.
         self._cut = False
 
-    async def run(self) -> None:
-        """Serves the connection to its end, or until it is to go back to the lane."""
-        is_over = True
+    async def serve(self) -> bytes | None:
+        """Serves until the connection is closed (None), or is to go back to the lane with these bytes, just read."""
+        next_bytes = None
         with self._life:
             try:
-                await self._serve()
-                is_over = self.for_the_lane is None
+                next_bytes = await self._serve()
             except (OSError, trio.BrokenResourceError):
                 pass  # the client has gone
             finally:
-                if is_over:
-                    self.for_the_lane = None
+                if next_bytes is None:
                     await trio.aclose_forcefully(self.stream)
+        return next_bytes
 
     def cut(self) -> None:
         """Ends the connection now, also in the middle of a send."""
@@ -117,7 +114,7 @@ class HypercornConnection(TCPServer):
         if self._sending is not None:
             self._sending.cancel()
 
-    async def _serve(self) -> None:
+    async def _serve(self) -> bytes | None:
         socket, tls = self.stream.socket, self.stream.tls
         if tls is not None:
             self.app = with_certificate(self.app, tls.ssl_object)
@@ -145,10 +142,11 @@ class HypercornConnection(TCPServer):
                 self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations, peer=self._peer)
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
-            await self._read_data()
+            next_bytes = await self._read()
             await self.idle_task.stop()  # else it keeps a connection that is over until its time-out
-        if self.for_the_lane is None:
+        if next_bytes is None:
             await self._close()
+        return next_bytes
 
     async def protocol_send(self, event: Event) -> None:
         """Sends bytes, each piece with its deadline, or follows the connection's state.
@@ -218,29 +216,32 @@ class HypercornConnection(TCPServer):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.stream.send_eof()
 
-    async def _read_data(self) -> None:
-        """Feeds the protocol until the client leaves, takes too long for a head, or begins a request for the lane."""
+    async def _read(self) -> bytes | None:
+        """Feeds the protocol until the client leaves or takes too long for a head; or begins a request for the lane,
+        whose bytes it returns."""
         deadline = self._unproven_until_s
-        is_first = True  # what the lane itself has given
+        goes_back: bool | None = None
         while True:
             if not self._closing:
                 self._reading.deadline = deadline
             with self._reading:
                 try:
-                    data = await self.stream.receive_some(MAX_RECV)
+                    data = bytes(await self.stream.receive_some(MAX_RECV))
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     break
             if self._reading.cancelled_caught:
                 break
             linger_until = self._reading.deadline
             self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
-            if not is_first and self._is_for_the_lane(bytes(data)) and await self._may_go_back():
-                self.for_the_lane = bytes(data)
-                return
-            is_first = False
+            if (
+                goes_back is None
+            ):  # what the lane has refused once, such as a page's request, is not offered to it again
+                goes_back = not self._is_for_the_lane(data)
+            elif goes_back and self._is_for_the_lane(data) and await self._may_go_back():
+                return data
             self._was_asked = False
             if not self._closing:  # else nothing would answer it
-                await self.protocol.handle(RawData(bytes(data)))
+                await self.protocol.handle(RawData(data))
             if not data:
                 await self._answer_the_last()
                 break
@@ -251,6 +252,7 @@ class HypercornConnection(TCPServer):
             elif deadline == inf:
                 deadline = trio.current_time() + self._header_timeout_s
         await self.protocol.handle(Closed())
+        return None
 
     async def _may_go_back(self) -> bool:
         """Whether all that has come is answered, over HTTP/1.1, and the connection is to be kept."""
@@ -329,10 +331,9 @@ class HypercornServer:
         connection = HypercornConnection(self, ResumedStream(stream, already_read), peer, is_for_the_lane)
         self._connections.add(connection)
         try:
-            await connection.run()
+            return await connection.serve()
         finally:
             self._connections.discard(connection)
-        return connection.for_the_lane
 
     async def stop(self) -> None:
         """Closes idle connections, and the others after their current answer."""

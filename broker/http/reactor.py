@@ -9,7 +9,6 @@ request on the spot; otherwise it wakes the connection's task.
 from __future__ import annotations
 
 import logging
-import os
 import select
 from collections import OrderedDict, deque
 from contextlib import contextmanager
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 from trio.lowlevel import wait_readable
 
+from storage.loop import Bell
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn
 
-    from storage.base import Bell
-
 log = logging.getLogger("plainsong.http")
+_RINGS = select.EPOLLIN | select.EPOLLET
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 #: Sockets served in one turn of the loop, so that other tasks are never far from theirs.
 MAX_READY = 128
@@ -70,8 +70,8 @@ class Reactor:
         self.took_in: Callable[[], None] = lambda: None
         self._epoll = select.epoll()
         #: Wakes the reactor's task for what came by no socket.
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
+        self._bell = Bell()
+        self._epoll.register(self._bell, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
         #: Member → since when it rests; the longest first.
@@ -82,7 +82,7 @@ class Reactor:
     def close(self) -> None:
         """Free the epoll."""
         self._epoll.close()
-        os.close(self._bell)
+        self._bell.close()
 
     def add(self, sock: Socket, member: Member) -> None:
         """Have ``member`` told of what comes from now on; also of what has come before."""
@@ -100,7 +100,7 @@ class Reactor:
     def again(self, member: Member) -> None:
         """Call ``readable`` soon, although no edge will come: there may be more to read."""
         if not self._again:
-            os.eventfd_write(self._bell, 1)
+            self._bell.ring()
         self._again.append(member)
 
     def rests(self, member: Member) -> None:
@@ -140,7 +140,7 @@ class Reactor:
         if bell is None:
             yield
             return
-        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+        self._epoll.register(bell, _RINGS)
         bell.is_heard = True
         try:
             yield
@@ -158,7 +158,7 @@ class Reactor:
             if member is not None:
                 self._tell(member, events)
         if self._again:
-            os.eventfd_write(self._bell, 1)  # its last edge may have been taken just now
+            self._bell.ring()  # its last edge may have been taken just now
 
     @staticmethod
     def _tell(member: Member, events: int) -> None:

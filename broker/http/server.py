@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin
     from broker.http.peer import Peer
     from broker.security.guard import Guard
-    from storage.base import Bell
+    from storage.loop import Bell
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream | TlsStream, bytes, trio.Event], Awaitable[None]]
@@ -150,10 +150,6 @@ def load_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acco
     return build_application(endpoints, settings, accounting)
 
 
-def _never(_: bytes) -> bool:
-    return False
-
-
 class _Server:
     def __init__(
         self,
@@ -255,13 +251,12 @@ class _Server:
         stream: trio.SocketStream | TlsStream
         is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
         has_lane = not is_http_2 and (self._settings.lane or self._peers is not None)
-        routes = self._parts.routes
         already_read: bytes | None = b""
         is_new = True
         while already_read is not None:
             if has_lane:
                 lane = Lane(sock, self._parts, peer, already_read)
-                already_read = await self._run(lane)
+                already_read = await self._in_lane(lane)
                 if already_read is None:
                     return
                 is_new = is_new and not lane.served
@@ -272,14 +267,13 @@ class _Server:
             if is_new and self._peers is not None and already_read.startswith(PREFACE):
                 await self._peers(stream, already_read, self._stop)
                 return
-            # What the lane has refused is not offered to it again: a page's requests, such as the console's.
-            goes_back = _never if routes.is_first_of(already_read) else routes.is_first_of
-            already_read = await self._hypercorn.serve(stream, already_read, peer, goes_back)
+            hypercorn = await self._hypercorn.loaded(stream)
+            already_read = await hypercorn.serve(stream, already_read, peer, self._parts.routes.is_first_of)
             is_new = False
             if already_read is not None and isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)  # the stream had set it
 
-    async def _run(self, lane: Lane) -> bytes | None:
+    async def _in_lane(self, lane: Lane) -> bytes | None:
         """Serves what is the lane's; what it has read of the rest."""
         if self._stop.is_set():
             lane.stop()
@@ -414,14 +408,8 @@ class _Hypercorn:
         self._ended.set()
         self._wanted.set()
 
-    async def serve(
-        self,
-        stream: trio.SocketStream | TlsStream,
-        already_read: bytes,
-        peer: Peer,
-        is_for_the_lane: Callable[[bytes], bool],
-    ) -> bytes | None:
-        """As ``HypercornServer.serve``."""
+    async def loaded(self, stream: trio.SocketStream | TlsStream) -> HypercornServer:
+        """Hypercorn, for a connection that needs it; ``stream`` is closed if that is cut before."""
         self._wanted.set()
         try:
             await self._ready.wait()
@@ -429,7 +417,7 @@ class _Hypercorn:
             await trio.aclose_forcefully(stream)
             raise
         assert self._server is not None
-        return await self._server.serve(stream, already_read, peer, is_for_the_lane)
+        return self._server
 
     async def stop(self) -> None:
         """Closes idle connections, and the others after their current answer."""

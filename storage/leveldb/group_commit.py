@@ -24,8 +24,9 @@ import outcome
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
-from storage.base import Bell, StoreConflict, StoreError, rolled_back
+from storage.base import StoreConflict, StoreError, rolled_back
 from storage.leveldb.tables import Turned
+from storage.loop import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

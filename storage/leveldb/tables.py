@@ -10,7 +10,6 @@ all volumes between.
 from __future__ import annotations
 
 import logging
-import select
 import shutil
 import threading
 import time
@@ -30,6 +29,7 @@ from storage.leveldb.tidying import Stopped, tidy
 from storage.leveldb.upkeep import UpkeepThread
 from storage.leveldb.volume import JOURNAL
 from storage.leveldb.volumes import Volumes, make_first, remove_packed
+from storage.loop import nap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -53,14 +53,17 @@ TURN_S = 0.001
 #: took, or until the loop sleeps. Measured with two readers far behind, beside 5000 publishes a second: the p99 of these
 #: falls from 16 to 25 ms to 10 to 14, and the readers, whose turns are longer, still read half as much again as before.
 PATIENCE = 4
+_NAP_S = 0.00003
 #: Operations on rows; the others are the store's own.
 _OF_TABLES = (Put, Delete)
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
 
 
-def _nap() -> None:
-    """Sleep for 30 µs or a little longer; ``time.sleep`` fails under libfaketime when the clock is set back."""
-    select.select((), (), (), 0.00003)
+def _give_way(loop_runs: Callable[[], bool], seconds: float) -> None:
+    """Let an event loop that is at work have the interpreter lock, for so long at most."""
+    until_s = time.perf_counter() + seconds
+    while loop_runs() and time.perf_counter() < until_s:
+        nap(_NAP_S)
 
 
 class Turn:
@@ -263,21 +266,15 @@ class LevelDBTables:
                 # to holds the interpreter lock all the time, so that it belongs to the turn: the event loop, which
                 # wants that lock after each system call, then waits for one reader and not for all of them.
                 with self._turn:
-                    now_s = time.perf_counter()
-                    until_s = now_s + TURN_S
-                    while now_s < until_s:
-                        began_s = now_s
+                    until_s = time.perf_counter() + TURN_S
+                    while (began_s := time.perf_counter()) < until_s:
                         chunk = next(lists, None)
                         if chunk is None or not feed(chunk):
                             return
                         between()
                         if self.leaving:
                             raise StoreError("the store was closed or opened again during a scan", hint="ask again")
-                        now_s = time.perf_counter()
-                        give_way_until_s = now_s + PATIENCE * (now_s - began_s)
-                        while loop_runs() and now_s < give_way_until_s:
-                            _nap()
-                            now_s = time.perf_counter()
+                        _give_way(loop_runs, PATIENCE * (time.perf_counter() - began_s))
 
     def first_rows(self, table: Table, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
         """The first rows of a range, at least one if there is any; for the writer, which nothing interrupts.

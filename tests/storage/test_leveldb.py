@@ -347,9 +347,9 @@ class Clock:
         self.now_s += 0.0001
         return self.now_s
 
-    def nap(self) -> None:
+    def nap(self, seconds: float) -> None:
         self.naps += 1
-        self.now_s += 0.00003
+        self.now_s += seconds
 
 
 @pytest.mark.parametrize(("runs", "least", "most"), [(0, 0, 0), (3, 3, 3), (10**9, 10, 100)])
@@ -362,7 +362,7 @@ def test_a_scan_gives_way_to_an_event_loop_at_work_and_reads_on_if_it_never_slee
         names = [b"%d" % (1000 + number) for number in range(500)]
         tables.write([Put(METADATA, b"topic", names, [b"x"] * 500)])
         monkeypatch.setattr("storage.leveldb.tables.time", clock)
-        monkeypatch.setattr("storage.leveldb.tables._nap", clock.nap)
+        monkeypatch.setattr("storage.leveldb.tables.nap", clock.nap)
         found: list[bytes] = []
 
         def feed(rows: Sequence[Row]) -> bool:
