@@ -119,6 +119,10 @@ class Model:
             "it cannot be brought back",
         )
 
+    def may_come_back(self) -> None:
+        """By some wall clock it is within its grace: it may have been refused by one that was set back since."""
+        self.worlds = {replace(world, buried=False) for world in self.worlds}
+
     def _now(self, worlds: Iterable[World | None], what: str) -> None:
         before, self.worlds = self.worlds, {world for world in worlds if world is not None}
         if not self.worlds and not self.lost:
@@ -183,6 +187,7 @@ class Gardener:
             await self.voice.tell("POST", topic_path(TOPIC, "/undelete"))
             if self._doubted_ms == inf and self._deleted_ms[1] + GRACE_S * 1000 < world.between(since)[0]:
                 self.model.wrong.append("it was brought back after its grace")
+            self.model.may_come_back()
         self.model.begins()
         self.model.happened(verb, payloads)
 
