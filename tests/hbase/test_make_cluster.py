@@ -12,7 +12,7 @@ import pytest
 from plainsong import Client
 from tests.daemon.harness import clean_environ, eventually
 from tests.hbase_classes import make_classes
-from tests.hbase_server import QUICK_JVM, ROOT, free_ports, why_not
+from tests.hbase_server import QUICK_JVM, ROOT, SMALL, free_ports, why_not
 
 PATIENCE_S = 600.0
 
@@ -113,3 +113,9 @@ def test_three_instances_are_one_service_and_ctrl_c_leaves_nothing_but_the_data(
         assert again.process.wait(PATIENCE_S) == 1
         assert f"error: two ended with 137; its log is {data}/log/two.log" in again.text()
         assert again.left() == []
+
+
+def test_a_small_hbase_may_be_given_a_relative_path(tmp_path):
+    subprocess.run([SMALL, "configure", "there", "1", "2", "3", "4"], cwd=tmp_path, check=True)
+    site = (tmp_path / "there/conf/hbase-site.xml").read_text()
+    assert f"<value>file://{tmp_path}/there/data</value>" in site
