@@ -20,6 +20,7 @@ from plainsong.protocol.errors import (
     SequenceConsumed,
     TooManyProducers,
     TopicFull,
+    TransactionNotInProgress,
     TransactionTooLarge,
 )
 from plainsong.protocol.ids import pack_position
@@ -674,6 +675,25 @@ def test_e59_a_transactional_publish_sent_again_has_the_same_answer():
     again.duplicate = False
     assert again == first
     assert topic.payloads() == ["p0", "p1"]
+
+
+@pytest.mark.parametrize("standing", ["deciding", "committed"])
+def test_a_transactional_publish_sent_again_while_its_transaction_commits_has_the_same_answer(standing):
+    class Standings:
+        now = "in_progress"
+
+        def standing(self, pointer):
+            return self.now
+
+    authority = Standings()
+    topic = Topic(authority=authority)
+    first = topic.publish_under(POINTER, [0, 1])
+    authority.now = standing
+    again = topic.publish_under(POINTER, [0, 1])
+    assert (again.duplicate, again.start_sequence_id) == (True, first.start_sequence_id)
+    assert (again.end_timestamp_ms, again.end_sequence_id) == (first.end_timestamp_ms, first.end_sequence_id)
+    with pytest.raises(TransactionNotInProgress):
+        topic.publish_under(POINTER, [2])
 
 
 def test_ids_used_under_a_pointer_are_consumed_for_any_other_also_after_a_rollback():
