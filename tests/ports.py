@@ -35,6 +35,11 @@ def free_port() -> int:
     return port
 
 
+def free_address() -> str:
+    """What a daemon binds that is killed and started again at the same place, where nobody takes its port meanwhile."""
+    return f"127.0.0.1:{free_port()}"
+
+
 def _reserve(port: int) -> bool:
     """Bind a name in Linux's abstract namespace, which vanishes with this process; False: another process has it."""
     holder = socket.socket(socket.AF_UNIX)

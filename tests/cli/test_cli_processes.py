@@ -21,6 +21,7 @@ from plainsong.cli.command import Exit
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, eventually
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_tail_begins_with_the_id_it_is_given(cli, spawn, numbers):
 
 
 def test_tail_goes_on_when_the_daemon_comes_back(tmp_path, alone):
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url, retry=False) as client:
             client.create_topic("orders")
@@ -183,7 +184,7 @@ def test_tail_goes_on_when_the_daemon_comes_back(tmp_path, alone):
 
 
 def test_events_go_on_when_the_daemon_comes_back(tmp_path, alone):
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         command = [PLAINSONG, "events", "--kind", "transactions", "--limit", "2", "--json", "--url", url]
         follow = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -214,7 +215,7 @@ def test_a_connection_that_breaks_in_the_middle_leaves_it_unknown(alone):
 
 
 def test_publish_waits_for_the_daemon_when_told_to(tmp_path, alone, spawn):
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url, retry=False) as client:
             client.create_topic("orders")

@@ -21,6 +21,7 @@ from plainsong.cli.on_options import derived_name
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 CAT = derived_name("cat", None)
 EXITS = "test $(cat) != b || { echo no b >&2; exit 65; }"
@@ -301,7 +302,7 @@ def test_two_with_one_reader_are_told_apart_when_they_save(cli, spawn, on, order
 
 
 def test_it_goes_on_when_the_daemon_comes_back(tmp_path, alone, spawn):
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url) as client:
             client.create_topic("orders")

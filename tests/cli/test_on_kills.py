@@ -17,6 +17,7 @@ from plainsong import Client
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, start_python
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 MESSAGES = 40
 KILLS = 3
@@ -30,7 +31,7 @@ class Scene:
         self.effects = path / "effects"
         self.effects.touch()
         self.arguments = arguments
-        self.daemon = Daemon(path / "data").start()
+        self.daemon = Daemon(path / "data", bind=free_address()).start()
         self.url = url_of(self.daemon)
         self.process = None
         with Client(self.url) as client:

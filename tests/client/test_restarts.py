@@ -14,6 +14,7 @@ from plainsong.protocol.errors import PlainsongError
 from tests.client.conftest import url_of
 from tests.daemon.harness import Daemon, eventually
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 KILLS = 3
 
@@ -21,17 +22,11 @@ KILLS = 3
 def kill_and_restart(daemon: Daemon) -> None:
     """As after a crash."""
     daemon.kill()
-    start_at_the_same_place(daemon)
-
-
-def start_at_the_same_place(daemon: Daemon) -> None:
-    host, port = daemon.address
-    daemon.command[daemon.command.index("--bind") + 1] = f"{host}:{port}"
     daemon.start()
 
 
 def test_what_a_publisher_promised_is_there_in_order_after_kills(daemon: Callable[..., Daemon]):
-    running = daemon()
+    running = daemon(bind=free_address())
     with Client(url_of(running)) as client:
         client.create_topic("t")
         sents = []
@@ -63,7 +58,7 @@ def test_what_a_publisher_promised_is_there_in_order_after_kills(daemon: Callabl
 
 
 def test_at_least_once_loses_nothing_through_kills(daemon: Callable[..., Daemon]):
-    running = daemon()
+    running = daemon(bind=free_address())
     with Client(url_of(running)) as client:
         client.create_topic("t")
         with client.publisher("t", max_batch_messages=20, retry_unknown=True, max_pending_bytes=100_000) as publisher:
@@ -79,7 +74,7 @@ def test_at_least_once_loses_nothing_through_kills(daemon: Callable[..., Daemon]
 
 @pytest.mark.parametrize("topics", [1, 3])
 def test_a_follower_sees_every_message_once_and_in_order_through_kills(daemon: Callable[..., Daemon], topics: int):
-    running = daemon()
+    running = daemon(bind=free_address())
     names = [f"t{n}" for n in range(topics)]
     with Client(url_of(running)) as client:
         for name in names:
@@ -103,12 +98,12 @@ def test_a_follower_sees_every_message_once_and_in_order_through_kills(daemon: C
 
 
 def test_calls_wait_for_a_daemon_that_comes_back_in_time(daemon: Callable[..., Daemon]):
-    running = daemon()
+    running = daemon(bind=free_address())
     with Client(url_of(running)) as client:
         client.create_topic("t")
         client.publish("t", b"before")
         running.kill()
-        thread = threading.Thread(target=start_at_the_same_place, args=(running,))
+        thread = threading.Thread(target=running.start)
         thread.start()
         assert client.publish("t", b"after").count == 1
         thread.join()
@@ -117,7 +112,7 @@ def test_calls_wait_for_a_daemon_that_comes_back_in_time(daemon: Callable[..., D
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_asynchronous_clients_live_through_a_kill(daemon: Callable[..., Daemon], loop: str, tmp_path: Path):
-    running = daemon()
+    running = daemon(bind=free_address())
 
     async def main() -> None:
         async with AsyncClient(url_of(running)) as client:
@@ -143,7 +138,7 @@ def test_asynchronous_clients_live_through_a_kill(daemon: Callable[..., Daemon],
 
 
 def test_a_graceful_restart_loses_nothing_and_at_most_one_answer(daemon: Callable[..., Daemon]):
-    running = daemon()
+    running = daemon(bind=free_address())
     with Client(url_of(running)) as client:
         client.create_topic("t")
         failed: list[PlainsongError] = []
@@ -163,7 +158,7 @@ def test_a_graceful_restart_loses_nothing_and_at_most_one_answer(daemon: Callabl
         thread.start()
         eventually("it publishes", lambda: acknowledged > 50)
         assert running.stop() == 0
-        start_at_the_same_place(running)
+        running.start()
         so_far = acknowledged
         eventually("it goes on", lambda: acknowledged > so_far + 50)
         ended.set()

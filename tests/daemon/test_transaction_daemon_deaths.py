@@ -21,6 +21,7 @@ from tests.daemon.transactional_readers import HABITS, many_reader, reader, snap
 from tests.daemon.transactional_rest import check_all
 from tests.daemon.transactional_writers import Plot, Work, decide_somehow
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 TOPICS = ("one", "two", "three")
 SETTINGS = ("storage.min_free_bytes=0",)
@@ -160,12 +161,10 @@ async def test_a_daemon_killed_in_the_middle_of_storing_many_messages(harness):
 
 def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(tmp_path):
     amount, kills_at = 12_000, (4_000, 8_000)
-    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+    with Daemon(tmp_path / "data", *SETTINGS, bind=free_address()) as daemon:
         for topic in TOPICS:
             create(daemon.address, topic)
-        host, port = daemon.address
-        daemon.command[daemon.command.index("--bind") + 1] = f"{host}:{port}"
-        client = Client(f"http://{host}:{port}", namespace="ring", deadline_s=30)
+        client = Client("http://{}:{}".format(*daemon.address), namespace="ring", deadline_s=30)
         failures: list[BaseException] = []
         sent = [0]
 

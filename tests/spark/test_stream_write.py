@@ -19,6 +19,7 @@ from pyspark_plainsong.writers import StreamWriter
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
+from tests.ports import free_address
 
 #: Of one file, which is one micro-batch.
 ROWS = 1_000
@@ -105,10 +106,9 @@ def test_lost_answers_of_publishes_are_asked_for_again(run, topics) -> None:
 
 
 def test_a_daemon_killed_between_two_chunks_changes_nothing(run, tmp_path) -> None:
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("killed")
-        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
 
         def restart() -> None:
             eventually("a task is there", (tmp_path / "reached").exists, SPARK_PATIENCE_S)

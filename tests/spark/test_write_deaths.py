@@ -11,6 +11,7 @@ from topics import Topics, numbers, wanted
 from writing_program import Program, Save
 
 from tests.daemon.harness import Daemon
+from tests.ports import free_address
 from tests.spark_session import QUICK_JVM
 
 ROWS = 2_000
@@ -31,8 +32,7 @@ SPECULATION = {
 
 @pytest.fixture
 def daemon(tmp_path):
-    with Daemon(tmp_path / "data") as daemon:
-        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         yield daemon
 
 

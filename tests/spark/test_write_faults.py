@@ -22,6 +22,7 @@ from pyspark_plainsong.writers import BatchWriter, SaveIsComplete
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
+from tests.ports import free_address
 
 #: What a failed save raises; where the abort fails as well, it is Java's own with all that was said.
 FAILED = (PySparkException, Py4JError)
@@ -176,10 +177,9 @@ def test_an_outer_transactions_rows_are_taken_back_when_spark_aborts(disturb, to
 
 @pytest.mark.parametrize("when", ["task", "before_commit"])
 def test_the_daemon_killed_and_started_again_changes_nothing(disturb, tmp_path, when) -> None:
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("killed")
-        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
 
         def restart() -> None:
             daemon.kill()
@@ -191,10 +191,9 @@ def test_the_daemon_killed_and_started_again_changes_nothing(disturb, tmp_path, 
 
 
 def test_a_daemon_that_is_away_for_a_while_is_waited_for(disturb, tmp_path) -> None:
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("away")
-        daemon.command[daemon.command.index("--bind") + 1] = "{}:{}".format(*daemon.address)
         with meanwhile(tmp_path, daemon.kill):
             back = threading.Thread(
                 target=lambda: (eventually("go", (tmp_path / "go").exists, SPARK_PATIENCE_S), daemon.start())
