@@ -21,6 +21,7 @@ from tests.client.conftest import url_of
 from tests.client.test_restarts import kill_and_restart
 from tests.daemon.harness import Daemon
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
@@ -49,7 +50,7 @@ def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str
 
 
 def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daemon: Callable[..., Daemon]):
-    running = daemon()
+    running = daemon(bind=free_address())
     with Client(url_of(running)) as client, client.events(kinds=["transactions", "attention"]) as events:
         assert [each.kind for each in islice(events, 2)] == ["transactions", "attention"]
         kill_and_restart(running)
@@ -62,7 +63,7 @@ def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daem
 def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
     daemon: Callable[..., Daemon], loop: str
 ):
-    running = daemon()
+    running = daemon(bind=free_address())
 
     async def main() -> None:
         async with AsyncClient(url_of(running)) as client:
