@@ -7,6 +7,8 @@ import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import httpx
@@ -146,7 +148,17 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
 
     ``listener`` puts a server before it, on a socket: ``lane`` or ``hypercorn``; without, there is none.
     """
-    config = config_of({name.replace("__", ".", 1): value for name, value in values.items()})
+    with TemporaryDirectory() as scratch:
+        given = {
+            "storage.data_dir": Path(scratch),
+            **{name.replace("__", ".", 1): value for name, value in values.items()},
+        }
+        async with _in_process(config_of(given), store, clock, listener) as running:
+            yield running
+
+
+@asynccontextmanager
+async def _in_process(config, store, clock, listener):
     store = FaultyStore(MemoryStore()) if store is None else store
     clock = SetClock() if clock is None else clock
     metrics = Metrics("1.2.3")

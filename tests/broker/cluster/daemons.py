@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import trio
@@ -152,15 +154,16 @@ async def daemons(ensemble, monkeypatch, *names, **values):
     monkeypatch.setattr(broker.main, "open_store", _open_store)
     monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_when_told)
     monkeypatch.setattr(broker.main, "find_others", _find_others)
-    async with trio.open_nursery() as nursery:
-        found = Daemons(nursery, ensemble, values)
-        for name in names:
-            await found.start(name)
-        await found.together()
-        yield found
-        for daemon in found.values():
-            daemon.leave()
-        with trio.move_on_after(PATIENCE_S):
+    with TemporaryDirectory() as scratch:
+        async with trio.open_nursery() as nursery:
+            found = Daemons(nursery, ensemble, {"storage.data_dir": Path(scratch), **values})
+            for name in names:
+                await found.start(name)
+            await found.together()
+            yield found
             for daemon in found.values():
-                await daemon.ended.wait()
-        nursery.cancel_scope.cancel()
+                daemon.leave()
+            with trio.move_on_after(PATIENCE_S):
+                for daemon in found.values():
+                    await daemon.ended.wait()
+            nursery.cancel_scope.cancel()

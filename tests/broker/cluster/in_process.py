@@ -10,6 +10,8 @@ async with cluster("a", "b", "c") as nodes:
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from zlib import crc32
 
 import httpx
@@ -213,12 +215,20 @@ async def cluster(*names, **values):
         "transactions.service": "off",
         "shutdown.drain_s": 1.0,
     }
-    config = config_of({**given, **{name.replace("__", ".", 1): value for name, value in values.items()}})
+    with TemporaryDirectory() as scratch:
+        given["storage.data_dir"] = Path(scratch)
+        config = config_of({**given, **{name.replace("__", ".", 1): value for name, value in values.items()}})
+        async with _running(nodes, names, config):
+            yield nodes
+
+
+@asynccontextmanager
+async def _running(nodes, names, config):
     async with trio.open_nursery() as nursery:
         for name in names:
             await nursery.start(nodes.run, name, config)
         try:
-            yield nodes
+            yield
         finally:
             for node in nodes.values():
                 node.store.reachable.set()
