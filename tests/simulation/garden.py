@@ -120,7 +120,7 @@ class Model:
         )
 
     def may_come_back(self) -> None:
-        """By some wall clock it is within its grace: it may have been refused by one that was set back since."""
+        """By some wall clock it is within its grace: a clock that was set back since may have refused it."""
         self.worlds = {replace(world, buried=False) for world in self.worlds}
 
     def _now(self, worlds: Iterable[World | None], what: str) -> None:
@@ -152,7 +152,7 @@ class Gardener:
         verb = self.voice.rng.choice(OF_A_LIVING_ONE if alive else OF_NONE)
         if verb == "publish":
             payloads = tuple(self._payload() for _ in range(self.voice.rng.choice((1, 1, 3))))
-        began_ms = self.stage.world.watch()[0]
+        since = self.stage.world.watch()
         if verb == "undelete" and self.voice.rng.random() < 0.3:
             await self.stage.world.sleep(self.voice.rng.choice((0.5, 1.0, 1.5)) * GRACE_S)
         try:
@@ -165,10 +165,12 @@ class Gardener:
         except NotSent:
             pass
         except Doubt:
+            if verb == "undelete" and self._may_be_within_grace(since):
+                model.may_come_back()
             if verb not in ("read", "store"):
                 model.unknown(verb, payloads)
             if verb == "delete":
-                self._doubted_ms = min(self._doubted_ms, began_ms)
+                self._doubted_ms = min(self._doubted_ms, since[0])
         except Refused as refused:
             self._refused(refused.code)
 
@@ -185,11 +187,16 @@ class Gardener:
             self._deleted_ms = world.between(since)
         else:
             await self.voice.tell("POST", topic_path(TOPIC, "/undelete"))
-            if self._doubted_ms == inf and self._deleted_ms[1] + GRACE_S * 1000 < world.between(since)[0]:
+            if self._may_be_within_grace(since):
+                self.model.may_come_back()
+            else:
                 self.model.wrong.append("it was brought back after its grace")
-            self.model.may_come_back()
         self.model.begins()
         self.model.happened(verb, payloads)
+
+    def _may_be_within_grace(self, since: tuple[int, int]) -> bool:
+        """Whether by some wall clock since then what was deleted may still be brought back."""
+        return self._doubted_ms < inf or self.stage.world.between(since)[0] <= self._deleted_ms[1] + GRACE_S * 1000
 
     def _refused(self, code: str) -> None:
         model = self.model
