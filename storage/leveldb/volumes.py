@@ -27,7 +27,15 @@ from storage.leveldb.manifest import check_files
 from storage.leveldb.packs import RowEdits, is_of_topic
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Extent, Volume, runs_of
-from storage.leveldb.volume_list import Listed, ListUnknown, read_list, remove_unlisted, remove_volume, write_list
+from storage.leveldb.volume_list import (
+    Listed,
+    ListUnknown,
+    read_list,
+    remove_beside_others,
+    remove_unlisted,
+    remove_volume,
+    write_list,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -772,7 +780,7 @@ class Volumes:
             database, volume.database = volume.database, None
             if database is not None:
                 database.close()
-            remove_volume(volume.path)
+            remove_beside_others(volume.path)
 
 
 def remove_packed(edits: RowEdits, key: bytes) -> None:

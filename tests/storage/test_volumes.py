@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore, tidying
 from storage.leveldb.database import Database
 from storage.leveldb.volume import index_path
+from storage.leveldb.volume_list import SHORTER_BYTES, remove_beside_others
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
 from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
@@ -573,3 +576,50 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
         assert chosen.name in folders(again)
         assert len(folders(again)) < len(before)
         assert [record.message for record in caplog.records].count("volumes are damaged and not tidied") == 1
+
+
+# --- the files of a volume that goes -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "00000007"
+    made.mkdir()
+    (made / "000005.ldb").write_bytes(bytes(5 * SHORTER_BYTES // 2))
+    (made / "CURRENT").write_bytes(b"MANIFEST-000002\n")
+    index_path(made).write_bytes(b"index")
+    return made
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """The sizes that files were cut to."""
+    sizes = []
+    truncate = os.ftruncate
+    monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: (sizes.append(size), truncate(descriptor, size)))
+    return sizes
+
+
+def test_files_of_a_volume_that_goes_get_shorter_in_steps_before_they_are_removed(folder, cut):
+    remove_beside_others(folder)
+    assert cut == [3 * SHORTER_BYTES // 2, SHORTER_BYTES // 2]
+    assert not folder.exists()
+    assert not index_path(folder).exists()
+
+
+def test_a_file_that_a_copy_shares_is_removed_as_it_is(folder, cut, tmp_path):
+    copy = tmp_path / "copy.ldb"
+    copy.hardlink_to(folder / "000005.ldb")
+    remove_beside_others(folder)
+    assert cut == []
+    assert copy.stat().st_size == 5 * SHORTER_BYTES // 2
+    assert not folder.exists()
+
+
+def test_a_volume_goes_although_a_file_of_it_cannot_be_cut(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    remove_beside_others(folder)
+    assert not folder.exists()
