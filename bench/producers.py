@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench import bodies
 from bench.daemon import daemon
+from bench.generator import compiled, started
 from bench.rounds import Row, Section, Spread, in_turns
-from bench.sequenced import FIRST_ID
+from bench.sequenced import FIRST_ID, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,10 +67,7 @@ def _beside_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[st
     firsts = count(FIRST_ID, _APART)
 
     def rate(topic: str, **how: Any) -> float:
-        requests = CONNECTIONS + int(_AT_MOST[messages] * profile.seconds)
-        done = _send(
-            ours, topic, messages=messages, requests=requests, seconds=profile.seconds, first=next(firsts), **how
-        )
+        done = _run(ours, topic, messages, profile.seconds, next(firsts), **how)
         return float(done["requests_per_s"]) * messages
 
     kind = "atomic" if "atomic" in manner else "producers"
@@ -88,6 +86,40 @@ def _beside_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[st
     if "off" in rates:
         values["÷ off"] = Spread.ratio(rates["other"], rates["off"])
     return values
+
+
+def _run(
+    ours: Daemon, topic: str, messages: int, seconds: float, first: int, *, producers: int = 0, atomic: bool = False
+) -> dict[str, Any]:
+    """Requests over all connections, each a producer of its own or none, for so long."""
+    if compiled() is None:
+        requests = CONNECTIONS + int(_AT_MOST[messages] * seconds)
+        return _send(
+            ours,
+            topic,
+            producers=producers,
+            atomic=atomic,
+            messages=messages,
+            requests=requests,
+            seconds=seconds,
+            first=first,
+        )
+    kind = Kind("p@@@@" if producers else None, messages, atomic)
+    request = kind.beginning.replace(b"{topic}", topic.encode(), 1) + kind.end(first)
+    options = ["--connections", str(CONNECTIONS), "--requests", str(1 << 30), "--seconds", str(seconds), "--number"]
+    if producers:
+        options += ["--sequence", str(request.index(avro_long(first))), "--sequences", str(messages)]
+    with started([request], [ours.port], *options) as running:
+        return running.end()
+
+
+def avro_long(number: int) -> bytes:
+    """A number as Avro has it: zigzag, seven bits a byte, the lowest first."""
+    left, found = 2 * number, bytearray()
+    while left > 127:
+        found.append(128 | left % 128)
+        left //= 128
+    return bytes([*found, left])
 
 
 def _send(ours: Daemon, topic: str, *, producers: int = 0, atomic: bool = False, **how: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@
  *   --rate R                    open loop: a request is due every 1/R seconds, whoever is free; waits count from then
  *   --walk AT [--again]         read on: write each page's end over the position at byte AT; --again: for ever
  *   --messages                  count the messages in answers
+ *   --sequence AT --sequences N the N numbers from byte AT on, Avro longs of equal length, grow by N with each request
  *
  * It prints one JSON object (see bench/load.py), ends after --requests or --seconds or at SIGTERM, and gives up when
  * nothing has come for 60 seconds. */
@@ -168,9 +169,27 @@ static void begin(struct connection *c, const struct buffer *what, double due) {
     push(c);
 }
 
+static long sequence = -1, sequences = 1;
+
+/* Adds to a row of Avro longs (zigzag, so that a number counts twice; seven bits a byte, the lowest first) as they stand. */
+static void advance(struct buffer *request) {
+    char *p = request->at + sequence, *end = request->at + request->used;
+    for (long i = 0; i < sequences; i++) {
+        unsigned long carry = 2 * (unsigned long)sequences;
+        for (int more = 1; more && p < end; p++) {
+            unsigned long sum = (unsigned char)*p % 128 + carry;
+            more = (unsigned char)*p >= 128;
+            *p = (char)(sum % 128 + (more ? 128 : 0));
+            carry = sum / 128;
+            if (!more && carry) refuse("the sequence ids have come to the end of their length");
+        }
+    }
+}
+
 static void ask(struct connection *c, double due) {
-    const struct buffer *next = &c->requests[c->turn];
+    struct buffer *next = &c->requests[c->turn];
     c->turn = (c->turn + 1) % c->count;
+    if (sequence >= 0) advance(next);
     begin(c, next, due);
 }
 
@@ -210,7 +229,7 @@ int main(int argc, char **argv) {
         {"warm-up", 1, 0, 'w'},      {"seconds", 1, 0, 's'},       {"request-file", 1, 0, 'f'}, {"everywhere", 0, 0, 'e'},
         {"protocol", 1, 0, 'P'},     {"hello-file", 1, 0, 'H'},    {"hello-replies", 1, 0, 'A'}, {"replies", 1, 0, 'a'},
         {"number", 0, 0, 'n'},       {"rate", 1, 0, 'R'},          {"walk", 1, 0, 'W'},        {"again", 0, 0, 'g'},
-        {"messages", 0, 0, 'm'},     {0, 0, 0, 0}};
+        {"messages", 0, 0, 'm'},     {"sequence", 1, 0, 'S'},      {"sequences", 1, 0, 'N'},  {0, 0, 0, 0}};
     const char *host = "127.0.0.1", *files[MAX_FILES], *hello_file = NULL;
     const struct protocol *protocol = &http;
     int ports[MAX_FILES], port_count = 0, file_count = 0, connections = 16, everywhere = 0, numbered = 0, again = 0;
@@ -234,6 +253,8 @@ int main(int argc, char **argv) {
         case 'W': walk = atol(optarg); counting = 1; break;
         case 'g': again = 1; break;
         case 'm': counting = 1; break;
+        case 'S': sequence = atol(optarg); break;
+        case 'N': sequences = atol(optarg); break;
         case 'P':
             protocol = NULL;
             for (size_t i = 0; i < sizeof PROTOCOLS / sizeof *PROTOCOLS; i++)
@@ -269,7 +290,7 @@ int main(int argc, char **argv) {
         c->fd = dial(host, ports[i % port_count]);
         c->count = everywhere ? file_count : 1;
         c->requests = room(NULL, (size_t)c->count * sizeof *c->requests);
-        for (int j = 0; j < c->count; j++) c->requests[j] = own(&bodies[everywhere ? j : i % file_count], walk >= 0, numbered, i);
+        for (int j = 0; j < c->count; j++) c->requests[j] = own(&bodies[everywhere ? j : i % file_count], walk >= 0 || sequence >= 0, numbered, i);
         c->turn = i % c->count; /* so that connections do not all meet at one topic */
         struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(ep, EPOLL_CTL_ADD, c->fd, &e);
