@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from plainsong.protocol.effects import Ask
+    from storage.base import WritesInline
 
 A = TypeVar("A")
 
@@ -302,42 +303,76 @@ class TakesTurns(Protocol):
 class Turns:
     """The actors whose turn is due. Everything runs on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: WritesInline | None = None) -> None:
+        """``store``: where their commits go, if it may write them on the event loop."""
+        self._store = store
         self._due: dict[TakesTurns, None] = {}
         self._running = False
         self._take_in: Callable[[], None] | None = None
+        self._wake: Callable[[], None] = lambda: None
 
     @property
     def are_run(self) -> bool:
         """Whether a server runs them; otherwise tasks have to be woken."""
         return self._take_in is not None
 
-    def attach(self, take_in: Callable[[], None] | None) -> None:
+    @property
+    def may_look(self) -> bool:
+        """Whether the event loop may look out for the next request instead of sleeping: no thread of the store works."""
+        return self._store is not None and self._store.is_idle
+
+    def attach(self, take_in: Callable[[], None] | None, wake: Callable[[], None] = lambda: None) -> None:
         """A server runs the turns from now on, or, with None, does no more.
 
         Args:
           take_in: takes in the requests that have arrived by now; they may make more turns due.
+          wake: has the server take in what has arrived, and call ``run_due``, in the next turn of the event loop.
         """
-        self._take_in = take_in
+        self._take_in, self._wake = take_in, wake
 
     def soon(self, actor: TakesTurns) -> None:
         """The actor has mail, and its task was not woken: call ``run`` in the same turn of the event loop."""
         self._due[actor] = None
 
     def run(self) -> None:
-        """Take in what has arrived, then let every actor take its turn that is due. Does nothing when it runs already."""
+        """Take in what has arrived, and let every actor take its turn that is due, before answers are given.
+
+        Then a thread writes the next commit while they are given. Where the event loop would write it, it comes behind
+        them. Does nothing when it runs already.
+        """
         if self._running:
+            return
+        if self._store is not None and self._store.writes_inline:
+            if self._due:
+                self._wake()
             return
         self._running = True
         try:
             if self._take_in is not None:
                 self._take_in()
-            self.run_due()
+            self._run_due()
         finally:
             self._running = False
 
     def run_due(self) -> None:
         """Let every actor take its turn that is due."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            self._run_due()
+        finally:
+            self._running = False
+
+    def _run_due(self) -> None:
+        store = self._store
         while self._due:
-            actor, _ = self._due.popitem()
-            actor.turn_now()
+            if store is not None:
+                store.gather_writes()
+            try:
+                while self._due:
+                    actor, _ = self._due.popitem()
+                    actor.turn_now()
+            finally:
+                if store is not None:
+                    store.write_gathered()

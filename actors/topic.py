@@ -116,6 +116,7 @@ class TopicActor(Actor[TopicCore, Step]):
         )
         self.name = name
         self._commit_begun_s = 0.0
+        self._commit_took_s = 0.0
         self._environment = environment
         self._cache = cache
         self._term: Term | None = None
@@ -220,10 +221,7 @@ class TopicActor(Actor[TopicCore, Step]):
         self._update_cache(core.state.prefix, step)
         for pointer in {pointer for pointer, _, _ in step.rolled_back}:
             pointers.wake(pointer)
-        if step.messages:
-            publishes = sum(1 for ticket, _ in step.answers if isinstance(as_ticket(ticket).ask, PUBLISHES))
-            seconds = trio.current_time() - self._commit_begun_s
-            self._environment.observer.committed(publishes, step.messages, seconds)
+        self._commit_took_s = trio.current_time() - self._commit_begun_s
         if step.looks:
             # A caller that left during the commit was not parked yet, so its leaving took nothing out of the parking.
             step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
@@ -259,9 +257,14 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
         del core
-        if step.producer_outcomes:
-            self._environment.observer.producer_events(step.producer_outcomes)
         settle_all(answers)
+        # Behind the answers: nobody who waits for one waits for what is counted.
+        observer = self._environment.observer
+        if step.messages:
+            publishes = sum(1 for ticket, _ in step.answers if isinstance(as_ticket(ticket).ask, PUBLISHES))
+            observer.committed(publishes, step.messages, self._commit_took_s)
+        if step.producer_outcomes:
+            observer.producer_events(step.producer_outcomes)
 
     def _now(self, decided: Iterable[int] = ()) -> Now:
         environment = self._environment

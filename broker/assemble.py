@@ -14,6 +14,7 @@ from actors.cache import CacheBudget
 from actors.directory import Directory
 from actors.invalid_list import InvalidPass
 from actors.janitor import Janitor, JanitorSettings
+from actors.mailbox import Turns
 from actors.namespaces import Namespaces
 from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
@@ -79,7 +80,7 @@ from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 from broker.tracing import traced
 from plainsong.protocol.codec import avro
 from plainsong.protocol.topic.state import TopicLimits
-from storage.base import HasBell
+from storage.base import HasBell, WritesInline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,6 +260,7 @@ async def assemble(
         policies=namespaces.policies,
         ownership=ownership or Alone(),
         enlistments=authority.enlistments,
+        turns=Turns(store if isinstance(store, WritesInline) else None),
     )
     directory = Directory(
         actors,

@@ -56,6 +56,7 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
             volume_bytes=config.storage.volume_bytes,
             block_cache_bytes=config.storage.block_cache_bytes,
             compression=config.storage.compression,
+            max_inline_s=config.storage.inline_commit_s,
         )
         store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind)
     try:

@@ -149,6 +149,27 @@ class BeginsWrites(Protocol):
 
 
 @runtime_checkable
+class WritesInline(Protocol):
+    """A store that may write small commits on the event loop itself, where that is quicker than to wake a thread."""
+
+    @property
+    def writes_inline(self) -> bool:
+        """Whether it would do so now."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of its threads has anything to do."""
+        ...
+
+    def gather_writes(self) -> None:
+        """Gather the commits that ``begin_write`` begins from now on, as far as they are small."""
+
+    def write_gathered(self) -> None:
+        """Write what was gathered as one, and call each ``settled``, before this returns."""
+
+
+@runtime_checkable
 class HasBell(Protocol):
     """A store whose threads wake the event loop."""
 

@@ -127,13 +127,14 @@ class Publishing:
             try:
                 if isinstance(found, Exception):
                     raise found
-                self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
                 answer = answer_publish(request, given, found)
             except Exception as error:  # noqa: BLE001
                 if body.producer is not None and isinstance(error, _REFUSALS):
                     self.refused(error.code)
-                answer = answer_to(error, request.request_id)
+                answered(answer_to(error, request.request_id))
+                return
             answered(answer)
+            self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
 
         ticket = self.directory.put(name, _ask_to_publish(body, given.size), settled)
         if body.producer is None:

@@ -147,6 +147,15 @@ class StorageConfig:
         low=0,
         high=64 * GIB,
     )
+    inline_commit_s: float = seconds(
+        0.002,
+        "While small commits take no longer than this, the event loop writes them itself instead of waking a thread; "
+        "after one that took longer the thread writes for 100 times as long. 0: the thread writes them all.",
+        small="a disk that is seldom slower leaves commits to the thread, which takes up to half as long again",
+        large="a disk that stalls holds up polls, too, for so long",
+        low=0.0,
+        high=1.0,
+    )
     scrub_interval_s: int = whole_seconds(
         7 * 86_400,
         "Between two rounds that read every row and check it, the first an hour after the start; 0: only when asked.",

@@ -4,6 +4,10 @@ A task of its own for every wait costs trio a registration with the kernel, a de
 read: with small requests more than the requests themselves. Here each socket is registered once, edge-triggered, in an
 epoll of its own, and one task waits for that. For a connection that rests it calls ``readable``, which may answer a
 request on the spot; otherwise it wakes the connection's task.
+
+A client that sends its next request as soon as it has its answer does so before the event loop has gone to sleep and
+been woken, which takes as long as serving the request. While one such client is all that there is, the reactor looks for
+its next request a moment longer (``_converse``).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import select
 from collections import OrderedDict, deque
 from contextlib import contextmanager
 from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -21,7 +26,7 @@ from trio.lowlevel import wait_readable
 from storage.loop import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
 log = logging.getLogger("plainsong.http")
@@ -29,6 +34,16 @@ _RINGS = select.EPOLLIN | select.EPOLLET
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 #: Sockets served in one turn of the loop, so that other tasks are never far from theirs.
 MAX_READY = 128
+#: A client that sends its next request so soon after its answer is looked out for; measured with the time it takes to be
+#: woken for it.
+NEAR_S = 120e-6
+#: How often that has to have been so, one turn of the loop after the other.
+NEAR_TURNS = 3
+#: For so long the next request is looked out for, and for so long in all until other tasks have their turn.
+LOOK_S = 60e-6
+#: Looks in that time, at most: a microsecond each.
+MAX_LOOKS = 100
+CONVERSE_S = 1e-3
 #: How often connections that rest too long, and requests that wait too long, are looked for.
 SWEEP_S = 0.25
 #: So many are ended in one turn of the loop.
@@ -55,6 +70,38 @@ class Member(Protocol):
         """End the connection: nothing came for ``keep_alive_s``, or it has failed. It neither waits nor raises."""
 
 
+class _ReadyTasks(trio.abc.Instrument):
+    """The tasks that were scheduled and have not had their turn; those scheduled before ``watch`` are not among them.
+
+    Trio's statistics leave out those whose turn is in the present round of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: set[trio.lowlevel.Task] = set()
+        self._watches = False
+
+    def watch(self) -> None:
+        """Know of them from now on. Idempotent."""
+        if not self._watches:
+            self._watches = True
+            trio.lowlevel.add_instrument(self)
+
+    def leave(self) -> None:
+        """Cost the event loop nothing. Idempotent."""
+        if self._watches:
+            self._watches = False
+            trio.lowlevel.remove_instrument(self)
+            self.tasks.clear()
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        """It can run."""
+        self.tasks.add(task)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """It runs."""
+        self.tasks.discard(task)
+
+
 class Reactor:
     """Waits for all its members. Run ``run`` and ``sweep``, both until cancelled."""
 
@@ -68,6 +115,14 @@ class Reactor:
         self._store_bell = bell
         #: Called behind the requests of each turn of the loop, some of which may have been started.
         self.took_in: Callable[[], None] = lambda: None
+        #: Whether the interpreter lock and a core are free for looking out for the next request: no other thread works.
+        self.may_look: Callable[[], bool] = lambda: False
+        #: Sockets that had something in this turn; when the last turn ended; and how many turns in a row had one socket
+        #: with something, soon behind the turn before.
+        self._taken = 0
+        self._ended_s = 0.0
+        self._near_turns = 0
+        self._ready = _ReadyTasks()
         self._epoll = select.epoll()
         #: Wakes the reactor's task for what came by no socket.
         self._bell = Bell()
@@ -103,6 +158,10 @@ class Reactor:
             self._bell.ring()
         self._again.append(member)
 
+    def wake(self) -> None:
+        """Have the next turn of the event loop take in what has come, and call ``took_in``."""
+        self._bell.ring()
+
     def rests(self, member: Member) -> None:
         """The member waits for its next request from now on."""
         self._resting.pop(member, None)
@@ -131,34 +190,69 @@ class Reactor:
         with self._hearing():
             while True:
                 await wait_readable(self._epoll)
+                began_s = perf_counter()
+                self._taken = 0
                 self.take_in()
                 self.took_in()
+                if self._taken == 1 and began_s - self._ended_s < NEAR_S:
+                    self._near_turns += 1
+                    self._ready.watch()
+                    if self._near_turns >= NEAR_TURNS:
+                        self._converse(began_s + CONVERSE_S)
+                else:
+                    self._near_turns = 0
+                    self._ready.leave()
+                self._ended_s = perf_counter()
+
+    def _converse(self, until_s: float) -> None:
+        """Serve one client's next requests without sleeping in between.
+
+        It ends when a task can run, and after ``CONVERSE_S`` for what the event loop learns of the kernel only.
+        """
+        while self.may_look() and not self._ready.tasks:
+            look_until_s = perf_counter() + LOOK_S
+            for _ in range(MAX_LOOKS):
+                found = self._epoll.poll(0, MAX_READY)
+                if found or perf_counter() > look_until_s:
+                    break
+            if not found:
+                self._near_turns = 0
+                return
+            self._taken = 0
+            self._tell_all(found)
+            self.took_in()
+            if self._taken != 1 or self._again or perf_counter() > until_s:
+                return
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
         bell = self._store_bell
-        if bell is None:
-            yield
-            return
-        self._epoll.register(bell, _RINGS)
-        bell.is_heard = True
+        if bell is not None:
+            self._epoll.register(bell, _RINGS)
+            bell.is_heard = True
         try:
             yield
         finally:
-            bell.is_heard = False
-            self._epoll.unregister(bell)
+            self._ready.leave()
+            if bell is not None:
+                bell.is_heard = False
+                self._epoll.unregister(bell)
 
     def take_in(self) -> None:
         """Serve what has come by now, without waiting."""
         for _ in range(len(self._again)):
             self._tell(self._again.popleft(), 0)
-        members = self._members
-        for descriptor, events in self._epoll.poll(0, MAX_READY):
-            member = members.get(descriptor)
-            if member is not None:
-                self._tell(member, events)
+        self._tell_all(self._epoll.poll(0, MAX_READY))
         if self._again:
             self._bell.ring()  # its last edge may have been taken just now
+
+    def _tell_all(self, found: Sequence[tuple[int, int]]) -> None:
+        members = self._members
+        for descriptor, events in found:
+            member = members.get(descriptor)
+            if member is not None:
+                self._taken += 1
+                self._tell(member, events)
 
     @staticmethod
     def _tell(member: Member, events: int) -> None:

@@ -113,8 +113,9 @@ async def serve_http(
     files: list[SocketFiles] = []
     reactor = Reactor(settings.keep_alive_s, bell)
     if turns is not None:
-        turns.attach(reactor.take_in)
+        turns.attach(reactor.take_in, reactor.wake)
         reactor.took_in = turns.run_due
+        reactor.may_look = lambda: turns.may_look
     try:
         for bind in binds:
             if isinstance(bind, socket.socket):

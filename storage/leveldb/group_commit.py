@@ -9,6 +9,11 @@ joins concurrent writers by itself, but two things speak for doing it here:
   was freed in between: tried, and a test). So no write may begin before the last one is known to be good.
 * One hand-over to a thread per group costs less than one per commit: single-row commits of 16 tasks went from
   9 000 to 26 000 a second, those of 64 tasks from 9 500 to 55 000.
+
+On a disk that syncs in a fraction of a millisecond, handing a small commit to the thread and being woken by it costs as
+much as the sync. So while nothing else is under way the event loop writes small commits itself, all that one of its turns
+has begun as one group (``gather``, ``write_gathered``). A stall of the disk then stalls the loop, but once: after a write that took
+longer than ``max_inline_s`` the thread writes again for a hundred times as long.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import outcome
 import trio
@@ -40,6 +46,11 @@ T = TypeVar("T")
 MAX_GROUP_BYTES = 4 << 20
 #: What a row costs besides its value, roughly.
 _ROW_BYTES = 64
+#: What the event loop writes at once, at most: a sync takes hardly longer for so much than for a single row.
+MAX_INLINE_BYTES = 32 << 10
+#: A write of the event loop that took so much longer than it may sends the next ones to the thread for this many times as
+#: long as it took: of all its time the loop spends a hundredth in slow writes.
+SLOW_FACTOR = 100
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +68,15 @@ class PendingWrite:
     """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
 
 
+class _Written(NamedTuple):
+    """A group that was written, or was not."""
+
+    group: Sequence[PendingWrite]
+    error: StoreError | StoreConflict | None
+    took_s: float
+    """Of a group that the event loop might have written; 0 for others."""
+
+
 class GroupCommit(trio.abc.Instrument):
     """The queue in front of the database, no longer than the number of writing tasks, and the thread that empties it.
 
@@ -64,15 +84,34 @@ class GroupCommit(trio.abc.Instrument):
     task runs, and the thread wakes it only if it sleeps.
     """
 
-    def __init__(self, write: Callable[[Sequence[PendingWrite]], None]) -> None:
+    def __init__(
+        self,
+        write: Callable[[Sequence[PendingWrite]], None],
+        *,
+        is_quick: Callable[[], bool] = lambda: False,
+        max_inline_s: float = 0.0,
+    ) -> None:
         """Use it on the event loop; ``close`` ends its thread.
 
         Args:
-          write: makes a group durable, in the thread; its StoreError is the answer to the whole group.
+          write: makes a group durable; its StoreError is the answer to the whole group. It is called in the thread, or on
+            the event loop while the thread has nothing to do.
+          is_quick: whether nothing but the write and its sync would be done for a small group now.
+          max_inline_s: the longest that the event loop may take to write a group; 0: it never writes one.
         """
         self._write = write
+        self._is_quick = is_quick
+        self._max_inline_s = max_inline_s
         self._waiting: SimpleQueue[PendingWrite | None] = SimpleQueue()
-        self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None]] = deque()
+        self._written: deque[_Written] = deque()
+        #: How many commits the thread has that are not settled.
+        self._in_thread = 0
+        #: Commits that were gathered, and their bytes.
+        self._gathers = False
+        self._gathered: list[PendingWrite] = []
+        self._gathered_bytes = 0
+        #: Until then the thread writes, since the disk was slow.
+        self._slow_until_s = 0.0
         self._loop = trio.lowlevel.current_trio_token()
         self.bell = Bell()
         trio.lowlevel.add_instrument(self)
@@ -92,6 +131,62 @@ class GroupCommit(trio.abc.Instrument):
         if self._closed:
             raise StoreError("the store is closed")
         work.size = _size(work)  # here, where an error has somebody to go to
+        if self._gathers and self._may_write_inline(work):
+            self._gathered.append(work)
+            self._gathered_bytes += work.size
+            return
+        self._hand_over_gathered()
+        self._hand_over(work)
+
+    # --- commits that the event loop writes itself --------------------------------------------------
+
+    @property
+    def writes_inline(self) -> bool:
+        """Whether the event loop would write a small commit itself now."""
+        return not self._in_thread and self._max_inline_s > 0 and perf_counter() >= self._slow_until_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the thread has nothing to do."""
+        return not self._in_thread
+
+    def gather(self) -> None:
+        """Gather what is begun from now on, as far as it is small: ``write_gathered`` writes it."""
+        self._gathers = True
+
+    def write_gathered(self) -> None:
+        """Write what was gathered, and settle it, before this returns."""
+        self._gathers = False
+        group = self._gathered
+        if not group:
+            return
+        self._gathered, self._gathered_bytes = [], 0
+        began_s = perf_counter()
+        error = self._attempt(group)
+        self._learn(perf_counter() - began_s)
+        _settle(group, error)
+
+    def _may_write_inline(self, work: PendingWrite) -> bool:
+        return (
+            self._gathered_bytes + work.size <= MAX_INLINE_BYTES
+            and self.writes_inline
+            and not work.expect
+            and all(type(operation) is Put for operation in work.operations)
+            and self._is_quick()
+        )
+
+    def _learn(self, took_s: float) -> None:
+        """A small group took so long."""
+        if took_s > self._max_inline_s:
+            self._slow_until_s = max(self._slow_until_s, perf_counter() + SLOW_FACTOR * took_s)
+
+    def _hand_over_gathered(self) -> None:
+        group, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        for work in group:
+            self._hand_over(work)
+
+    def _hand_over(self, work: PendingWrite) -> None:
+        self._in_thread += 1
         self._waiting.put(work)
 
     @staticmethod
@@ -130,20 +225,26 @@ class GroupCommit(trio.abc.Instrument):
         first = self._waiting.get()
         while first is not None:
             group, following = self._group(first)
-            error: StoreError | StoreConflict | None = None
-            try:
-                self._write([work for work in group if work.operations])
-            except (StoreError, StoreConflict) as failed:
-                error = failed
-            except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
-                error = StoreError(f"writing: {bug!r}")
-            self._written.append((group, error))
+            began_s = perf_counter()
+            error = self._attempt(group)
+            is_small = sum(work.size for work in group) <= MAX_INLINE_BYTES
+            self._written.append(_Written(group, error, perf_counter() - began_s if is_small else 0.0))
             if self.is_asleep:
                 try:
                     self._wake()
                 except trio.RunFinishedError:
                     return
             first = self._waiting.get() if following is _NOTHING else following
+
+    def _attempt(self, group: Sequence[PendingWrite]) -> StoreError | StoreConflict | None:
+        """Make a group durable; returns why it may not be."""
+        try:
+            self._write([work for work in group if work.operations])
+        except (StoreError, StoreConflict) as failed:
+            return failed
+        except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
+            return StoreError(f"writing: {bug!r}")
+        return None
 
     def _group(self, first: PendingWrite) -> tuple[list[PendingWrite], PendingWrite | None]:
         """``first`` and the commits that wait behind it, in order; a commit with expectations goes alone.
@@ -193,11 +294,17 @@ class GroupCommit(trio.abc.Instrument):
         # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The
         # rest of the event loop must have its turn in between.
         for _ in range(len(self._written)):
-            group, error = self._written.popleft()
-            for work in group:
-                work.error = error
-                if work.on_settled is not None:
-                    work.on_settled(work)
+            group, error, took_s = self._written.popleft()
+            self._in_thread -= len(group)
+            self._learn(took_s)
+            _settle(group, error)
+
+
+def _settle(group: Sequence[PendingWrite], error: StoreError | StoreConflict | None) -> None:
+    for work in group:
+        work.error = error
+        if work.on_settled is not None:
+            work.on_settled(work)
 
 
 #: No commit was taken out of the queue.

@@ -31,6 +31,8 @@ class LevelDBOptions:
     """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
     compression: str = "auto"
     """Of the tables of new volumes: snappy, none, or auto, by a sample of what was written to the volume before."""
+    max_inline_s: float = 0.002
+    """The longest that the event loop may take to write a small commit itself, in seconds; 0: a thread writes them all."""
     max_readers: int = 4
     """Threads that read at once. More than a few gain nothing under one interpreter lock; each keeps a list of rows."""
 

@@ -1,6 +1,6 @@
 """The LevelDB store on the event loop: which threads may be inside the database, and when it is reopened.
 
-    write            the commit thread, one group at a time  storage.leveldb.group_commit
+    write            the commit thread, one group at a time, or the event loop instead of it; storage.leveldb.group_commit
     discard          in sealed volumes one thread of its own; the rest as a write
     get, scan        up to ``max_readers`` threads
     reclaim          one thread of its own, so that it never takes the place of a writer or reader
@@ -22,7 +22,7 @@ from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import DataDirectory
 from storage.leveldb.database import without_folders
-from storage.leveldb.group_commit import GroupCommit, PendingWrite, own_error, write_group
+from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, PendingWrite, own_error, write_group
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables, MarkDead, Pin, Seal
 from storage.leveldb.takeover import take_over
@@ -65,7 +65,7 @@ class LevelDBStore:
         self._calls_inside = 0
         self._no_calls_inside: trio.Event | None = None
         self._reopening = trio.Lock()
-        self._group_commit = GroupCommit(self._write_group)
+        self._group_commit = GroupCommit(self._write_group, is_quick=self._is_quick, max_inline_s=options.max_inline_s)
         self.bell = self._group_commit.bell
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._upkeep = trio.CapacityLimiter(1)
@@ -128,6 +128,27 @@ class LevelDBStore:
     def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
         """See ``BeginsWrites.begin_write``."""
         self._begin(PendingWrite(commit), settled)
+
+    @property
+    def writes_inline(self) -> bool:
+        """See ``WritesInline.writes_inline``."""
+        return self._group_commit.writes_inline
+
+    @property
+    def is_idle(self) -> bool:
+        """See ``WritesInline.is_idle``."""
+        return not self._calls_inside and self._group_commit.is_idle
+
+    def gather_writes(self) -> None:
+        """See ``WritesInline.gather_writes``."""
+        self._group_commit.gather()
+
+    def write_gathered(self) -> None:
+        """See ``WritesInline.write_gathered``."""
+        self._group_commit.write_gathered()
+
+    def _is_quick(self) -> bool:
+        return self._db is not None and self._db.is_quick(2 * MAX_INLINE_BYTES)
 
     def _begin(self, work: PendingWrite, settled: Callable[[PlainsongError | None], object]) -> None:
         """Begin a commit, and go on with what a long rollback leaves to do."""
@@ -294,7 +315,7 @@ class LevelDBStore:
                 await trio.to_thread.run_sync(self._directory.close)
 
     def _write_group(self, group: Sequence[PendingWrite]) -> None:
-        """Make a group durable; in the commit thread."""
+        """Make a group durable; in the commit thread, or on the event loop while that has nothing to do."""
         self._refuse_if_closed()
         tables = self._db
         if self._broken or tables is None:

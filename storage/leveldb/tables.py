@@ -341,6 +341,10 @@ class LevelDBTables:
             raise
         self.measure_if_due()
 
+    def is_quick(self, size: int) -> bool:
+        """Whether writing rows of so many bytes is a batch and its sync, and no volume is sealed behind it."""
+        return not self.volumes.is_full_within(size)
+
     def _refuse_if_failed(self) -> None:
         failed = self.upkeep.failed
         if failed is not None:

@@ -652,6 +652,10 @@ class Volumes:
         """Whether the newest should be sealed."""
         return self.newest.memory_bytes >= self._options.volume_bytes
 
+    def is_full_within(self, more_bytes: int) -> bool:
+        """Whether the newest may have to be sealed once it has so many bytes more in memory."""
+        return self.newest.memory_bytes + more_bytes >= self._options.volume_bytes
+
     def prepare(self) -> None:
         """Make the next volume, so that it can be written at once. Raises StoreError."""
         with self._listing:

@@ -9,9 +9,11 @@ import trio
 from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
+from actors.mailbox import Turns
 from plainsong.protocol.errors import OutcomeUnknown, ShuttingDown, StorageFailed, TopicNotFound
+from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest, Receipt
-from plainsong.protocol.topic.asks import Publish
+from plainsong.protocol.topic.asks import Create, Publish
 from storage.base import NothingWritten, StoreError
 from storage.memory import MemoryStore
 
@@ -197,3 +199,128 @@ async def test_a_deadline_that_such_a_turn_brings_nearer_is_kept(autojump_clock)
                 await trio.sleep(1)
                 while store.begun:
                     await store.finish()
+
+
+# --- a store that writes on the event loop ------------------------------------------------------------
+
+
+class InlineStore(BackgroundStore):
+    """Writes what a turn has begun at its end, unless the test says that a thread would."""
+
+    writes_inline = True
+    is_idle = True
+
+    def __init__(self):
+        super().__init__()
+        self.gathers = False
+        self.groups = []
+
+    def begin_write(self, commit, settled):
+        assert self.gathers or not self.writes_inline
+        super().begin_write(commit, settled)
+
+    def gather_writes(self):
+        self.gathers = True
+
+    def write_gathered(self):
+        self.gathers = False
+        if not (self.writes_inline and self.begun):
+            return
+        group, self.begun = self.begun, []
+        self.groups.append(len(group))
+        for commit, _ in group:
+            self.apply(commit)
+        for _, settled in group:
+            settled(None)
+
+
+@asynccontextmanager
+async def inline(topics=1, **more):
+    """As ``background``, with a store that writes inline, and turns that know it."""
+    store = InlineStore()
+    turns = Turns(store)
+    names = [NAME, *(NAME._replace(topic=f"other-{number}") for number in range(1, topics))]
+    async with actors(store=store, turns=turns, **more) as around:
+        answers = []
+
+        def bring(payload, topic=0):
+            request = PublishRequest([payload])
+            around.directory.put(names[topic], Publish(request, len(payload)), answers.append)
+
+        for name in names:
+            await around.directory.ask(name, Create(TopicProperties()))
+        await wait_all_tasks_blocked()
+        woken = []
+        turns.attach(lambda: None, lambda: woken.append(True))
+        yield around, store, turns, bring, answers, woken
+        store.writes_inline = False
+        turns.attach(None)
+        while store.begun:
+            await store.finish()
+
+
+async def test_what_the_actors_of_a_turn_begin_is_one_write_and_answered_when_the_turn_ends():
+    async with inline(topics=3) as (around, store, turns, bring, answers, woken):
+        for topic in (0, 1, 2, 1):
+            bring(b"x", topic)
+        turns.run_due()
+        assert store.groups == [3]
+        assert [type(answer) for answer in answers] == [Receipt] * 4
+        assert woken == []
+        assert await payloads(around) == [b"x"]
+
+
+async def test_mail_that_a_commit_has_no_room_for_goes_into_the_next_in_the_same_turn():
+    async with inline(commit_requests=2) as (around, store, turns, bring, answers, _):
+        for number in range(5):
+            bring(b"%d" % number)
+        turns.run_due()
+        assert store.groups == [1, 1, 1]
+        assert len(answers) == 5
+        assert await payloads(around) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_where_the_event_loop_writes_the_next_commit_it_comes_behind_the_answers_of_the_one_before():
+    async with inline() as (around, store, turns, bring, answers, woken):
+        store.writes_inline = False
+        bring(b"first")
+        turns.run_due()
+        bring(b"second")
+        taken_in = []
+        turns.attach(lambda: taken_in.append(True), lambda: woken.append(True))
+        store.writes_inline = True
+        await store.finish()
+        assert len(answers) == 1
+        assert taken_in == store.begun == store.groups == []
+        assert woken == [True]
+        turns.run_due()
+        assert len(answers) == 2
+        assert await payloads(around) == [b"first", b"second"]
+
+
+async def test_where_a_thread_writes_the_next_commit_it_begins_before_the_answers_as_it_does_without():
+    async with inline() as (_, store, turns, bring, answers, woken):
+        store.writes_inline = False
+        bring(b"first")
+        turns.run_due()
+        bring(b"second")
+        answered_at = []
+        turns.attach(lambda: answered_at.append(len(answers)), lambda: woken.append(True))
+        await store.finish()
+        assert answered_at == [0]
+        assert (len(answers), len(store.begun), woken) == (1, 1, [])
+
+
+async def test_what_is_gathered_is_written_although_an_actor_of_the_same_turn_fails():
+    class Bad:
+        def turn_now(self):
+            raise ZeroDivisionError
+
+    async with inline() as (around, store, turns, bring, answers, _):
+        turns.soon(Bad())
+        bring(b"x")  # due last, so its turn is first
+        with pytest.raises(ZeroDivisionError):
+            turns.run_due()
+        assert len(answers) == 1
+        assert not store.gathers
+        assert await payloads(around) == [b"x"]

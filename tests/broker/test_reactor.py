@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
@@ -15,10 +17,11 @@ from quart_trio import QuartTrio
 from actors.mailbox import Turns
 from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
+from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
 from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, Lane
 from broker.http.messages import Answer
-from broker.http.reactor import SWEEP_S, SWEPT_AT_ONCE, Reactor
+from broker.http.reactor import CONVERSE_S, NEAR_S, NEAR_TURNS, SWEEP_S, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
@@ -429,3 +432,217 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_hears_it_and_by_
                 assert [await commit() for _ in range(20)] == [0] * 20
                 nursery.cancel_scope.cancel()
             reactor.close()
+
+
+# --- a client that asks again as soon as it has its answer -----------------------------------------------
+
+
+class Talker:
+    """A member of a reactor that answers each byte by calling ``then``, and its client."""
+
+    def __init__(self, reactor):
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.served = 0
+        self.then = lambda: None
+        self._reactor = reactor
+        reactor.add(self.ours, self)
+
+    def readable(self, events=0):
+        try:
+            self.ours.recv(100)
+        except BlockingIOError:
+            return
+        self.served += 1
+        self.then()
+
+    def give_up(self):
+        raise AssertionError
+
+    def ask(self):
+        self.theirs.send(b"x")
+
+    def close(self):
+        self._reactor.remove(self.ours, self)
+        self.ours.close()
+        self.theirs.close()
+
+
+class Clock:
+    """Time by which gaps are measured: it passes a little with each look, and as the test says."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+        self.step_s = 1e-6
+
+    def __call__(self):
+        self.now_s += self.step_s
+        return self.now_s
+
+
+class Waits(trio.abc.Instrument):
+    """Counts how often the event loop asks the kernel."""
+
+    count = 0
+
+    def before_io_wait(self, timeout):
+        self.count += 1
+
+
+@asynccontextmanager
+async def conversing(monkeypatch):
+    """A reactor at work, a client of it, and the time."""
+    clock = Clock()
+    monkeypatch.setattr(reactor_module, "perf_counter", clock)
+    reactor = Reactor(keep_alive_s=1000)
+    reactor.may_look = lambda: True
+    talker = Talker(reactor)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reactor.run)
+            await trio.testing.wait_all_tasks_blocked()
+            yield reactor, talker, clock
+            nursery.cancel_scope.cancel()
+    finally:
+        talker.close()
+        reactor.close()
+
+
+async def talk(talker, times, between=lambda: None):
+    """The client asks again as soon as it is answered; returns how often the loop asked the kernel meanwhile."""
+    waits, left, over = Waits(), times, trio.Event()
+
+    def again():
+        nonlocal left
+        left -= 1
+        between()
+        if left:
+            talker.ask()
+        else:
+            over.set()
+
+    talker.then = again
+    trio.lowlevel.add_instrument(waits)
+    talker.ask()
+    with trio.fail_after(PATIENCE_S):
+        await over.wait()
+    trio.lowlevel.remove_instrument(waits)
+    return waits.count
+
+
+async def test_a_client_that_asks_again_at_once_is_served_without_the_loop_asking_the_kernel_each_time(monkeypatch):
+    async with conversing(monkeypatch) as (_, talker, _):
+        count = await talk(talker, 2000)
+        assert talker.served == 2000
+        assert count < 200
+
+
+async def test_nobody_is_looked_out_for_while_a_thread_of_the_store_works(monkeypatch):
+    async with conversing(monkeypatch) as (reactor, talker, _):
+        reactor.may_look = lambda: False
+        assert await talk(talker, 300) >= 300
+
+
+async def test_a_client_that_takes_its_time_is_not_looked_out_for(monkeypatch):
+    async with conversing(monkeypatch) as (_, talker, clock):
+        monkeypatch.setattr(Reactor, "_converse", lambda *_: pytest.fail("it was looked out for"))
+        for _ in range(50):
+            await talk(talker, 1)
+            clock.now_s += NEAR_S
+
+
+async def test_looking_ends_when_nothing_comes_and_begins_anew_only_behind_some_near_requests(monkeypatch):
+    async with conversing(monkeypatch) as (_, talker, clock):
+        looks, in_vain = [], trio.Event()
+        converse = Reactor._converse
+
+        def watched(self, until_s):
+            looks.append(talker.served)
+            converse(self, until_s)
+            if self._near_turns == 0:
+                in_vain.set()
+
+        monkeypatch.setattr(Reactor, "_converse", watched)
+        talker.then = lambda: talker.ask() if talker.served < 20 else None
+        talker.ask()
+        with trio.fail_after(PATIENCE_S):
+            await in_vain.wait()
+        assert talker.served == 20
+        assert looks[0] > NEAR_TURNS
+        looks.clear()
+        clock.now_s += 1
+        await talk(talker, NEAR_TURNS)
+        assert looks == []
+
+
+async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_looked_out_for(monkeypatch):
+    async with conversing(monkeypatch) as (_, talker, _):
+        woken, late = [trio.Event()], []
+
+        async def other():
+            while True:
+                await woken[-1].wait()
+                woken.append(trio.Event())
+                late.append(talker.served)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await talk(talker, 300, between=lambda: woken[-1].set() if talker.served % 10 == 0 else None)
+            nursery.cancel_scope.cancel()
+        # One is served before it where both are woken in the same round.
+        assert [served // 10 for served in late[:29]] == list(range(1, 30))
+        assert max(served % 10 for served in late[:29]) <= 1
+
+
+async def test_a_conversation_ends_after_its_millisecond_for_what_wakes_with_time_or_by_another_socket(monkeypatch):
+    async with conversing(monkeypatch) as (_, talker, clock):
+
+        def work():
+            clock.now_s += CONVERSE_S / 10
+
+        assert await talk(talker, 1000, between=work) >= 1000 / 12
+
+
+async def test_two_clients_are_served_by_turns_of_the_loop_so_that_their_requests_share_a_commit(monkeypatch):
+    async with conversing(monkeypatch) as (reactor, talker, _):
+        other, over = Talker(reactor), trio.Event()
+        monkeypatch.setattr(Reactor, "_converse", lambda *_: pytest.fail("one of two was looked out for"))
+
+        def both():
+            if talker.served != other.served:
+                return
+            if talker.served == 200:
+                over.set()
+                return
+            talker.ask()
+            other.ask()
+
+        talker.then = other.then = both
+        both()
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()
+        other.close()
+
+
+async def test_looking_ends_although_the_clock_stands_still(monkeypatch):
+    async with conversing(monkeypatch) as (_, talker, clock):
+        clock.step_s = 0
+        await talk(talker, 100)
+        assert talker.served == 100
+
+
+async def test_a_member_that_is_to_be_told_again_is_told_behind_a_look(monkeypatch):
+    async with conversing(monkeypatch) as (reactor, talker, _):
+        over = trio.Event()
+
+        def once_more():
+            if talker.served % 10 == 0:
+                reactor.again(talker)
+                talker.theirs.send(b"y")
+            if talker.served >= 100:
+                over.set()
+
+        talker.then = lambda: (talker.ask() if talker.served < 100 else None, once_more())
+        talker.ask()
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()

@@ -1,0 +1,254 @@
+"""Small commits that the event loop writes itself: when it does, when it leaves them to the thread, and what failing means."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+from spy import Spy
+
+from plainsong.protocol.effects import Delete, Expect, Put, RollBack, put_one
+from storage.base import NothingWritten, StoreError, WritesInline
+from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
+from storage.leveldb.group_commit import MAX_INLINE_BYTES, SLOW_FACTOR, PendingWrite
+from tests.patience import PATIENCE_S
+from tests.storage.contract import MESSAGE, METADATA, NAME, everything
+from tests.storage.tiny_volumes import PREFIX, key, message, settled
+
+MAX_S = LevelDBOptions().max_inline_s
+
+
+@pytest.fixture
+async def store(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """The time that writes are measured by; it stands still unless the test moves it, however busy the machine is."""
+
+    class Clock:
+        now_s = 1000.0
+
+        def __call__(self):
+            return self.now_s
+
+    made = Clock()
+    monkeypatch.setattr(group_commit, "perf_counter", made)
+    return made
+
+
+def gathered(store, *commits, told=None):
+    """Begin commits as one turn of the event loop does; returns what became of those that are settled at its end."""
+    told = [] if told is None else told
+    store.gather_writes()
+    for commit in commits:
+        store.begin_write(commit, told.append)
+    store.write_gathered()
+    return told
+
+
+async def until_told(told, count):
+    with trio.fail_after(PATIENCE_S):
+        while len(told) < count:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_the_small_commits_of_a_turn_are_one_synced_batch_that_is_durable_when_the_turn_ends(store):
+    assert isinstance(store, WritesInline)
+    spy = Spy(store)
+    told = gathered(store, [message(1)], [message(2), put_one(METADATA, b"k", b"v")], [message(3)])
+    assert told == [None] * 3
+    assert spy.batches == [{"transaction": True, "sync": True}]
+    assert list(dict(await everything(store, MESSAGE))) == [key(number) for number in (1, 2, 3)]
+    assert await store.get(METADATA, b"k") == b"v"
+
+
+async def test_commits_that_no_turn_gathers_are_the_threads(store):
+    told = []
+    store.begin_write([message(1)], told.append)
+    assert told == []
+    await until_told(told, 1)
+    assert told == [None]
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        [message(1, bytes(MAX_INLINE_BYTES))],
+        [message(1), RollBack(key(1), key(2), 7)],
+        [message(1), Delete(MESSAGE, [key(9)])],
+    ],
+    ids=["large", "rollback", "removal"],
+)
+async def test_what_may_take_longer_than_a_sync_is_the_threads_and_so_is_what_was_gathered_before_it(store, commit):
+    told = gathered(store, [message(5)], commit, [message(6)])
+    assert told == []
+    await until_told(told, 3)
+    assert told == [None] * 3
+    assert set(dict(await everything(store, MESSAGE))) == {key(number) for number in (1, 5, 6)}
+
+
+async def test_together_they_are_no_larger_than_one_may_be(store):
+    spy = Spy(store)
+    part = bytes(MAX_INLINE_BYTES // 4)
+    told = gathered(store, *([message(number, part)] for number in range(5)))
+    assert told == []
+    await until_told(told, 5)
+    assert len(spy.batches) <= 2
+
+
+async def test_a_commit_with_expectations_is_the_threads(store):
+    store.gather_writes()
+    told = []
+    work = PendingWrite([message(1)], [Expect(METADATA, b"k", None)], on_settled=lambda done: told.append(done.error))
+    store._group_commit.begin(work)
+    store.write_gathered()
+    assert told == []
+    await until_told(told, 1)
+
+
+async def test_while_the_thread_has_a_commit_further_ones_join_it_there(store):
+    spy = Spy(store)
+    spy.hold = threading.Event()
+    first = []
+    store.begin_write([message(1)], first.append)
+    await spy.entered()
+    assert not store.writes_inline
+    assert not store.is_idle
+    told = gathered(store, [message(2)])
+    assert told == []
+    spy.hold.set()
+    await until_told(told, 1)
+    assert first == told == [None]
+    assert store.writes_inline
+    assert store.is_idle
+    assert gathered(store, [message(3)]) == [None]
+
+
+async def test_what_an_answer_begins_is_written_and_the_loop_does_not_write_on_and_on(store):
+    told = []
+
+    def again(error):
+        told.append(error)
+        if len(told) < 3:
+            store.begin_write([message(10 + len(told))], again)
+
+    store.gather_writes()
+    store.begin_write([message(1)], again)
+    store.write_gathered()
+    assert told == [None]
+    await until_told(told, 3)
+    assert told == [None] * 3
+
+
+async def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(store, clock, monkeypatch):
+    write = store._group_commit._write
+
+    def slow(group):
+        write(group)
+        clock.now_s += 3 * MAX_S
+
+    monkeypatch.setattr(store._group_commit, "_write", slow)
+    assert gathered(store, [message(1)]) == [None]
+    monkeypatch.setattr(store._group_commit, "_write", write)
+    assert not store.writes_inline
+    told = gathered(store, [message(2)])
+    assert told == []
+    await until_told(told, 1)
+    clock.now_s += SLOW_FACTOR * 3 * MAX_S - 1e-6
+    assert not store.writes_inline
+    clock.now_s += 2e-6
+    assert gathered(store, [message(3)]) == [None]
+
+
+async def test_as_long_as_the_thread_finds_the_disk_slow_it_goes_on_writing(store, clock, monkeypatch):
+    write = store._group_commit._write
+
+    def slow(group):
+        write(group)
+        clock.now_s += 2 * MAX_S
+
+    monkeypatch.setattr(store._group_commit, "_write", slow)
+    assert gathered(store, [message(0)]) == [None]
+    for number in range(1, 4):
+        told = gathered(store, [message(number)])
+        assert told == []
+        await until_told(told, 1)
+        clock.now_s += SLOW_FACTOR * MAX_S  # half of the time for which the thread has it now
+    assert not store.writes_inline
+
+
+async def test_a_large_group_that_takes_its_time_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):
+    write = store._group_commit._write
+
+    def slow(group):
+        write(group)
+        clock.now_s += 1.0
+
+    monkeypatch.setattr(store._group_commit, "_write", slow)
+    told = gathered(store, [message(1, bytes(MAX_INLINE_BYTES))])
+    await until_told(told, 1)
+    assert store.writes_inline
+
+
+async def test_with_a_bound_of_zero_the_thread_writes_them_all(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(max_inline_s=0.0)) as store:
+        assert not store.writes_inline
+        told = gathered(store, [message(1)])
+        assert told == []
+        await until_told(told, 1)
+
+
+async def test_a_volume_is_sealed_by_the_thread_and_nothing_is_written_here_before_that(tmp_path):
+    volume_bytes = 4 * MAX_INLINE_BYTES
+    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(volume_bytes=volume_bytes)) as store:
+        volumes, inline, told = store._db.volumes, 0, []
+        for number in range(60):
+            newest = volumes.newest
+            gathered(store, [message(number, bytes(4096))], told=told)
+            if len(told) > number:
+                inline += 1
+                assert volumes.newest is newest
+            await until_told(told, number + 1)
+        await settled(store)
+        assert told == [None] * 60
+        assert 10 < inline < 60
+        assert len(volumes.all) > 1
+        assert len(await everything(store, MESSAGE)) == 60
+
+
+async def test_when_it_fails_each_commit_learns_so_and_nothing_is_written_until_the_store_was_opened_again(store):
+    spy = Spy(store)
+    spy.fail = OSError(28, "No space left on device")
+    told = gathered(store, [message(1)], [message(2)])
+    assert len(told) == len({id(error) for error in told}) == 2
+    assert all(isinstance(error, StoreError) and "No space left" in error.detail for error in told)
+    refused = gathered(store, [message(3)])
+    await until_told(refused, 1)
+    assert isinstance(refused[0], NothingWritten)
+    assert len(spy.batches) == 1
+    await store.claim(NAME)
+    assert gathered(store, [message(4)]) == [None]
+    assert dict(await everything(store, MESSAGE)) == {key(4): message(4).values[0]}
+
+
+async def test_a_commit_that_has_no_size_fails_alone_and_what_was_gathered_is_written(store):
+    told = []
+    store.gather_writes()
+    store.begin_write([message(1)], told.append)
+    with pytest.raises(TypeError):
+        store.begin_write([Put(MESSAGE, PREFIX, [b"k"], [5])], told.append)
+    store.write_gathered()
+    assert told == [None]
+
+
+async def test_a_store_that_is_closed_refuses_what_would_be_gathered(tmp_path):
+    store = await LevelDBStore.open(tmp_path / "data")
+    await store.aclose()
+    store.gather_writes()
+    with pytest.raises(StoreError, match="closed"):
+        store.begin_write([message(1)], lambda _: None)
+    store.write_gathered()
