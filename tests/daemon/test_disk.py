@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,35 @@ def test_a_disk_that_fails_to_sync_is_never_an_acknowledgement(tmp_path, when):
 
 def made(running: Daemon) -> Callable[[], bool]:
     return lambda: ask(running.address, "PUT", "/v1/namespaces/ring/topics/t?ifNotExists=true").status == 200
+
+
+STALL_S = 1.0
+
+
+@pytest.mark.parametrize(("setting", "held_up"), [("0.002", 1), ("0", 0)])
+def test_a_disk_that_stalls_holds_up_other_requests_once_and_none_where_a_thread_writes_all(tmp_path, setting, held_up):
+    """Each sync stalls from the thirtieth of its thread on, as strace counts them."""
+    wrapper = fault(tmp_path, f"fdatasync:delay_enter={round(STALL_S * 1e6)}:when=30+")
+    settings = ("storage.min_free_bytes=0", f"storage.inline_commit_s={setting}")
+    over, waited_s = threading.Event(), []
+
+    def look() -> None:
+        while not over.is_set():
+            begun_s = time.monotonic()
+            assert ask(running.address, "GET", "/livez").status == 200
+            waited_s.append(time.monotonic() - begun_s)
+            over.wait(0.01)
+
+    with Daemon(tmp_path / "data", *settings, wrapper=wrapper) as running, ThreadPoolExecutor() as pool:
+        eventually("the topic is made", made(running))
+        looking, stalled = pool.submit(look), 0
+        for _ in range(200):
+            begun_s = time.monotonic()
+            assert publish_answer(running, "t", b"x").status == 200
+            stalled += time.monotonic() - begun_s >= STALL_S
+            if stalled == 4:
+                break
+        over.set()
+        looking.result()
+    assert stalled == 4
+    assert sum(waited > 0.7 * STALL_S for waited in waited_s) == held_up
