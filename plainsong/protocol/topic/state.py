@@ -372,7 +372,7 @@ class TopicState:
         applied = producers.applied
         return (
             applied is not None
-            and applied.policy == policy
+            and (applied.policy is policy or applied.policy == policy)
             and applied.generation == metadata.generation
             and applied.own == metadata.properties.deduplication
             and not producers.obsolete

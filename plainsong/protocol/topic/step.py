@@ -15,7 +15,7 @@ large requests (measured: 0.08 µs a message for key and value, 0.06 for the wir
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import defaultdict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,7 @@ class Step:
         self.producers: list[Producer] = []
         #: Outcomes of producers' requests and of producers, for metrics: ``duplicate``, ``partial``, ``unremembered``;
         #: ``expired``, ``evicted``, ``removed``.
-        self.producer_outcomes: Counter[str] = Counter()
+        self.producer_outcomes: defaultdict[str, int] = defaultdict(int)
         #: The entry of the topic's chain that covers the last message rows, while further ones may join them.
         self.open_entry: OpenEntry | None = None
         self._payloads: list[Put] = []
