@@ -317,8 +317,8 @@ class Turns:
         return self._take_in is not None
 
     @property
-    def may_look(self) -> bool:
-        """Whether the event loop may look out for the next request instead of sleeping: no thread of the store works."""
+    def may_spin(self) -> bool:
+        """Whether the event loop may wait for the next request without sleeping: no thread of the store works."""
         return self._store is not None and self._store.is_idle
 
     def attach(self, take_in: Callable[[], None] | None, wake: Callable[[], None] = lambda: None) -> None:
@@ -329,6 +329,8 @@ class Turns:
           wake: has the server take in what has arrived, and call ``run_due``, in the next turn of the event loop.
         """
         self._take_in, self._wake = take_in, wake
+        if take_in is None:
+            self.run_due()  # nobody else would
 
     def soon(self, actor: TakesTurns) -> None:
         """The actor has mail, and its task was not woken: call ``run`` in the same turn of the event loop."""
@@ -342,7 +344,7 @@ class Turns:
         """
         if self._running:
             return
-        if self._store is not None and self._store.writes_inline:
+        if self._take_in is not None and self._store is not None and self._store.writes_inline:
             if self._due:
                 self._wake()
             return
@@ -350,12 +352,12 @@ class Turns:
         try:
             if self._take_in is not None:
                 self._take_in()
-            self._run_due()
+            self._take_turns()
         finally:
             self._running = False
 
     def run_due(self) -> None:
-        """Let every actor take its turn that is due."""
+        """Let every actor take its turn that is due; what they begin is one commit where the event loop writes it."""
         if self._running:
             return
         self._running = True
@@ -370,9 +372,12 @@ class Turns:
             if store is not None:
                 store.gather_writes()
             try:
-                while self._due:
-                    actor, _ = self._due.popitem()
-                    actor.turn_now()
+                self._take_turns()
             finally:
                 if store is not None:
                     store.write_gathered()
+
+    def _take_turns(self) -> None:
+        while self._due:
+            actor, _ = self._due.popitem()
+            actor.turn_now()

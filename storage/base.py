@@ -159,7 +159,7 @@ class WritesInline(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of its threads has anything to do."""
+        """Whether no read and no commit is under way in its threads."""
         ...
 
     def gather_writes(self) -> None:

@@ -6,8 +6,8 @@ epoll of its own, and one task waits for that. For a connection that rests it ca
 request on the spot; otherwise it wakes the connection's task.
 
 A client that sends its next request as soon as it has its answer does so before the event loop has gone to sleep and
-been woken, which takes as long as serving the request. While one such client is all that there is, the reactor looks for
-its next request a moment longer (``_converse``).
+been woken, which takes as long as serving the request. While one such client is all that there is, the reactor spins for
+a moment until its next request is there (``_busy_poll``).
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ _RINGS = select.EPOLLIN | select.EPOLLET
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 #: Sockets served in one turn of the loop, so that other tasks are never far from theirs.
 MAX_READY = 128
-#: A client that sends its next request so soon after its answer is looked out for; measured with the time it takes to be
-#: woken for it.
-NEAR_S = 120e-6
-#: How often that has to have been so, one turn of the loop after the other.
-NEAR_TURNS = 3
-#: For so long the next request is looked out for, and for so long in all until other tasks have their turn.
-LOOK_S = 60e-6
-#: Looks in that time, at most: a microsecond each.
-MAX_LOOKS = 100
-CONVERSE_S = 1e-3
+#: A client is quick that sends its next request so soon after its answer, with the time it takes to be woken for it.
+QUICK_S = 120e-6
+#: From so many quick requests of one client on, one turn of the loop after the other, the reactor spins.
+QUICK_TURNS = 3
+#: It spins for so long, and asks the kernel so often, at a microsecond each.
+SPIN_S = 60e-6
+MAX_POLLS = 100
+#: After so long other tasks have their turn, whatever comes.
+BUSY_POLL_S = 1e-3
 #: How often connections that rest too long, and requests that wait too long, are looked for.
 SWEEP_S = 0.25
 #: So many are ended in one turn of the loop.
@@ -115,13 +114,16 @@ class Reactor:
         self._store_bell = bell
         #: Called behind the requests of each turn of the loop, some of which may have been started.
         self.took_in: Callable[[], None] = lambda: None
-        #: Whether the interpreter lock and a core are free for looking out for the next request: no other thread works.
-        self.may_look: Callable[[], bool] = lambda: False
-        #: Sockets that had something in this turn; when the last turn ended; and how many turns in a row had one socket
-        #: with something, soon behind the turn before.
-        self._taken = 0
+        #: Called when it takes in no more.
+        self.ended: Callable[[], None] = lambda: None
+        #: Whether spinning takes nothing from other threads.
+        self.may_spin: Callable[[], bool] = lambda: False
+        #: How many sockets had something in this turn, and which was the last.
+        self._told = 0
+        self._client = -1
         self._ended_s = 0.0
-        self._near_turns = 0
+        #: How many turns in a row had a request of one and the same client only, each soon behind the turn before.
+        self._quick_turns = 0
         self._ready = _ReadyTasks()
         self._epoll = select.epoll()
         #: Wakes the reactor's task for what came by no socket.
@@ -191,38 +193,42 @@ class Reactor:
             while True:
                 await wait_readable(self._epoll)
                 began_s = perf_counter()
-                self._taken = 0
+                client = self._client
+                self._told = 0
                 self.take_in()
                 self.took_in()
-                if self._taken == 1 and began_s - self._ended_s < NEAR_S:
-                    self._near_turns += 1
+                if self._told == 1 and self._client == client and began_s - self._ended_s < QUICK_S:
+                    self._quick_turns += 1
                     self._ready.watch()
-                    if self._near_turns >= NEAR_TURNS:
-                        self._converse(began_s + CONVERSE_S)
+                    if self._quick_turns >= QUICK_TURNS:
+                        self._busy_poll(began_s + BUSY_POLL_S)
                 else:
-                    self._near_turns = 0
+                    self._quick_turns = 0
                     self._ready.leave()
                 self._ended_s = perf_counter()
 
-    def _converse(self, until_s: float) -> None:
+    def _busy_poll(self, until_s: float) -> None:
         """Serve one client's next requests without sleeping in between.
 
-        It ends when a task can run, and after ``CONVERSE_S`` for what the event loop learns of the kernel only.
+        It ends when a task can run, and after ``BUSY_POLL_S`` for what the event loop learns of the kernel only.
         """
-        while self.may_look() and not self._ready.tasks:
-            look_until_s = perf_counter() + LOOK_S
-            for _ in range(MAX_LOOKS):
+        client = self._client
+        while self.may_spin() and not self._again and not self._ready.tasks:
+            spin_until_s = perf_counter() + SPIN_S
+            for _ in range(MAX_POLLS):
                 found = self._epoll.poll(0, MAX_READY)
-                if found or perf_counter() > look_until_s:
+                if found or perf_counter() > spin_until_s:
                     break
             if not found:
-                self._near_turns = 0
-                return
-            self._taken = 0
+                self._quick_turns = 0
+                break
+            self._told = 0
             self._tell_all(found)
             self.took_in()
-            if self._taken != 1 or self._again or perf_counter() > until_s:
-                return
+            if self._told != 1 or self._client != client or perf_counter() > until_s:
+                break
+        if self._again:
+            self._bell.ring()  # its last edge may have been taken just now
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
@@ -237,6 +243,7 @@ class Reactor:
             if bell is not None:
                 bell.is_heard = False
                 self._epoll.unregister(bell)
+            self.ended()
 
     def take_in(self) -> None:
         """Serve what has come by now, without waiting."""
@@ -251,7 +258,8 @@ class Reactor:
         for descriptor, events in found:
             member = members.get(descriptor)
             if member is not None:
-                self._taken += 1
+                self._told += 1
+                self._client = descriptor
                 self._tell(member, events)
 
     @staticmethod

@@ -115,7 +115,8 @@ async def serve_http(
     if turns is not None:
         turns.attach(reactor.take_in, reactor.wake)
         reactor.took_in = turns.run_due
-        reactor.may_look = lambda: turns.may_look
+        reactor.ended = lambda: turns.attach(None)
+        reactor.may_spin = lambda: turns.may_spin
     try:
         for bind in binds:
             if isinstance(bind, socket.socket):

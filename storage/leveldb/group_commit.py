@@ -12,8 +12,9 @@ joins concurrent writers by itself, but two things speak for doing it here:
 
 On a disk that syncs in a fraction of a millisecond, handing a small commit to the thread and being woken by it costs as
 much as the sync. So while nothing else is under way the event loop writes small commits itself, all that one of its turns
-has begun as one group (``gather``, ``write_gathered``). A stall of the disk then stalls the loop, but once: after a write that took
-longer than ``max_inline_s`` the thread writes again for a hundred times as long.
+has begun as one group (``gather``, ``write_gathered``). A stall of the disk then stalls the loop. But after a write that
+took longer than ``max_inline_s`` the thread writes them for a hundred times as long as it took, so that of all its time
+the loop spends a hundredth in slow writes, on whatever disk.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import outcome
 import trio
@@ -44,12 +45,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Bytes after which a group takes no further commit: beyond, joining saves nothing and delays the first one.
 MAX_GROUP_BYTES = 4 << 20
-#: What a row costs besides its value, roughly.
+#: What a row costs besides its value and the prefix of its key: no less than a volume counts for it.
 _ROW_BYTES = 64
 #: What the event loop writes at once, at most: a sync takes hardly longer for so much than for a single row.
 MAX_INLINE_BYTES = 32 << 10
-#: A write of the event loop that took so much longer than it may sends the next ones to the thread for this many times as
-#: long as it took: of all its time the loop spends a hundredth in slow writes.
+#: After a write of the event loop that took longer than it may, the thread writes for this many times as long as it took.
 SLOW_FACTOR = 100
 
 
@@ -66,15 +66,6 @@ class PendingWrite:
     error: StoreError | StoreConflict | None = None
     rest: Sequence[Operation | Stored] = ()
     """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
-
-
-class _Written(NamedTuple):
-    """A group that was written, or was not."""
-
-    group: Sequence[PendingWrite]
-    error: StoreError | StoreConflict | None
-    took_s: float
-    """Of a group that the event loop might have written; 0 for others."""
 
 
 class GroupCommit(trio.abc.Instrument):
@@ -97,13 +88,14 @@ class GroupCommit(trio.abc.Instrument):
           write: makes a group durable; its StoreError is the answer to the whole group. It is called in the thread, or on
             the event loop while the thread has nothing to do.
           is_quick: whether nothing but the write and its sync would be done for a small group now.
-          max_inline_s: the longest that the event loop may take to write a group; 0: it never writes one.
+          max_inline_s: after one of its writes that took longer the event loop leaves them to the thread for a while; 0: it
+            never writes one.
         """
         self._write = write
         self._is_quick = is_quick
         self._max_inline_s = max_inline_s
         self._waiting: SimpleQueue[PendingWrite | None] = SimpleQueue()
-        self._written: deque[_Written] = deque()
+        self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None]] = deque()
         #: How many commits the thread has that are not settled.
         self._in_thread = 0
         #: Commits that were gathered, and their bytes.
@@ -163,7 +155,9 @@ class GroupCommit(trio.abc.Instrument):
         self._gathered, self._gathered_bytes = [], 0
         began_s = perf_counter()
         error = self._attempt(group)
-        self._learn(perf_counter() - began_s)
+        ended_s = perf_counter()
+        if ended_s - began_s > self._max_inline_s:
+            self._slow_until_s = ended_s + SLOW_FACTOR * (ended_s - began_s)
         _settle(group, error)
 
     def _may_write_inline(self, work: PendingWrite) -> bool:
@@ -174,11 +168,6 @@ class GroupCommit(trio.abc.Instrument):
             and all(type(operation) is Put for operation in work.operations)
             and self._is_quick()
         )
-
-    def _learn(self, took_s: float) -> None:
-        """A small group took so long."""
-        if took_s > self._max_inline_s:
-            self._slow_until_s = max(self._slow_until_s, perf_counter() + SLOW_FACTOR * took_s)
 
     def _hand_over_gathered(self) -> None:
         group, self._gathered, self._gathered_bytes = self._gathered, [], 0
@@ -225,10 +214,7 @@ class GroupCommit(trio.abc.Instrument):
         first = self._waiting.get()
         while first is not None:
             group, following = self._group(first)
-            began_s = perf_counter()
-            error = self._attempt(group)
-            is_small = sum(work.size for work in group) <= MAX_INLINE_BYTES
-            self._written.append(_Written(group, error, perf_counter() - began_s if is_small else 0.0))
+            self._written.append((group, self._attempt(group)))
             if self.is_asleep:
                 try:
                     self._wake()
@@ -294,17 +280,23 @@ class GroupCommit(trio.abc.Instrument):
         # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The
         # rest of the event loop must have its turn in between.
         for _ in range(len(self._written)):
-            group, error, took_s = self._written.popleft()
+            group, error = self._written.popleft()
             self._in_thread -= len(group)
-            self._learn(took_s)
             _settle(group, error)
 
 
 def _settle(group: Sequence[PendingWrite], error: StoreError | StoreConflict | None) -> None:
+    """Tell every submitter, also where telling one of them raises: that is raised behind the last."""
+    bug: BaseException | None = None
     for work in group:
         work.error = error
         if work.on_settled is not None:
-            work.on_settled(work)
+            try:
+                work.on_settled(work)
+            except BaseException as raised:  # noqa: BLE001  # raised again below
+                bug = bug or raised
+    if bug is not None:
+        raise bug
 
 
 #: No commit was taken out of the queue.
@@ -326,7 +318,7 @@ def _size(work: PendingWrite) -> int:
     size = 0
     for operation in work.operations:
         if isinstance(operation, Put):
-            size += len(operation.values) * _ROW_BYTES + operation.value_bytes
+            size += len(operation.values) * (_ROW_BYTES + len(operation.prefix)) + operation.value_bytes
         elif isinstance(operation, Delete):
             size += len(operation.keys) * _ROW_BYTES
         else:
@@ -351,7 +343,7 @@ STEP_ROW_BYTES = 1024
 
 
 def write_group(tables: LevelDBTables, group: Sequence[PendingWrite]) -> None:
-    """Make a group durable, except for each ``PendingWrite.rest``. For the one thread that writes."""
+    """Make a group durable, except for each ``PendingWrite.rest``. For whoever writes just now."""
     batch = _Batch(tables)
     for work in group:
         work.rest = batch.take(work.operations)

@@ -148,7 +148,7 @@ class LevelDBStore:
         self._group_commit.write_gathered()
 
     def _is_quick(self) -> bool:
-        return self._db is not None and self._db.is_quick(2 * MAX_INLINE_BYTES)
+        return self._db is not None and self._db.is_quick(MAX_INLINE_BYTES)
 
     def _begin(self, work: PendingWrite, settled: Callable[[PlainsongError | None], object]) -> None:
         """Begin a commit, and go on with what a long rollback leaves to do."""

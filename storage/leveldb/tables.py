@@ -183,8 +183,6 @@ class LevelDBTables:
         self._measure_at_s = 0.0
         #: The size on disk.
         self.bytes = 0
-        #: Set before the tables are closed; scans stop at their next list.
-        self.leaving = False
         self.measure()
 
     @staticmethod
@@ -199,6 +197,15 @@ class LevelDBTables:
             shutil.rmtree(metadata)
             Database(metadata, options.metadata_shape, create=True).close()
         make_first(directory / VOLUMES_NAME, options)
+
+    @property
+    def leaving(self) -> bool:
+        """Set before the tables are closed: scans stop at their next list, and nothing is done at leisure."""
+        return self.volumes.leaving
+
+    @leaving.setter
+    def leaving(self, is_leaving: bool) -> None:
+        self.volumes.leaving = is_leaving
 
     def close(self) -> None:
         """Write the metadata that waits, and close. No other thread may be inside."""
@@ -342,7 +349,7 @@ class LevelDBTables:
         self.measure_if_due()
 
     def is_quick(self, size: int) -> bool:
-        """Whether writing rows of so many bytes is a batch and its sync, and no volume is sealed behind it."""
+        """Whether no volume has to be sealed behind a write of so many bytes."""
         return not self.volumes.is_full_within(size)
 
     def _refuse_if_failed(self) -> None:

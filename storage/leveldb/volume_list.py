@@ -21,13 +21,15 @@ from storage.leveldb.volume import index_path
 from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 LIST_NAME = "LIST"
-#: A file that is removed becomes shorter by so much at a time, in a fifth of a millisecond; then there is a rest.
-SHORTER_BYTES = 1 << 20
-SHORTER_REST_S = 0.002
+#: A file that is removed is truncated by so much at a time, which takes a fifth of a millisecond; then there is a pause.
+TRUNCATE_STEP_BYTES = 1 << 20
+TRUNCATE_PAUSE_S = 0.002
+#: All pauses for one volume together, however large it is.
+MAX_PAUSES_S = 2.0
 #: Folders of volumes, and files about them. Anything else in the directory is left alone.
 _OURS = re.compile(r"(\d{8,}(\.\d+)?)((\.index)(\.tmp)?)?\Z")
 
@@ -119,27 +121,34 @@ def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
             remove_volume(entry) if match.group(3) is None else entry.unlink(missing_ok=True)
 
 
-def remove_beside_others(path: Path) -> None:
+def remove_beside_others(path: Path, is_leaving: Callable[[], bool] = lambda: False) -> None:
     """As ``remove_volume``, a little at a time, while others write to the disk and wait for a core.
 
     Removing a table of 32 MiB keeps a core in the kernel for 4 to 8 ms (ext4, its blocks and what is in memory of it), in
-    which no other thread gets that core: commits behind sixteen connections waited 7 to 11 ms. So files get shorter first.
+    which no other thread gets that core: commits behind sixteen connections waited 7 to 11 ms. So files are truncated in
+    steps before, with pauses that take ``MAX_PAUSES_S`` together at most, and none once ``is_leaving``.
     """
     with suppress(OSError):
-        for file in list(path.iterdir()):
-            _empty(file)
+        files = list(path.iterdir())
+        steps = sum(file.stat(follow_symlinks=False).st_size for file in files) // TRUNCATE_STEP_BYTES
+        pause_s = min(TRUNCATE_PAUSE_S, MAX_PAUSES_S / max(1, steps))
+        for file in files:
+            with suppress(OSError):
+                _truncate(file, pause_s, is_leaving)
     remove_volume(path)
 
 
-def _empty(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+def _truncate(file: Path, pause_s: float, is_leaving: Callable[[], bool]) -> None:
+    descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         about = os.fstat(descriptor)
         if about.st_nlink > 1:
             return  # a copy that somebody looks at has it, too
-        for size in range(about.st_size - SHORTER_BYTES, 0, -SHORTER_BYTES):
+        for size in range(about.st_size - TRUNCATE_STEP_BYTES, 0, -TRUNCATE_STEP_BYTES):
+            if is_leaving():
+                return
             os.ftruncate(descriptor, size)
-            nap(SHORTER_REST_S)
+            nap(pause_s)
     finally:
         os.close(descriptor)
 

@@ -93,6 +93,8 @@ class Volumes:
         self.damaged: set[Volume] = set()
         #: Views of the whole store: meanwhile no volume goes.
         self.views: list[PinnedView] = []
+        #: Whether they are about to be closed.
+        self.leaving = False
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -759,7 +761,7 @@ class Volumes:
                             self._estimate(table, extent)
                 unread = [volume for volume in sources if not volume.pins]
         for volume in unread:
-            self._remove_files(volume)
+            self._remove_files(volume, lambda path: remove_beside_others(path, lambda: self.leaving))
         return True
 
     def _write_list(self, volumes: Sequence[Volume]) -> None:
@@ -779,12 +781,12 @@ class Volumes:
         if self.list_unknown:
             raise StoreError("the list of volumes was perhaps not written, and the store was not opened again")
 
-    def _remove_files(self, volume: Volume) -> None:
+    def _remove_files(self, volume: Volume, remove: Callable[[Path], None] = remove_volume) -> None:
         with volume.opening:
             database, volume.database = volume.database, None
             if database is not None:
                 database.close()
-            remove_beside_others(volume.path)
+            remove(volume.path)
 
 
 def remove_packed(edits: RowEdits, key: bytes) -> None:

@@ -216,7 +216,6 @@ class InlineStore(BackgroundStore):
         self.groups = []
 
     def begin_write(self, commit, settled):
-        assert self.gathers or not self.writes_inline
         super().begin_write(commit, settled)
 
     def gather_writes(self):
@@ -324,3 +323,24 @@ async def test_what_is_gathered_is_written_although_an_actor_of_the_same_turn_fa
         assert len(answers) == 1
         assert not store.gathers
         assert await payloads(around) == [b"x"]
+
+
+async def test_what_is_due_when_the_server_ends_is_run_and_what_comes_later_too():
+    async with inline() as (around, store, turns, bring, answers, _):
+        bring(b"due")
+        turns.attach(None)
+        assert len(answers) == 1
+        store.writes_inline = False
+        turns.attach(lambda: None)
+        bring(b"first")
+        turns.run_due()
+        bring(b"second")
+        turns.attach(None)
+        store.writes_inline = True
+        await store.finish()
+        while store.begun:
+            store.writes_inline = False
+            await store.finish()
+        await wait_all_tasks_blocked()
+        assert len(answers) == 3
+        assert await payloads(around) == [b"due", b"first", b"second"]

@@ -21,7 +21,7 @@ from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
 from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, Lane
 from broker.http.messages import Answer
-from broker.http.reactor import CONVERSE_S, NEAR_S, NEAR_TURNS, SWEEP_S, SWEPT_AT_ONCE, Reactor
+from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEEP_S, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
@@ -495,7 +495,7 @@ async def conversing(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(reactor_module, "perf_counter", clock)
     reactor = Reactor(keep_alive_s=1000)
-    reactor.may_look = lambda: True
+    reactor.may_spin = lambda: True
     talker = Talker(reactor)
     try:
         async with trio.open_nursery() as nursery:
@@ -537,45 +537,45 @@ async def test_a_client_that_asks_again_at_once_is_served_without_the_loop_askin
         assert count < 200
 
 
-async def test_nobody_is_looked_out_for_while_a_thread_of_the_store_works(monkeypatch):
+async def test_the_reactor_does_not_spin_while_a_thread_of_the_store_works(monkeypatch):
     async with conversing(monkeypatch) as (reactor, talker, _):
-        reactor.may_look = lambda: False
+        reactor.may_spin = lambda: False
         assert await talk(talker, 300) >= 300
 
 
-async def test_a_client_that_takes_its_time_is_not_looked_out_for(monkeypatch):
+async def test_a_client_that_takes_its_time_is_not_spun_for(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, clock):
-        monkeypatch.setattr(Reactor, "_converse", lambda *_: pytest.fail("it was looked out for"))
+        monkeypatch.setattr(Reactor, "_busy_poll", lambda *_: pytest.fail("the reactor spins"))
         for _ in range(50):
             await talk(talker, 1)
-            clock.now_s += NEAR_S
+            clock.now_s += QUICK_S
 
 
-async def test_looking_ends_when_nothing_comes_and_begins_anew_only_behind_some_near_requests(monkeypatch):
+async def test_spinning_ends_when_nothing_comes_and_begins_anew_only_behind_some_quick_requests(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, clock):
         looks, in_vain = [], trio.Event()
-        converse = Reactor._converse
+        converse = Reactor._busy_poll
 
         def watched(self, until_s):
             looks.append(talker.served)
             converse(self, until_s)
-            if self._near_turns == 0:
+            if self._quick_turns == 0:
                 in_vain.set()
 
-        monkeypatch.setattr(Reactor, "_converse", watched)
+        monkeypatch.setattr(Reactor, "_busy_poll", watched)
         talker.then = lambda: talker.ask() if talker.served < 20 else None
         talker.ask()
         with trio.fail_after(PATIENCE_S):
             await in_vain.wait()
         assert talker.served == 20
-        assert looks[0] > NEAR_TURNS
+        assert looks[0] > QUICK_TURNS
         looks.clear()
         clock.now_s += 1
-        await talk(talker, NEAR_TURNS)
+        await talk(talker, QUICK_TURNS)
         assert looks == []
 
 
-async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_looked_out_for(monkeypatch):
+async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_spun_for(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, _):
         woken, late = [trio.Event()], []
 
@@ -594,11 +594,13 @@ async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_looke
         assert max(served % 10 for served in late[:29]) <= 1
 
 
-async def test_a_conversation_ends_after_its_millisecond_for_what_wakes_with_time_or_by_another_socket(monkeypatch):
+async def test_spinning_for_a_client_ends_after_its_millisecond_for_what_wakes_with_time_or_by_another_socket(
+    monkeypatch,
+):
     async with conversing(monkeypatch) as (_, talker, clock):
 
         def work():
-            clock.now_s += CONVERSE_S / 10
+            clock.now_s += BUSY_POLL_S / 10
 
         assert await talk(talker, 1000, between=work) >= 1000 / 12
 
@@ -606,7 +608,7 @@ async def test_a_conversation_ends_after_its_millisecond_for_what_wakes_with_tim
 async def test_two_clients_are_served_by_turns_of_the_loop_so_that_their_requests_share_a_commit(monkeypatch):
     async with conversing(monkeypatch) as (reactor, talker, _):
         other, over = Talker(reactor), trio.Event()
-        monkeypatch.setattr(Reactor, "_converse", lambda *_: pytest.fail("one of two was looked out for"))
+        monkeypatch.setattr(Reactor, "_busy_poll", lambda *_: pytest.fail("the reactor spins"))
 
         def both():
             if talker.served != other.served:
@@ -624,25 +626,39 @@ async def test_two_clients_are_served_by_turns_of_the_loop_so_that_their_request
         other.close()
 
 
-async def test_looking_ends_although_the_clock_stands_still(monkeypatch):
+async def test_spinning_ends_although_the_clock_stands_still(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, clock):
         clock.step_s = 0
         await talk(talker, 100)
         assert talker.served == 100
 
 
-async def test_a_member_that_is_to_be_told_again_is_told_behind_a_look(monkeypatch):
+@pytest.mark.parametrize("served", [QUICK_TURNS + 1, QUICK_TURNS + 3], ids=["before it spins", "while it spins"])
+async def test_a_member_that_is_to_be_told_again_is_told_although_nothing_else_comes(monkeypatch, served):
     async with conversing(monkeypatch) as (reactor, talker, _):
-        over = trio.Event()
+        over, calls = trio.Event(), []
 
-        def once_more():
-            if talker.served % 10 == 0:
+        def took_in():
+            """Answers the last request, behind which more was sent ahead."""
+            if talker.served == served and not calls:
+                calls.append(1)
+                talker.readable = lambda events=0: over.set()
                 reactor.again(talker)
-                talker.theirs.send(b"y")
-            if talker.served >= 100:
-                over.set()
 
-        talker.then = lambda: (talker.ask() if talker.served < 100 else None, once_more())
+        reactor.took_in = took_in
+        talker.then = lambda: talker.ask() if talker.served < served else None
         talker.ask()
         with trio.fail_after(PATIENCE_S):
             await over.wait()
+
+
+async def test_of_two_clients_that_take_turns_none_is_spun_for(monkeypatch):
+    async with conversing(monkeypatch) as (reactor, talker, _):
+        other, over = Talker(reactor), trio.Event()
+        monkeypatch.setattr(Reactor, "_busy_poll", lambda *_: pytest.fail("the reactor spins"))
+        talker.then = lambda: other.ask() if talker.served < 100 else over.set()
+        other.then = talker.ask
+        talker.ask()
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()
+        other.close()

@@ -9,6 +9,9 @@ import trio
 from spy import Spy
 
 from plainsong.protocol.effects import Delete, Expect, Put, RollBack, put_one
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix
+from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, WritesInline
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, SLOW_FACTOR, PendingWrite
@@ -164,24 +167,7 @@ async def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(
     assert gathered(store, [message(3)]) == [None]
 
 
-async def test_as_long_as_the_thread_finds_the_disk_slow_it_goes_on_writing(store, clock, monkeypatch):
-    write = store._group_commit._write
-
-    def slow(group):
-        write(group)
-        clock.now_s += 2 * MAX_S
-
-    monkeypatch.setattr(store._group_commit, "_write", slow)
-    assert gathered(store, [message(0)]) == [None]
-    for number in range(1, 4):
-        told = gathered(store, [message(number)])
-        assert told == []
-        await until_told(told, 1)
-        clock.now_s += SLOW_FACTOR * MAX_S  # half of the time for which the thread has it now
-    assert not store.writes_inline
-
-
-async def test_a_large_group_that_takes_its_time_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):
+async def test_what_the_thread_takes_its_time_for_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):
     write = store._group_commit._write
 
     def slow(group):
@@ -202,13 +188,16 @@ async def test_with_a_bound_of_zero_the_thread_writes_them_all(tmp_path):
         await until_told(told, 1)
 
 
-async def test_a_volume_is_sealed_by_the_thread_and_nothing_is_written_here_before_that(tmp_path):
-    volume_bytes = 4 * MAX_INLINE_BYTES
+@pytest.mark.parametrize("name", [NAME, TopicName("n" * 200, "t" * 200)], ids=["short name", "long name"])
+async def test_a_volume_is_sealed_by_the_thread_and_never_by_the_event_loop(tmp_path, name):
+    volume_bytes = 6 * MAX_INLINE_BYTES
+    prefix = generation_prefix(name, 1)
     async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(volume_bytes=volume_bytes)) as store:
         volumes, inline, told = store._db.volumes, 0, []
         for number in range(60):
             newest = volumes.newest
-            gathered(store, [message(number, bytes(4096))], told=told)
+            rows = Put(MESSAGE, prefix, [pack_position(number, each) for each in range(50)], [b"v" * 20] * 50)
+            gathered(store, [rows], told=told)
             if len(told) > number:
                 inline += 1
                 assert volumes.newest is newest
@@ -217,7 +206,17 @@ async def test_a_volume_is_sealed_by_the_thread_and_nothing_is_written_here_befo
         assert told == [None] * 60
         assert 10 < inline < 60
         assert len(volumes.all) > 1
-        assert len(await everything(store, MESSAGE)) == 60
+        assert len(await everything(store, MESSAGE)) == 3000
+
+
+async def test_every_commit_of_a_group_is_told_although_telling_one_of_them_raises(store):
+    told = []
+    store.gather_writes()
+    store.begin_write([message(1)], lambda _: 1 / 0)
+    store.begin_write([message(2)], told.append)
+    with pytest.raises(ZeroDivisionError):
+        store.write_gathered()
+    assert told == [None]
 
 
 async def test_when_it_fails_each_commit_learns_so_and_nothing_is_written_until_the_store_was_opened_again(store):
