@@ -149,10 +149,11 @@ class StorageConfig:
     )
     inline_commit_s: float = seconds(
         0.002,
-        "While small commits take no longer than this, the event loop writes them itself instead of waking a thread; "
-        "after one that took longer the thread writes for 100 times as long. 0: the thread writes them all.",
-        small="a disk that is seldom slower leaves commits to the thread, which takes up to half as long again",
-        large="a disk that stalls holds up polls, too, for so long",
+        "The event loop writes small commits itself instead of waking a thread. After one that took longer than this "
+        "the thread writes them for 100 times as long as it took. 0: the thread writes them all, as is best for a disk "
+        "that may hang.",
+        small="on a disk that is slower now and then the thread writes, and publishes wait up to half as long again",
+        large="polls and everything else wait for such writes again and again",
         low=0.0,
         high=1.0,
     )
