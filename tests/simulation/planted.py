@@ -95,10 +95,10 @@ MISTAKES = (
         "the watermark moves before the commit",
         "what is read stays",
         TOPIC,
-        "        self._commit_begun_s = trio.current_time()\n"
+        "        self._commit_begun_s = perf_counter()\n"
         + _BETWEEN
         + "        self._update_cache(core.state.prefix, step)\n",
-        "        self._commit_begun_s = trio.current_time()\n"
+        "        self._commit_begun_s = perf_counter()\n"
         "        if self.core is not None and self.core.state.metadata is not None:\n"
         "            self._update_cache(self.core.state.prefix, step)\n"
         "            self.core.state.advance_watermark()\n"
