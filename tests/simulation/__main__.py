@@ -44,6 +44,10 @@ def main() -> int:
         logging.disable(logging.CRITICAL)
     from tests.simulation.world import plan_of, shrunk, simulate  # behind what was planted
 
+    if arguments.inline:
+        from tests.simulation.disk import OwnDiskStore
+
+        OwnDiskStore.inline = True
     if arguments.seed is not None:
         plan = plan_of(arguments.seed)
         report = shrunk(plan) if arguments.shrink else simulate(plan)
@@ -134,6 +138,9 @@ def _arguments() -> argparse.Namespace:
         "--shrink", action="store_true", help="of a bad history show the shortest bad one found from it"
     )
     parser.add_argument("--planted", metavar="MISTAKE", help="with a mistake in the code, until it is found")
+    parser.add_argument(
+        "--inline", action="store_true", help="the event loop writes commits itself, as on a quick disk"
+    )
     parser.add_argument("--mistakes", action="store_true", help="list the mistakes that can be planted")
     parser.add_argument("--table", action="store_true", help="look for every mistake, and write docs/reliability.md")
     parser.add_argument("--digest", action="store_true", help="and a digest of everything in all of them")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import ClassVar
 
 import trio
 from outcome import Value
@@ -160,10 +161,14 @@ class OwnDiskStore(DiskStore):
     """As LevelDB: one writer, commits one after the other, each whole or absent; broken after a failure."""
 
     traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True)
+    #: Whether commits that nothing else is beside are written by the event loop, at once: ``--inline``.
+    inline: ClassVar[bool] = False
 
     def __init__(self, disk: Disk, rng: Random, weather: Weather) -> None:
         super().__init__(disk, rng, weather)
         self._broken = False
+        self._gathers = False
+        self._gathered: list[Queued] = []
         self._queue: list[Queued] = []
         self._under_way: list[Queued] = []
         self._news = trio.Event()
@@ -193,14 +198,18 @@ class OwnDiskStore(DiskStore):
             return [NothingWritten("a write failed before, and the store was not opened again")] * len(group)
         # Whatever happens to the process meanwhile happens before the group is on the disk, or after it.
         await self._reach(self.weather.write_s / 2)
+        failed = self._fail_or_apply(group)
+        if not self._broken:
+            await self._reach(self.weather.write_s / 2)
+        return failed
+
+    def _fail_or_apply(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
         if self.rng.random() < self.weather.fails:
             self._broken = True
             for commit, _, _ in group[: self.rng.randrange(len(group) + 1)]:
                 self.disk.tear(commit, self.rng)
             return [StoreError("a simulated write failed")] * len(group)
-        failed = self._apply(group)
-        await self._reach(self.weather.write_s / 2)
-        return failed
+        return self._apply(group)
 
     def _apply(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
         failed: list[PlainsongError | None] = []
@@ -227,7 +236,34 @@ class OwnDiskStore(DiskStore):
 
     def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
         """See ``storage.base.BeginsWrites``."""
-        self._put(commit, (), settled)
+        if self._gathers and self.writes_inline:
+            self._gathered.append((commit, (), settled))
+        else:
+            self._put(commit, (), settled)
+
+    @property
+    def is_idle(self) -> bool:
+        """See ``storage.base.WritesInline``."""
+        return not (self._queue or self._under_way)
+
+    @property
+    def writes_inline(self) -> bool:
+        """See ``storage.base.WritesInline``."""
+        can = not (self.dead or self._closed or self._broken) and self.weather.passable is None
+        return self.inline and can and self.is_idle
+
+    def gather_writes(self) -> None:
+        """See ``storage.base.WritesInline``."""
+        self._gathers = True
+
+    def write_gathered(self) -> None:
+        """See ``storage.base.WritesInline``."""
+        self._gathers = False
+        group, self._gathered = self._gathered, []
+        if not group:
+            return
+        for (_, _, settled), error in zip(group, self._fail_or_apply(group), strict=True):
+            settled(error)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -196,7 +196,13 @@ class SimulatedInstance:
                 daemon.cluster.links.dial = self._dial
                 self.network.listening[self.name] = partial(self._accept, nursery, daemon)
             await daemon.start(nursery)
-            daemon.directory.environment.turns.attach(lambda: None)
+            turns = daemon.directory.environment.turns
+
+            async def take_turns() -> None:
+                await trio.lowlevel.checkpoint()
+                turns.run_due()
+
+            turns.attach(lambda: None, lambda: nursery.start_soon(take_turns))
             for each in daemon.endpoints:
                 path = each.route.path
                 alike = life.routes.setdefault((each.route.method, path.count("/")), [])
@@ -285,7 +291,7 @@ async def _started(life: Life, endpoint: Endpoint, request: Request) -> Given | 
         there.set()
 
     limit = endpoint.start(request, answered)
-    life.daemon.directory.environment.turns.run()
+    life.daemon.directory.environment.turns.run_due()
     if limit is None:
         return None
     with trio.move_on_after(limit.timeout_s):

@@ -30,6 +30,12 @@ def test_histories_of_one_and_of_several_instances_keep_every_promise():
     assert json.loads(done.stdout.splitlines()[-1])["histories"] == COUNT
 
 
+def test_histories_whose_commits_the_event_loop_writes_keep_every_promise():
+    done = simulation("--count", str(COUNT // 2), "--inline")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1])["histories"] == COUNT // 2
+
+
 def test_each_kind_of_client_of_fault_and_of_setting_is_in_many_histories():
     plans = [plan_of(seed) for seed in range(500)]
     for had, every in (
@@ -66,4 +72,10 @@ def test_a_history_is_the_same_whether_rounds_for_a_task_that_is_alone_are_left_
 @pytest.mark.torture
 def test_histories_without_end_keep_every_promise():
     done = simulation("--first", str(COUNT), "--count", "1000000", "--seconds", "560")
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.torture
+def test_histories_without_end_whose_commits_the_event_loop_writes_keep_every_promise():
+    done = simulation("--count", "1000000", "--seconds", "280", "--inline")
     assert done.returncode == 0, done.stdout[-4000:]
