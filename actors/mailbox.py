@@ -289,8 +289,8 @@ class SingleFlight:
 #
 # Actors whose mail has come without waking their tasks. Requests that were started without a task
 # (``broker.http.reactor``) are put into mailboxes one after the other; then every actor that got some takes its turn on
-# the spot, for all of them. The same happens at the end of each commit, before its answers are given, so that the disk
-# waits for nobody.
+# the spot, for all of them. The same happens at the end of each commit of a thread, before its answers are given, so that
+# the disk waits for nobody. Where the store would write the next commit on the event loop, it comes behind the answers.
 
 
 class TakesTurns(Protocol):
@@ -362,20 +362,21 @@ class Turns:
             return
         self._running = True
         try:
-            self._run_due()
+            # Mail for which a commit had no room is due again behind it.
+            while self._due:
+                self._take_turns_as_one()
         finally:
             self._running = False
 
-    def _run_due(self) -> None:
-        store = self._store
-        while self._due:
-            if store is not None:
-                store.gather_writes()
-            try:
-                self._take_turns()
-            finally:
-                if store is not None:
-                    store.write_gathered()
+    def _take_turns_as_one(self) -> None:
+        if self._store is None:
+            self._take_turns()
+            return
+        self._store.gather_writes()
+        try:
+            self._take_turns()
+        finally:
+            self._store.write_gathered()
 
     def _take_turns(self) -> None:
         while self._due:

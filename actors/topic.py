@@ -67,8 +67,8 @@ MAX_OPENING = 16
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TOPIC_READS = (Describe, DescribeChain, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
-#: The time for what is settled where no poll waits: nothing asks for it.
-_NO_POLLS = Now(0, 0.0)
+#: For a step that is settled without ``TopicCore.needs_time``.
+_NO_TIME = Now(0, 0.0)
 #: Requests whose messages a commit publishes.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
@@ -256,9 +256,7 @@ class TopicActor(Actor[TopicCore, Step]):
             self._cache.roll_back(prefix, pointer, first, last)
 
     def _settled(self, core: TopicCore, step: Step) -> Answers:
-        # Polls alone ask for the time: a commit of publishes is spared two clocks.
-        now = self._now() if step.looks or len(core.parking) else _NO_POLLS
-        return core.settled(step, now)
+        return core.settled(step, self._now() if core.needs_time(step) else _NO_TIME)
 
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
         del core
