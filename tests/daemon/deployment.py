@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from plainsong import Client, Outgoing
 from plainsong.protocol.errors import TopicNotFound
 from plainsong.transactions import Transaction
+from tests.daemon.harness import eventually
 
 #: Sent by the producer, so many in each request.
 REQUESTS, EACH = 40, 500
@@ -60,7 +61,10 @@ def is_all_there(client: Client, made: Deployment) -> None:
     assert [bytes(message.id) for message in client.read("orders", isolation="uncommitted")] == made.ids
     assert client.properties("twice")["generation"] == "2"
     assert [message.value for message in client.read("twice")] == [b"of the second generation"]
-    assert [message.value for message in client.read("short")] == [b"stays"]
+    eventually(
+        "what was published for a short time has expired",
+        lambda: [message.value for message in client.read("short")] == [b"stays"],
+    )
     assert client.reader("orders", "ana")["position"] == made.reader.hex()
     assert client.namespaces.show()["properties"]["deduplication"] == "enabled"
     committed = client.poll("orders", made.ids[-8], isolation="committed")

@@ -141,9 +141,9 @@ def made(running: Daemon) -> Callable[[], bool]:
 STALL_S = 2.0
 
 
-@pytest.mark.parametrize(("setting", "held_up"), [("0.002", 1), ("0", 0)])
+@pytest.mark.parametrize(("setting", "held_up"), [("0.5", 1), ("0", 0)])
 def test_a_disk_that_stalls_holds_up_other_requests_once_and_none_where_a_thread_writes_all(tmp_path, setting, held_up):
-    """Each sync stalls from the thirtieth of its thread on, as strace counts them."""
+    """Each sync stalls from the thirtieth of its thread on, as strace counts them; a busy machine is no stalling disk."""
     wrapper = fault(tmp_path, f"fdatasync:delay_enter={round(STALL_S * 1e6)}:when=30+")
     settings = ("storage.min_free_bytes=0", f"storage.inline_commit_s={setting}")
     over, waited_s = threading.Event(), []
