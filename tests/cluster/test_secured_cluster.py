@@ -148,13 +148,18 @@ def test_publishes_at_any_instance_reach_their_owner_and_are_read_in_one_order_a
         found = [[(each.id, each.payload) for each in client.poll(name)] for client in clients]
         assert found[0] == found[1] == found[2]
         assert [payload for _, payload in found[0]] == [f"{name} {number}".encode() for number in range(3)]
-    passed_on = set()
-    for each in secured.daemons:
-        for name in TOPICS:
-            status, _, owner = secured.ask(each, "POST", topic(name, "/poll"), {})
-            assert status == 200
-            passed_on |= {owner} if owner else set()
-    assert len(passed_on) == 3, "each instance owns some topics"
+
+    def passed_on() -> set[str]:
+        owners = set()
+        for each in secured.daemons:
+            for name in TOPICS:
+                status, _, owner = secured.ask(each, "POST", topic(name, "/poll"), {})
+                assert status == 200
+                owners |= {owner} if owner else set()
+        return owners
+
+    # On a busy machine an instance may be late for a moment, and the others have its topics.
+    eventually("each instance owns some topics", lambda: len(passed_on()) == 3)
     assert secured.thrift.shown == secured.zookeeper.shown == {"instance.example"}
 
 
