@@ -74,6 +74,9 @@ class _Turn(Generic[StepT]):
     step: StepT | None = None
     operations: Sequence[Operation] = ()
     answers: Answers = field(default_factory=list)
+    is_prepared: bool = False
+    """Whether the core is as it is behind the commit; ``error`` says what went wrong with that."""
+    error: Exception | None = None
 
 
 class Actor(ABC, Generic[CoreT, StepT]):
@@ -197,7 +200,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
             if turn.operations:
                 self._commit_begins(step)
                 try:
-                    self._begin_write(turn.operations, partial(self._written, core, turn, step))
+                    self._begin_write(
+                        turn.operations,
+                        partial(self._written, core, turn, step),
+                        partial(self._prepare, core, turn, step),
+                    )
                 except BaseException:
                     self._commit_ends(step)
                     raise
@@ -208,14 +215,30 @@ class Actor(ABC, Generic[CoreT, StepT]):
             return
         self._end_turn(core, turn, step)
 
+    def _prepare(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+        """Go on as if the commit of such a turn were durable, while the disk works; nobody is told."""
+        turn.is_prepared = True
+        try:
+            self._go_on(core, turn, step)
+            for ticket, answer in turn.answers:
+                as_ticket(ticket).prepare(answer)
+        except Exception as error:  # noqa: BLE001  # raised again once the commit is settled
+            turn.error = error
+
+    def _go_on(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+        self._committed(core, step)
+        turn.answers = self._settled(core, step)
+
     def _written(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: PlainsongError | None) -> None:
         """What became of the commit of such a turn."""
         try:
             self._commit_ends(step)
             if failed is not None:
                 raise failed
-            self._committed(core, step)
-            turn.answers = self._settled(core, step)
+            if turn.error is not None:
+                raise turn.error
+            if not turn.is_prepared:
+                self._go_on(core, turn, step)
         except Exception as error:  # noqa: BLE001  # raised again, in the task
             self._fall(turn, error)
             return
@@ -238,6 +261,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Such a turn failed: its requests are told, and the task raises the error."""
         self._turn_fails(turn, error)
         self._failure = error
+        if turn.is_prepared:
+            self.core = None  # nobody may read in it what is not durable, until the task has noticed
         self._leave_turn()
         self._mailbox.wake()
 
@@ -322,11 +347,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     def _committed(self, core: CoreT, step: StepT) -> None:
-        """They are durable."""
+        """They are durable, or will be before anybody looks."""
 
     @abstractmethod
     def _settled(self, core: CoreT, step: StepT) -> Answers:
-        """Let the core know that the step is durable; returns the answers that are true now."""
+        """Let the core know that the step is durable, or will be before anybody looks; returns the answers, true then."""
 
     @abstractmethod
     def _settle(self, core: CoreT, step: StepT, answers: Answers) -> None:

@@ -71,6 +71,7 @@ class Directory:
         self._ending: dict[TopicName, DirectoryEntry] = {}
         self._pauses = ClaimPauses()
         self._closed = False
+        self._loop_s = trio.lowlevel.current_clock().current_time
         self._handovers = 0
         self._handover_ended = trio.Event()
         #: Has the next owners open topics that were handed over; it is bounded in time, and must not raise.
@@ -104,12 +105,16 @@ class Directory:
         return await self.entry(name).mailbox.ask(ask)
 
     def put(
-        self, name: TopicName, ask: Ask[A], on_settled: Callable[[A | Exception], object] | None = None
+        self,
+        name: TopicName,
+        ask: Ask[A],
+        on_settled: Callable[[A | Exception], object] | None = None,
+        prepare: Callable[[A | Exception], object] | None = None,
     ) -> Ticket[A]:
         """Ask without waiting: the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Args:
-          on_settled: as ``Future.on_settled``; where a server runs turns, the topic's is due then.
+          on_settled, prepare: as ``Future.on_settled``; where a server runs turns, the topic's is due then.
         Raises as ``Mailbox.put`` does.
         """
         ticket = Ticket(ask)
@@ -117,7 +122,7 @@ class Directory:
         if on_settled is None:
             entry.mailbox.put(ticket)
             return ticket
-        ticket.on_settled(on_settled)
+        ticket.on_settled(on_settled, prepare)
         turns = self.environment.turns
         entry.mailbox.put(ticket, wake=not turns.are_run)
         if turns.are_run:
@@ -137,7 +142,7 @@ class Directory:
             entry = self._open(name)
         else:
             self._entries.move_to_end(name)
-        entry.used_s = trio.current_time()
+        entry.used_s = self._loop_s()
         return entry
 
     def _open(self, name: TopicName) -> DirectoryEntry:

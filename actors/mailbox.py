@@ -29,7 +29,7 @@ A = TypeVar("A")
 class Future(Generic[A]):
     """The outcome of a request, and the one task that waits for it."""
 
-    __slots__ = ("_on_settled", "_outcome", "_task", "abandoned")
+    __slots__ = ("_on_settled", "_outcome", "_prepare", "_task", "abandoned")
 
     def __init__(self) -> None:
         #: Whether its caller was cancelled while it waited.
@@ -37,6 +37,7 @@ class Future(Generic[A]):
         self._outcome: outcome.Outcome[A] | None = None
         self._task: trio.lowlevel.Task | None = None
         self._on_settled: Callable[[Any], object] | None = None
+        self._prepare: Callable[[Any], object] | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -56,12 +57,21 @@ class Future(Generic[A]):
             trio.lowlevel.reschedule(self._task, self._outcome)
             self._task = None
 
-    def on_settled(self, notify: Callable[[Any], object]) -> None:
+    def on_settled(self, notify: Callable[[Any], object], prepare: Callable[[Any], object] | None = None) -> None:
         """Has ``notify`` called with the answer, instead of a task that waits; to be set before it is settled.
 
         It is called in the middle of the answering task's work: it neither waits nor raises.
+
+        Args:
+          prepare: may be called before with the answer that is about to be given, if all goes well; as ``notify``.
         """
         self._on_settled = notify
+        self._prepare = prepare
+
+    def prepare(self, answer: A | Exception) -> None:
+        """Lets its caller get ready for an answer that may come to be; nobody else learns of it."""
+        if self._prepare is not None and self._outcome is None:
+            self._prepare(answer)
 
     async def wait(self, on_leave: Callable[[Any], object] | None = None) -> A:
         """Returns the answer, or raises the error. A caller that is cancelled calls ``on_leave`` with this future."""
@@ -91,7 +101,12 @@ class Ticket(Future[A]):
     __slots__ = ("ask", "taken")
 
     def __init__(self, ask: Ask[A]) -> None:
-        super().__init__()
+        # As in ``Future``, without a call: one is made for every request.
+        self.abandoned = False
+        self._outcome = None
+        self._task = None
+        self._on_settled = None
+        self._prepare = None
         self.ask = ask
         #: Whether the actor has received it.
         self.taken = False

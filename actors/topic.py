@@ -1,6 +1,6 @@
 """The topic actor: the one writer of one topic. ``actors/actor.py`` has its life; here is what a topic adds to it.
 
-A commit brings the scan cache to what is durable and wakes readers that wait for what it rolled back. Polls that find
+A commit brings the scan cache up to date and wakes readers that wait for what it rolled back. Polls that find
 nothing are parked in the core, and answered by a later step, at their deadline, or empty when the topic is closed.
 """
 
@@ -123,6 +123,7 @@ class TopicActor(Actor[TopicCore, Step]):
         self._environment = environment
         self._cache = cache
         self._term: Term | None = None
+        self._loop_s = trio.lowlevel.current_clock().current_time
 
     def __repr__(self) -> str:
         return f"<TopicActor {self.name} {self.core!r}>"
@@ -214,6 +215,7 @@ class TopicActor(Actor[TopicCore, Step]):
             self._environment.pointers.begin(self.name, step.pointers)
 
     def _commit_ends(self, step: Step) -> None:
+        self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.pointers:
             self._environment.pointers.end(step.pointers)
 
@@ -221,10 +223,9 @@ class TopicActor(Actor[TopicCore, Step]):
         pointers = self._environment.pointers
         if step.dropped:
             self._drop_pointers(core, step)
-        self._update_cache(core.state.prefix, step)
+        self._update_cache(core, step)
         for pointer in {pointer for pointer, _, _ in step.rolled_back}:
             pointers.wake(pointer)
-        self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.looks:
             # A caller that left during the commit was not parked yet, so its leaving took nothing out of the parking.
             step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
@@ -234,26 +235,29 @@ class TopicActor(Actor[TopicCore, Step]):
         dropped = [each for each in step.dropped if each not in core.state.pending]
         self._environment.pointers.drop(self.name, dropped)
 
-    def _update_cache(self, prefix: bytes, step: Step) -> None:
-        """Bring the scan cache to what is durable now."""
+    def _update_cache(self, core: TopicCore, step: Step) -> None:
+        """Bring the scan cache to what the commit has made of the topic."""
         if step.renewed:
             self._cache.clear()
-        since = step.since
+        since, before = step.since, None
         for batch_prefix, batch in step.row_batches:
             if batch.restart is not None:
                 self._cache.begin_anew()
-                since = batch.restart
-            if batch.item_count:
+                since, before = batch.restart, None
+            items = batch.item_count
+            if items:
+                if before is not None:
+                    # A cache that could not hold the batch before begins anew behind it.
+                    since = after(before.last_id)
                 expiries, pointers, attributes = batch.expiries, batch.pointers, batch.attributes
-                if batch.item_count >= MANY_ROWS:
+                if items >= MANY_ROWS:
                     wire, offsets = batch.wire()
                     self._cache.append_wire(batch_prefix, wire, offsets, expiries, since, pointers, attributes)
                 else:
                     self._cache.append(batch_prefix, batch.items, expiries, since, pointers, attributes)
-                # A cache that could not hold this batch begins anew behind it.
-                since = after(batch.last_id)
+                before = batch
         for pointer, first, last in step.rolled_back:
-            self._cache.roll_back(prefix, pointer, first, last)
+            self._cache.roll_back(core.state.prefix, pointer, first, last)
 
     def _settled(self, core: TopicCore, step: Step) -> Answers:
         return core.settled(step, self._now() if core.needs_time(step) else _NO_TIME)
@@ -272,7 +276,7 @@ class TopicActor(Actor[TopicCore, Step]):
     def _now(self, decided: Iterable[int] = ()) -> Now:
         environment = self._environment
         policy = environment.policies.get(self.name.namespace, INHERITED)
-        return Now(environment.clock.now_ms(), trio.current_time(), environment.space.low, tuple(decided), policy)
+        return Now(environment.clock.now_ms(), self._loop_s(), environment.space.low, tuple(decided), policy)
 
     # --- what callers are told --------------------------------------------------------------------
 

@@ -140,9 +140,18 @@ class StoreStatistics:
 class BeginsWrites(Protocol):
     """A store that needs no task for a commit, since it is the only writer of its rows."""
 
-    def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
+    def begin_write(
+        self,
+        commit: Sequence[Operation],
+        settled: Callable[[PlainsongError | None], object],
+        beside: Callable[[], object] | None = None,
+    ) -> None:
         """As ``Store.write``, without waiting: ``settled`` is called on the event loop, with the error that
         ``Store.write`` would raise, or None.
+
+        Args:
+          beside: what the caller has to do while the disk works, whatever comes of it. It may be called on the event loop
+            before ``settled``, once, or never; it does not raise, and nobody may learn by it what may be lost yet.
 
         Raises StoreError: nothing was begun.
         """

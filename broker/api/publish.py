@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -122,21 +123,9 @@ class Publishing:
             return None
         request.messages = len(body.messages)
 
-        def settled(found: PublishResponse | Receipt | Exception) -> None:
-            # It is called in the actor's turn, so that a bug here must not be raised there.
-            try:
-                if isinstance(found, Exception):
-                    raise found
-                answer = answer_publish(request, given, found)
-            except Exception as error:  # noqa: BLE001
-                if body.producer is not None and isinstance(error, _REFUSALS):
-                    self.refused(error.code)
-                answered(answer_to(error, request.request_id))
-                return
-            answered(answer)
-            self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
-
-        ticket = self.directory.put(name, _ask_to_publish(body, given.size), settled)
+        started = _StartedPublish(self, request, given, answered)
+        ask = _ask_to_publish(body, given.size)
+        ticket = self.directory.put(name, ask, started.settled, started.prepare)
         if body.producer is None:
             return NO_LIMIT
         return Limit(self.answer_timeout_s, lambda: ticket.settle(self._late(name)))
@@ -265,6 +254,49 @@ class Publishing:
                 await self.directory.ask(name, ask)
             except NotEnlisted:
                 raise refused from None
+
+
+class _StartedPublish:
+    """A publish that was started without a task.
+
+    Its methods are called in the actor's turn, so that a bug here must not be raised there.
+    """
+
+    __slots__ = ("_answered", "_given", "_prepared", "_publishing", "_request")
+
+    def __init__(
+        self, publishing: Publishing, request: Request, given: Given, answered: Callable[[Answer], None]
+    ) -> None:
+        self._publishing = publishing
+        self._request = request
+        self._given = given
+        self._answered = answered
+        self._prepared: Answer | None = None
+
+    def prepare(self, found: PublishResponse | Receipt | Exception) -> None:
+        """Make the answer, to be given once this is what became of it."""
+        if isinstance(found, Exception):
+            return
+        request = self._request
+        with suppress(Exception):  # met again, and told, when it is given
+            self._prepared = answer_publish(request, self._given, found)
+            if request.prepare is not None:
+                request.prepare(self._prepared)
+
+    def settled(self, found: PublishResponse | Receipt | Exception) -> None:
+        """Give the answer."""
+        publishing, request, (name, body, *_) = self._publishing, self._request, self._given
+        try:
+            if isinstance(found, Exception):
+                raise found
+            answer = self._prepared or answer_publish(request, self._given, found)
+        except Exception as error:  # noqa: BLE001
+            if body.producer is not None and isinstance(error, _REFUSALS):
+                publishing.refused(error.code)
+            self._answered(answer_to(error, request.request_id))
+            return
+        self._answered(answer)
+        publishing.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
 
 
 def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:

@@ -297,8 +297,9 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
         begun_s = perf_counter()
 
         def counted_answer(answer: Answer) -> None:
-            requested(route.name, answer.status, perf_counter() - begun_s)
+            took_s = perf_counter() - begun_s
             answered(answer)
+            requested(route.name, answer.status, took_s)  # the client need not wait for it
 
         assert start is not None  # else this is not used
         try:

@@ -105,6 +105,7 @@ class Lane:
         "_is_paid",
         "_leaving",
         "_parts",
+        "_prepared",
         "_request_id",
         "_room",
         "_started",
@@ -140,6 +141,8 @@ class Lane:
         #: The last answer said so, or could not be sent.
         self._leaving = False
         self._request_id = ""
+        #: An answer that is about to be given, whether the connection is kept behind it, and its bytes.
+        self._prepared: tuple[Answer, bool, bytes | None] | None = None
         #: An answer that the task is to send, and whether the connection is kept behind it.
         self._unsent: tuple[Answer, bool] | None = None
         self._held = parts.budget.reserve()
@@ -215,7 +218,7 @@ class Lane:
         end = begin + head.length
         if start is None or not 0 <= head.length <= parts.settings.max_body_bytes or "content-encoding" in head.headers:
             return True
-        if not self._is_admitted(head):
+        if parts.guard.required and not self._is_admitted(head):
             return True
         if self._head_due_s < inf:
             self._head_due_s = connection.scope.deadline = inf
@@ -238,6 +241,7 @@ class Lane:
             who=admission.who,
             rights=admission.rights,
             peer=connection.peer,
+            prepare=self._prepare,
         )
         connection.pending = pending[end:]
         self._started = True
@@ -255,13 +259,14 @@ class Lane:
             return True
         if self._started:
             parts.reactor.works(connection)
-            parts.reactor.expire(connection, *limit)
+            if limit[0] < inf:
+                parts.reactor.expire(connection, *limit)
         return False  # an answer that needs the task has woken it
 
     def _is_admitted(self, head: Head) -> bool:
         """Whether its sender is let in, without waiting; False: its task answers why not, or waits for it."""
         guard = self._parts.guard
-        if not guard.required or (head is self._admitted_head and self._admission.epoch == guard.epoch):
+        if head is self._admitted_head and self._admission.epoch == guard.epoch:
             return True
         try:
             admission = guard.admit_now(head.headers, self._connection.peer)
@@ -320,6 +325,20 @@ class Lane:
             self._head_bytes = raw
         return self._head
 
+    def _prepare(self, answer: Answer) -> None:
+        """The handler that was started without the task is about to give this answer."""
+        head = self._head
+        if head is not None:
+            keep = head.keep_alive and not self._stopping
+            self._prepared = answer, keep, self._framed(answer, head, keep=keep)
+
+    def _framed(self, answer: Answer, head: Head, *, keep: bool) -> bytes | None:
+        """The bytes of an answer; None if the task is to send it."""
+        body = answer.body
+        if not isinstance(body, bytes) or len(body) > FREE_BYTES or len(body) >= self._parts.settings.gzip_min_bytes:
+            return None
+        return wire.answer_head(answer, self._request_id, chunks=head.chunks, close=not keep) + body
+
     def _answered(self, answer: Answer) -> None:
         """The handler that was started without the task has answered. It neither waits nor raises."""
         head = self._head
@@ -328,17 +347,19 @@ class Lane:
         parts, connection = self._parts, self._connection
         self._started = False
         self.served = True
+        keep = head.keep_alive and not self._stopping
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is answer and prepared[1] is keep:
+            data = prepared[2]
+        else:
+            data = self._framed(answer, head, keep=keep)
+        whole = data is not None and connection.send_now(data)
         self._held.release()
         parts.reactor.answered(connection)
-        keep = head.keep_alive and not self._stopping
-        body = answer.body
-        if not isinstance(body, bytes) or len(body) > FREE_BYTES or len(body) >= parts.settings.gzip_min_bytes:
+        if data is None:
             self._unsent = (answer, keep)
             connection.wake()
             return
-        whole = connection.send_now(
-            wire.answer_head(answer, self._request_id, chunks=head.chunks, close=not keep) + body
-        )
         self._leaving = not keep
         if self._leaving or not whole:
             connection.wake()

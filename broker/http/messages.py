@@ -112,6 +112,8 @@ class Request:
     """Who is at the other end of the connection it came by."""
     page_bytes: int | None = None
     """How many bytes a page may have by the quotas of the name; None: as many as any."""
+    prepare: Callable[[Answer], object] | None = None
+    """May be called with the answer that is about to be given, if all goes well, so that less is left to do then."""
 
     @property
     def namespace(self) -> str:

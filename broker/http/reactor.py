@@ -42,7 +42,7 @@ QUICK_TURNS = 3
 SPIN_S = 60e-6
 MAX_POLLS = 100
 #: After so long other tasks have their turn, whatever comes.
-BUSY_POLL_S = 1e-3
+BUSY_POLL_S = 2e-3
 #: How often connections that rest too long, and requests that wait too long, are looked for.
 SWEEP_S = 0.25
 #: So many are ended in one turn of the loop.
@@ -111,6 +111,7 @@ class Reactor:
           bell: that of a store, which it hears while it runs: the event loop is awake then, and that is all.
         """
         self._keep_alive_s = keep_alive_s
+        self._loop_s = trio.lowlevel.current_clock().current_time
         self._store_bell = bell
         #: Called behind the requests of each turn of the loop, some of which may have been started.
         self.took_in: Callable[[], None] = lambda: None
@@ -167,7 +168,7 @@ class Reactor:
     def rests(self, member: Member) -> None:
         """The member waits for its next request from now on."""
         self._resting.pop(member, None)
-        self._resting[member] = trio.current_time()
+        self._resting[member] = self._loop_s()
 
     def works(self, member: Member) -> None:
         """The member does not rest any more."""
@@ -180,7 +181,7 @@ class Reactor:
         waiting = self._timed.get(timeout_s)
         if waiting is None:
             waiting = self._timed[timeout_s] = OrderedDict()
-        waiting[member] = (trio.current_time() + timeout_s, expired)
+        waiting[member] = (self._loop_s() + timeout_s, expired)
 
     def answered(self, member: Member) -> None:
         """The member's request is answered."""

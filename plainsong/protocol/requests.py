@@ -277,10 +277,14 @@ def in_the_future(at_ms: int, now_ms: int) -> InvalidParameter:
 
 
 def _check_fields(request: PublishRequest) -> None:
-    _positive("transactionWritePointer", request.write_pointer)
-    _check_ttl("ttlSeconds", request.ttl_s)
-    _positive("generation", request.generation)
-    _check_producer(request)
+    if request.write_pointer is not None:
+        _positive("transactionWritePointer", request.write_pointer)
+    if request.ttl_s is not None:
+        _check_ttl("ttlSeconds", request.ttl_s)
+    if request.generation is not None:
+        _positive("generation", request.generation)
+    if request.producer is not None or request.producer_epoch is not None or request.sequence_ids is not None:
+        _check_producer(request)
     if request.message_ttls_s is not None:
         _check_count("messageTtlsSeconds", request.message_ttls_s, request.messages)
         for index, ttl_s in enumerate(request.message_ttls_s):

@@ -180,6 +180,10 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
     return head[: -len(length_prefix(0))]
 
 
+#: That of a plain publish.
+PLAIN_HEAD = row_head()
+
+
 def encode_row(row: MessageRow) -> bytes:
     flags = 0
     parts = [b""]

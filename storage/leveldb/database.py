@@ -22,12 +22,12 @@ from plainsong.protocol.effects import Table
 from storage.base import Blocks, StoreDamaged, StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
+from storage.leveldb.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
 from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, PlainPart
-from storage.leveldb.room_ahead import STEP_BYTES, RoomAhead
 from storage.leveldb.torn_end import left_out, torn_end
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -428,7 +428,7 @@ class Database(Readable):
         self._path = path
         self._failed_write = ""
         # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
-        self._room = RoomAhead(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
+        self._log = NewestLog(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
 
     def batch(self, *, sync: bool) -> _GuardedBatch:
@@ -445,6 +445,7 @@ class Database(Readable):
         if self._failed_write:
             # The log may end in a torn record: what is written behind it is lost, or makes it unreadable.
             raise StoreError(f"a write failed before, and the database was not opened again: {self._failed_write}")
+        self._log.begins()
         try:
             return _GuardedBatch(self, self._db.write_batch(transaction=True, sync=sync))
         except BaseException as error:
@@ -465,7 +466,34 @@ class Database(Readable):
 
         Every batch is to be synced then: of several that were not, a power cut could tear one that has others behind it.
         """
-        self._room.take(size)
+        self._log.take(size)
+
+    @property
+    def syncs_early(self) -> bool:
+        """Whether a batch may be written without a sync, for ``sync_beside`` to make it durable."""
+        return SYNCS_EARLY and self._log.is_known
+
+    def sync_beside(self, work: Callable[[], object]) -> None:
+        """Make the last batch durable, for which room was made; the disk works on it while ``work`` runs, which never raises.
+
+        Raises:
+          StoreError: it failed; the database must be opened again.
+        """
+        try:
+            descriptors = self._log.begin_sync()
+            try:
+                work()
+            finally:
+                self._log.finish_sync(descriptors)
+        except BaseException as error:
+            self.write_failed(error)
+            raise
+
+    def end_log(self) -> None:
+        """Let go of the log: what is still written is little. For the thread that writes; without, a log takes space for as
+        long as the database is open, although LevelDB has removed it.
+        """
+        self._log.close()
 
     def snapshot(self) -> Snapshot:
         """The tables as they are now. For the thread that writes: each table is looked at in turn."""
@@ -536,6 +564,7 @@ class Database(Readable):
 
     def close(self) -> None:
         """Close; waits for a merge that is under way. No other thread may be inside. Idempotent."""
+        self._log.close()
         self._db.close()
 
 

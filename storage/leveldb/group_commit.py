@@ -13,8 +13,12 @@ joins concurrent writers by itself, but two things speak for doing it here:
 On a disk that syncs in a fraction of a millisecond, handing a small commit to the thread and being woken by it costs as
 much as the sync. So while nothing else is under way the event loop writes small commits itself, all that one of its turns
 has begun as one group (``gather``, ``write_gathered``). A stall of the disk then stalls the loop. But after a write that
-took longer than ``max_inline_s`` the thread writes them for a hundred times as long as it took, so that of all its time
-the loop spends a hundredth in slow writes, on whatever disk.
+took longer than ``max_inline_s`` the thread writes them for ten times as long as it took; each further one that comes
+within a thousand doubles that, up to a thousand times. So a disk that is quick but for a moment costs a moment, and of one
+that is slow, or slow again and again, the loop waits for a thousandth of its time.
+
+While the disk works on what the loop wrote, the loop does what the submitters have to do whatever comes of it
+(``PendingWrite.beside``), which they hide until they are told.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -49,8 +54,10 @@ MAX_GROUP_BYTES = 4 << 20
 _ROW_BYTES = 64
 #: What the event loop writes at once, at most: a sync takes hardly longer for so much than for a single row.
 MAX_INLINE_BYTES = 32 << 10
-#: After a write of the event loop that took longer than it may, the thread writes for this many times as long as it took.
-SLOW_FACTOR = 100
+#: After a write of the event loop that took longer than it may, the thread writes for this many times as long as it took:
+#: the first number at first, then twice as many each time, unless so many quick ones came between.
+SLOW_FACTORS = (10, 1000)
+QUICK_WRITES = 1000
 
 
 @dataclass(eq=False, slots=True)
@@ -63,6 +70,8 @@ class PendingWrite:
     """Bytes, roughly; set when it is begun."""
     on_settled: Callable[[PendingWrite], object] | None = None
     """Called on the event loop once it is written, or ``error`` says why not."""
+    beside: Callable[[], object] | None = None
+    """What may be done while the disk works, on the event loop, once at most; it does not raise."""
     error: StoreError | StoreConflict | None = None
     rest: Sequence[Operation | Stored] = ()
     """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
@@ -77,7 +86,7 @@ class GroupCommit(trio.abc.Instrument):
 
     def __init__(
         self,
-        write: Callable[[Sequence[PendingWrite]], None],
+        write: Callable[[Sequence[PendingWrite], Callable[[], object] | None], None],
         *,
         is_quick: Callable[[], bool] = lambda: False,
         max_inline_s: float = 0.0,
@@ -86,7 +95,7 @@ class GroupCommit(trio.abc.Instrument):
 
         Args:
           write: makes a group durable; its StoreError is the answer to the whole group. It is called in the thread, or on
-            the event loop while the thread has nothing to do.
+            the event loop while the thread has nothing to do; then with a function to call while the disk works.
           is_quick: whether nothing but the write and its sync would be done for a small group now.
           max_inline_s: after one of its writes that took longer the event loop leaves them to the thread for a while; 0: it
             never writes one.
@@ -102,8 +111,15 @@ class GroupCommit(trio.abc.Instrument):
         self._gathers = False
         self._gathered: list[PendingWrite] = []
         self._gathered_bytes = 0
-        #: Until then the thread writes, since the disk was slow.
+        #: Whether the disk works on what the event loop wrote, and what was begun meanwhile: the thread has it afterwards.
+        self._disk_works = False
+        self._held_back: list[PendingWrite] = []
+        #: How long the submitters took for what they had to do meanwhile: that is no time of the disk.
+        self._beside_s = 0.0
+        #: Until then the thread writes, since the disk was slow; and what decides for how long it does the next time.
         self._slow_until_s = 0.0
+        self._slow_factor, _ = SLOW_FACTORS
+        self._quick_writes = QUICK_WRITES
         self._loop = trio.lowlevel.current_trio_token()
         self.bell = Bell()
         trio.lowlevel.add_instrument(self)
@@ -143,8 +159,11 @@ class GroupCommit(trio.abc.Instrument):
         return not self._in_thread
 
     def gather(self) -> None:
-        """Gather what is begun from now on, as far as it is small: ``write_gathered`` writes it."""
-        self._gathers = True
+        """Gather what is begun from now on, as far as it is small: ``write_gathered`` writes it.
+
+        While the disk works on what was gathered before, nothing is: the thread writes it behind that.
+        """
+        self._gathers = not self._disk_works
 
     def write_gathered(self) -> None:
         """Write what was gathered, and settle it, before this returns."""
@@ -153,21 +172,44 @@ class GroupCommit(trio.abc.Instrument):
         if not group:
             return
         self._gathered, self._gathered_bytes = [], 0
-        began_s = perf_counter()
-        error = self._attempt(group)
+        began_s, self._beside_s = perf_counter(), 0.0
+        error = self._attempt(group, partial(self._beside, group))
         ended_s = perf_counter()
-        if ended_s - began_s > self._max_inline_s:
-            self._slow_until_s = ended_s + SLOW_FACTOR * (ended_s - began_s)
+        took_s = ended_s - began_s - self._beside_s
+        self._quick_writes += 1
+        if took_s > self._max_inline_s:
+            self._was_slow(ended_s, took_s)
+        held_back, self._held_back = self._held_back, []
+        for work in held_back:
+            self._hand_over(work)
         _settle(group, error)
 
+    def _was_slow(self, now_s: float, took_s: float) -> None:
+        """Leave commits to the thread for a while."""
+        least, most = SLOW_FACTORS
+        self._slow_factor = least if self._quick_writes > QUICK_WRITES else min(2 * self._slow_factor, most)
+        self._quick_writes = 0
+        self._slow_until_s = now_s + self._slow_factor * took_s
+
+    def _beside(self, group: Sequence[PendingWrite]) -> None:
+        """What the submitters have to do while the disk works on their commits."""
+        began_s = perf_counter()
+        self._disk_works = True
+        try:
+            for work in group:
+                if work.beside is not None:
+                    work.beside()
+        finally:
+            self._disk_works = False
+            self._beside_s = perf_counter() - began_s
+
     def _may_write_inline(self, work: PendingWrite) -> bool:
-        return (
-            self._gathered_bytes + work.size <= MAX_INLINE_BYTES
-            and self.writes_inline
-            and not work.expect
-            and all(type(operation) is Put for operation in work.operations)
-            and self._is_quick()
-        )
+        if self._gathered_bytes + work.size > MAX_INLINE_BYTES or work.expect or not self.writes_inline:
+            return False
+        for operation in work.operations:
+            if type(operation) is not Put:
+                return False
+        return self._is_quick()
 
     def _hand_over_gathered(self) -> None:
         group, self._gathered, self._gathered_bytes = self._gathered, [], 0
@@ -175,6 +217,9 @@ class GroupCommit(trio.abc.Instrument):
             self._hand_over(work)
 
     def _hand_over(self, work: PendingWrite) -> None:
+        if self._disk_works:
+            self._held_back.append(work)
+            return
         self._in_thread += 1
         self._waiting.put(work)
 
@@ -222,10 +267,12 @@ class GroupCommit(trio.abc.Instrument):
                     return
             first = self._waiting.get() if following is _NOTHING else following
 
-    def _attempt(self, group: Sequence[PendingWrite]) -> StoreError | StoreConflict | None:
+    def _attempt(
+        self, group: Sequence[PendingWrite], beside: Callable[[], object] | None = None
+    ) -> StoreError | StoreConflict | None:
         """Make a group durable; returns why it may not be."""
         try:
-            self._write([work for work in group if work.operations])
+            self._write([work for work in group if work.operations], beside)
         except (StoreError, StoreConflict) as failed:
             return failed
         except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
@@ -318,7 +365,8 @@ def _size(work: PendingWrite) -> int:
     size = 0
     for operation in work.operations:
         if isinstance(operation, Put):
-            size += len(operation.values) * (_ROW_BYTES + len(operation.prefix)) + operation.value_bytes
+            value_bytes = operation.value_bytes if operation.size is None else operation.size
+            size += len(operation.values) * (_ROW_BYTES + len(operation.prefix)) + value_bytes
         elif isinstance(operation, Delete):
             size += len(operation.keys) * _ROW_BYTES
         else:

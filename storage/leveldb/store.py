@@ -62,6 +62,8 @@ class LevelDBStore:
         self._db: LevelDBTables | None = tables
         self._broken = False
         self._closed = False
+        #: A sync has failed behind its write: nobody may read before the database was opened again.
+        self._shows_undurable = False
         self._calls_inside = 0
         self._no_calls_inside: trio.Event | None = None
         self._reopening = trio.Lock()
@@ -125,9 +127,14 @@ class LevelDBStore:
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._submit(PendingWrite(commit, expect))
 
-    def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
+    def begin_write(
+        self,
+        commit: Sequence[Operation],
+        settled: Callable[[PlainsongError | None], object],
+        beside: Callable[[], object] | None = None,
+    ) -> None:
         """See ``BeginsWrites.begin_write``."""
-        self._begin(PendingWrite(commit), settled)
+        self._begin(PendingWrite(commit, beside=beside), settled)
 
     @property
     def writes_inline(self) -> bool:
@@ -314,8 +321,13 @@ class LevelDBStore:
                 await self._group_commit.close()
                 await trio.to_thread.run_sync(self._directory.close)
 
-    def _write_group(self, group: Sequence[PendingWrite]) -> None:
-        """Make a group durable; in the commit thread, or on the event loop while that has nothing to do."""
+    def _write_group(self, group: Sequence[PendingWrite], beside: Callable[[], object] | None = None) -> None:
+        """Make a group durable; in the commit thread, or on the event loop while that has nothing to do.
+
+        Args:
+          beside: of a group of few rows, what there is to do while the disk works, once at most. Other threads would see
+            rows that are not durable meanwhile, so that it is left out while one reads.
+        """
         self._refuse_if_closed()
         tables = self._db
         if self._broken or tables is None:
@@ -330,16 +342,23 @@ class LevelDBStore:
         if group[0].expect:
             tables.compare(group[0].expect)
         try:
-            write_group(tables, group)
+            if beside is None or self._calls_inside:
+                write_group(tables, group)
+            else:
+                tables.write_small([put for work in group for put in work.operations], beside)  # type: ignore[misc]  # no rollback is small
         except BaseException as error:
-            # After any error the log may end in a torn record, behind which nothing may be written.
+            # After any error the log may end in a torn record, behind which nothing may be written. Of a sync that failed
+            # on its own, LevelDB has the rows already.
             self._broken = True
+            self._shows_undurable = beside is not None
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"writing: {error!r}") from error
 
     async def _run_inside(self, call: Callable[[LevelDBTables], T], limiter: trio.CapacityLimiter) -> T:
         """Run ``call`` in a thread, counted as inside the database."""
+        if self._shows_undurable:
+            await self._reopen_if_failed()
         if self._db is None:
             # It is being reopened: wait until that has ended.
             async with self._reopening:
@@ -411,7 +430,7 @@ class LevelDBStore:
                 log.error("the store cannot be opened again", extra={"why": error.detail})
                 detail = without_folders(error.detail)
                 raise StoreError(f"the store cannot be opened again: {detail}", hint=error.hint) from error
-            self._broken = False
+            self._broken = self._shows_undurable = False
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Put, Table
@@ -348,6 +349,25 @@ class LevelDBTables:
             raise
         self.measure_if_due()
 
+    def write_small(self, operations: Sequence[Stored], beside: Callable[[], object]) -> None:
+        """As ``write``, and ``end_group`` behind it, for puts of new rows after which ``is_quick`` still holds.
+
+        Args:
+          beside: what there is to do while the disk works, once at most; it neither raises nor asks the tables for anything.
+        """
+        self._refuse_if_failed()
+        try:
+            self._write(operations, partial(self._beside, beside))
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _beside(self, work: Callable[[], object]) -> None:
+        work()
+        if self.volumes.is_filling:
+            self.upkeep.submit("prepare", self.volumes.prepare)
+        self.measure_if_due()
+
     def is_quick(self, size: int) -> bool:
         """Whether no volume has to be sealed behind a write of so many bytes."""
         return not self.volumes.is_full_within(size)
@@ -357,7 +377,7 @@ class LevelDBTables:
         if failed is not None:
             raise StoreError(failed.detail, hint=failed.hint)
 
-    def _write(self, operations: Sequence[Stored]) -> None:
+    def _write(self, operations: Sequence[Stored], beside: Callable[[], object] | None = None) -> None:
         rows: list[Put | Delete] = []
         own: list[MarkDead | ForgetDead | Seal | Pin] = []
         changes: Changes = {}
@@ -374,21 +394,25 @@ class LevelDBTables:
             else:
                 changes.update((ROW + key, None) for key in operation.keys)
         if rows or changes:
-            self._write_newest(rows, changes)
+            self._write_newest(rows, changes, beside)
         for operation in own:
             if isinstance(operation, Seal) and operation.volume is self.volumes.newest:
                 self._seal()
             elif isinstance(operation, Pin):
                 operation.view = self.volumes.pin(self.metadata.snapshot(), operation.max_s)
 
-    def _write_newest(self, rows: Sequence[Put | Delete], changes: Changes) -> None:
+    def _write_newest(
+        self, rows: Sequence[Put | Delete], changes: Changes, beside: Callable[[], object] | None = None
+    ) -> None:
         volume, position = self.volumes.newest, self.metadata.position + 1
         removed: list[tuple[Table, bytes]] = []
         elsewhere: dict[Volume, list[tuple[Table, bytes]]] = {}
-        # Always synced. The journal has no gap, which tells that nothing is missing; and only the last batch in a log may
-        # be torn by a power cut. What is removed need not be durable, but a step of it takes longer than its sync.
+        # Always synced before anybody is told. The journal has no gap, which tells that nothing is missing; and only the
+        # last batch in a log may be torn by a power cut. What is removed need not be durable, but a step of it takes longer
+        # than its sync.
         database = volume.open()
-        with database.batch(sync=True) as batch:
+        early = beside is not None and database.syncs_early
+        with database.batch(sync=not early) as batch:
             edits: RowEdits | None = None
             for operation in rows:
                 if isinstance(operation, Put):
@@ -416,12 +440,18 @@ class LevelDBTables:
             if changes:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
             database.make_room(batch.approximate_size())
+        if beside is not None:
+            if early:
+                database.sync_beside(beside)
+            else:
+                beside()
         if changes:
             volume.journal_last = position
             self.metadata.apply(position, changes)
             if self.metadata.is_due:
                 self.upkeep.submit("checkpoint", self.metadata.checkpoint)
-        self.volumes.note_removed(volume, removed)
+        if removed or volume not in self.volumes.touched:
+            self.volumes.note_removed(volume, removed)
         for place, found in elsewhere.items():
             self._remove_in(place, found)
 

@@ -1,6 +1,6 @@
 """Leaves out what a power cut, or a kill, has torn at the end of a log, where LevelDB takes it for damage.
 
-The log of the database that is written is longer than what was written to it (``storage.leveldb.room_ahead``), and
+The log of the database that is written is longer than what was written to it (``storage.leveldb.newest_log``), and
 what nobody has written reads as zeros. When the power goes during a sync, the disk may have stored any sectors of the
 commit under way and not the others, which then read as zeros too; file systems that make a file longer may have
 stored later pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the rest.
@@ -38,9 +38,14 @@ _LENGTH_AT = 5
 _LOG = re.compile(r"\d{6,}\.log\Z")
 
 
+def logs_among(names: Iterable[str]) -> list[str]:
+    """The names of logs among those of a database's files."""
+    return [name for name in names if _LOG.match(name)]
+
+
 def newest_log_of(names: Iterable[str]) -> str | None:
     """The name of the newest log among those of a database's files."""
-    return max(filter(_LOG.match, names), key=lambda name: int(name[:-4]), default=None)
+    return max(logs_among(names), key=lambda name: int(name[:-4]), default=None)
 
 
 def torn_end(directory: Path) -> tuple[Path, int] | None:

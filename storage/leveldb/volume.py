@@ -23,7 +23,7 @@ from storage.leveldb.database import FOREIGN, MIB, Database, Shape, call_failed,
 from storage.leveldb.packs import PACKED_TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Put
@@ -53,22 +53,23 @@ def group_of(table: Table, key: bytes) -> bytes:
     return key[:end] if end > 0 else b""
 
 
-def runs_of(put: Put) -> Iterator[tuple[bytes, bytes, bytes, int, int]]:
+def runs_of(put: Put) -> Sequence[tuple[bytes, bytes, bytes, int, int]]:
     """The rows of a put by their groups: group, first key, last key, rows, bytes."""
     suffixes, values, prefix = put.suffixes, put.values, put.prefix
     if not suffixes:
-        return
+        return ()
     end = len(prefix) - (TAIL_BYTES[put.table] - POSITION_BYTES)
     if len(suffixes[0]) == POSITION_BYTES and end > 0:
         # What the daemon writes: all rows of a put have one group.
-        size = put.value_bytes + len(values) * (len(prefix) + POSITION_BYTES)
-        yield prefix[:end], prefix + suffixes[0], prefix + suffixes[-1], len(values), size
-        return
+        size = (put.value_bytes if put.size is None else put.size) + len(values) * (len(prefix) + POSITION_BYTES)
+        return ((prefix[:end], prefix + suffixes[0], prefix + suffixes[-1], len(values), size),)
     rows = ((prefix + suffix, len(value)) for suffix, value in zip(suffixes, values, strict=True))
+    runs: list[tuple[bytes, bytes, bytes, int, int]] = []
     for group, run in groupby(rows, lambda row: group_of(put.table, row[0])):
         found = list(run)
         keys = [key for key, _ in found]
-        yield group, min(keys), max(keys), len(found), sum(len(key) + size for key, size in found)
+        runs.append((group, min(keys), max(keys), len(found), sum(len(key) + size for key, size in found)))
+    return runs
 
 
 @dataclass(slots=True, eq=False)

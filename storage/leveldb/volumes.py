@@ -706,6 +706,9 @@ class Volumes:
         old, new = self.newest, self._spare
         if new is None:
             raise StoreError("the next volume is missing")
+        if old.database is not None:
+            # Here, while no other thread may close it: LevelDB is going to remove the log.
+            old.database.end_log()
         with self._lock:
             self.all = [*self.all, new]
             self._spare = None

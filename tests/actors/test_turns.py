@@ -13,7 +13,7 @@ from actors.mailbox import Turns
 from plainsong.protocol.errors import OutcomeUnknown, ShuttingDown, StorageFailed, TopicNotFound
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest, Receipt
-from plainsong.protocol.topic.asks import Create, Publish
+from plainsong.protocol.topic.asks import Create, Look, Publish, Remove
 from storage.base import NothingWritten, StoreError
 from storage.memory import MemoryStore
 
@@ -24,14 +24,17 @@ class BackgroundStore(MemoryStore):
     def __init__(self):
         super().__init__()
         self.begun = []
+        #: What there is to do beside each commit that was ever begun.
+        self.besides = []
         self._claims = []
 
     async def claim(self, name):
         self._claims.append(await super().claim(name))
         return self._claims[-1]
 
-    def begin_write(self, commit, settled):
+    def begin_write(self, commit, settled, beside=None):
         self.begun.append((commit, settled))
+        self.besides.append(beside)
 
     def release_all(self):
         """Nothing is held back here that ``finish`` does not finish."""
@@ -214,9 +217,8 @@ class InlineStore(BackgroundStore):
         super().__init__()
         self.gathers = False
         self.groups = []
-
-    def begin_write(self, commit, settled):
-        super().begin_write(commit, settled)
+        #: Called while the disk works on a group, behind what the actors do then; it may raise what becomes of it.
+        self.while_the_disk_works = None
 
     def gather_writes(self):
         self.gathers = True
@@ -227,10 +229,19 @@ class InlineStore(BackgroundStore):
             return
         group, self.begun = self.begun, []
         self.groups.append(len(group))
-        for commit, _ in group:
-            self.apply(commit)
+        failed = None
+        if self.while_the_disk_works is not None:
+            for beside in self.besides[-len(group) :]:
+                beside()
+            try:
+                self.while_the_disk_works()
+            except StoreError as error:
+                failed = error
+        if failed is None:
+            for commit, _ in group:
+                self.apply(commit)
         for _, settled in group:
-            settled(None)
+            settled(failed)
 
 
 @asynccontextmanager
@@ -344,3 +355,88 @@ async def test_what_is_due_when_the_server_ends_is_run_and_what_comes_later_too(
         await wait_all_tasks_blocked()
         assert len(answers) == 3
         assert await payloads(around) == [b"due", b"first", b"second"]
+
+
+# --- while the disk works ------------------------------------------------------------------------------
+
+
+async def test_while_the_disk_works_the_actor_goes_on_and_nobody_is_told():
+    async with inline() as (around, store, turns, bring, answers, _):
+        bring(b"first")
+        turns.run_due()
+        until = around.core().state.until
+        seen = []
+        store.while_the_disk_works = lambda: seen.append((len(answers), around.core().state.until > until))
+        bring(b"second")
+        turns.run_due()
+        assert seen == [(1, True)]
+        assert len(answers) == 2
+        assert await payloads(around) == [b"first", b"second"]
+
+
+async def test_the_answer_that_is_coming_is_shown_to_who_gets_it_and_then_given():
+    async with inline() as (around, store, turns, _, __, ___):
+        store.while_the_disk_works = lambda: told.append("the disk works")
+        told = []
+        ask = Publish(PublishRequest([b"x"]), 1)
+        around.directory.put(NAME, ask, lambda found: told.append(("settled", found)), told.append)
+        turns.run_due()
+        prepared, between, (settled, given) = told
+        assert isinstance(prepared, Receipt)
+        assert (between, settled) == ("the disk works", "settled")
+        assert given is prepared
+
+
+async def test_when_the_disk_fails_then_nothing_of_the_commit_is_read_and_the_topic_is_loaded_again():
+    async with inline() as (around, store, turns, bring, answers, _):
+        bring(b"kept")
+        turns.run_due()
+
+        def fail():
+            raise StoreError("the disk is broken")
+
+        store.while_the_disk_works = fail
+        bring(b"lost")
+        turns.run_due()
+        assert isinstance(answers[1], OutcomeUnknown)
+        assert around.directory.peek(NAME) is None  # until it is loaded again, there is nothing to read
+        store.while_the_disk_works = None
+        assert await payloads(around) == [b"kept"]
+        bring(b"next")
+        turns.run_due()
+        assert await payloads(around) == [b"kept", b"next"]
+
+
+async def test_when_the_disk_fails_a_poll_that_waits_is_not_told_what_would_have_been():
+    async with inline() as (around, store, turns, bring, _, __):
+        bring(b"kept")
+        turns.run_due()
+        looked = []
+        look = Look(around.core().state.until, deadline_s=trio.current_time() + 60)
+        around.directory.put(NAME, look, looked.append)
+        turns.run_due()
+        await wait_all_tasks_blocked()
+        assert looked == []
+
+        def fail():
+            raise StoreError("the disk is broken")
+
+        store.while_the_disk_works = fail
+        removed = []
+        around.directory.put(NAME, Remove(), removed.append)
+        turns.run_due()
+        assert isinstance(removed[0], OutcomeUnknown)
+        assert isinstance(looked[0], StorageFailed)
+        store.while_the_disk_works = None
+        assert await payloads(around) == [b"kept"]
+
+
+async def test_what_goes_wrong_while_the_disk_works_makes_the_actor_fall_once_the_commit_is_known(monkeypatch):
+    async with inline() as (around, store, turns, bring, answers, _):
+        monkeypatch.setattr(around.core(), "settled", lambda step, now: 1 / 0)
+        store.while_the_disk_works = lambda: None
+        bring(b"x")
+        turns.run_due()
+        assert isinstance(answers[0], OutcomeUnknown)
+        monkeypatch.undo()
+        assert await payloads(around) == [b"x"]

@@ -594,7 +594,7 @@ async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_spun_
         assert max(served % 10 for served in late[:29]) <= 1
 
 
-async def test_spinning_for_a_client_ends_after_its_millisecond_for_what_wakes_with_time_or_by_another_socket(
+async def test_spinning_for_a_client_ends_after_its_time_for_what_wakes_with_time_or_by_another_socket(
     monkeypatch,
 ):
     async with conversing(monkeypatch) as (_, talker, clock):

@@ -38,13 +38,14 @@ def main() -> int:
 
         table.main(most=min(arguments.count, table.MOST))
         return 0
-    if arguments.planted:
-        plant(named(arguments.planted))
+    mistake = named(arguments.planted) if arguments.planted else None
+    if mistake is not None:
+        plant(mistake)
     if not arguments.logs:
         logging.disable(logging.CRITICAL)
     from tests.simulation.world import plan_of, shrunk, simulate  # behind what was planted
 
-    if arguments.inline:
+    if arguments.inline or (mistake is not None and mistake.inline):
         from tests.simulation.disk import OwnDiskStore
 
         OwnDiskStore.inline = True

@@ -169,6 +169,7 @@ class OwnDiskStore(DiskStore):
         self._broken = False
         self._gathers = False
         self._gathered: list[Queued] = []
+        self._beside: list[Callable[[], object]] = []
         self._queue: list[Queued] = []
         self._under_way: list[Queued] = []
         self._news = trio.Event()
@@ -234,10 +235,17 @@ class OwnDiskStore(DiskStore):
         if self._broken:
             raise StoreError("a write failed before, and the topic was not claimed since")
 
-    def begin_write(self, commit: Sequence[Operation], settled: Callable[[PlainsongError | None], object]) -> None:
+    def begin_write(
+        self,
+        commit: Sequence[Operation],
+        settled: Callable[[PlainsongError | None], object],
+        beside: Callable[[], object] | None = None,
+    ) -> None:
         """See ``storage.base.BeginsWrites``."""
         if self._gathers and self.writes_inline:
             self._gathered.append((commit, (), settled))
+            if beside is not None:
+                self._beside.append(beside)
         else:
             self._put(commit, (), settled)
 
@@ -262,6 +270,9 @@ class OwnDiskStore(DiskStore):
         group, self._gathered = self._gathered, []
         if not group:
             return
+        besides, self._beside = self._beside, []
+        for beside in besides:
+            beside()
         for (_, _, settled), error in zip(group, self._fail_or_apply(group), strict=True):
             settled(error)
 

@@ -26,6 +26,8 @@ class Mistake:
     right: str
     """The code as it is; it stands once in the module."""
     wrong: str
+    inline: bool = False
+    """It is one only where the event loop writes commits itself."""
 
 
 ACTOR, TOPIC = "actors.actor", "actors.topic"
@@ -44,6 +46,7 @@ _BETWEEN = """\
             self._environment.pointers.begin(self.name, step.pointers)
 
     def _commit_ends(self, step: Step) -> None:
+        self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.pointers:
             self._environment.pointers.end(step.pointers)
 
@@ -84,6 +87,14 @@ MISTAKES = (
         "",
     ),
     Mistake(
+        "answered while the disk works",
+        "durable",
+        ACTOR,
+        "                as_ticket(ticket).prepare(answer)\n",
+        "                as_ticket(ticket).settle(answer)\n",
+        inline=True,
+    ),
+    Mistake(
         "a deposed owner goes on",
         "one order",
         "tests.simulation.disk",
@@ -95,12 +106,10 @@ MISTAKES = (
         "the watermark moves before the commit",
         "what is read stays",
         TOPIC,
-        "        self._commit_begun_s = perf_counter()\n"
-        + _BETWEEN
-        + "        self._update_cache(core.state.prefix, step)\n",
+        "        self._commit_begun_s = perf_counter()\n" + _BETWEEN + "        self._update_cache(core, step)\n",
         "        self._commit_begun_s = perf_counter()\n"
         "        if self.core is not None and self.core.state.metadata is not None:\n"
-        "            self._update_cache(self.core.state.prefix, step)\n"
+        "            self._update_cache(self.core, step)\n"
         "            self.core.state.advance_watermark()\n"
         "            parked = self.core.parking.take_reached(self.core.state.until)\n"
         "            settle_all([(each.ticket, self.core._span(each.look)) for each in parked])\n" + _BETWEEN,
@@ -265,7 +274,7 @@ MISTAKES = (
         "the cache does not learn of rollbacks",
         "aborted is gone",
         TOPIC,
-        "            self._cache.roll_back(prefix, pointer, first, last)",
+        "            self._cache.roll_back(core.state.prefix, pointer, first, last)",
         "            pass",
     ),
     Mistake(

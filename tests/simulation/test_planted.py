@@ -16,6 +16,7 @@ from tests.simulation.table import names_in_document
 #: Some that are found soon, and more than twice as many histories as that takes.
 SOON = {
     "a failed commit is acknowledged": 20,
+    "answered while the disk works": 20,
     "the mark forgets the last position": 20,
     "the watermark moves before the commit": 40,
     "readers see what is in progress": 20,

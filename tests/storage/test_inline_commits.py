@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from itertools import count
 
 import pytest
 import trio
@@ -14,7 +17,7 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, WritesInline
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
-from storage.leveldb.group_commit import MAX_INLINE_BYTES, SLOW_FACTOR, PendingWrite
+from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_WRITES, SLOW_FACTORS, PendingWrite
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 from tests.storage.tiny_volumes import PREFIX, key, message, settled
@@ -147,31 +150,66 @@ async def test_what_an_answer_begins_is_written_and_the_loop_does_not_write_on_a
     assert told == [None] * 3
 
 
-async def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(store, clock, monkeypatch):
-    write = store._group_commit._write
+@pytest.fixture
+def slow_write(store, clock, monkeypatch):
+    """A small commit that takes a certain time."""
+    write, numbers = store._group_commit._write, count(1000)
 
-    def slow(group):
-        write(group)
-        clock.now_s += 3 * MAX_S
+    def written(took_s):
+        def slow(*group):
+            write(*group)
+            clock.now_s += took_s
 
-    monkeypatch.setattr(store._group_commit, "_write", slow)
-    assert gathered(store, [message(1)]) == [None]
-    monkeypatch.setattr(store._group_commit, "_write", write)
+        with monkeypatch.context() as patched:
+            patched.setattr(store._group_commit, "_write", slow)
+            assert gathered(store, [message(next(numbers))]) == [None]
+
+    return written
+
+
+async def test_after_a_slow_write_the_thread_writes_for_ten_times_as_long(store, clock, slow_write):
+    slow_write(3 * MAX_S)
     assert not store.writes_inline
     told = gathered(store, [message(2)])
     assert told == []
     await until_told(told, 1)
-    clock.now_s += SLOW_FACTOR * 3 * MAX_S - 1e-6
+    clock.now_s += SLOW_FACTORS[0] * 3 * MAX_S - 1e-6
     assert not store.writes_inline
     clock.now_s += 2e-6
     assert gathered(store, [message(3)]) == [None]
 
 
+def pause_of(store, clock):
+    """For how long the thread writes from now on."""
+    return store._group_commit._slow_until_s - clock.now_s
+
+
+async def test_on_a_disk_that_stays_slow_that_doubles_each_time_up_to_a_thousand_times_as_long(
+    store, clock, slow_write
+):
+    factors = []
+    for _ in range(9):
+        slow_write(2 * MAX_S)
+        factors.append(round(pause_of(store, clock) / (2 * MAX_S)))
+        clock.now_s += pause_of(store, clock) + 1e-6
+    assert factors == [10, 20, 40, 80, 160, 320, 640, 1000, 1000]
+
+
+async def test_a_disk_that_was_quick_for_long_counts_as_a_quick_one_again(store, clock, slow_write):
+    for _ in range(3):
+        slow_write(2 * MAX_S)
+        clock.now_s += pause_of(store, clock) + 1e-6
+    for number in range(QUICK_WRITES):
+        assert gathered(store, [message(2000 + number)]) == [None]
+    slow_write(2 * MAX_S)
+    assert pause_of(store, clock) == pytest.approx(SLOW_FACTORS[0] * 2 * MAX_S)
+
+
 async def test_what_the_thread_takes_its_time_for_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):
     write = store._group_commit._write
 
-    def slow(group):
-        write(group)
+    def slow(*group):
+        write(*group)
         clock.now_s += 1.0
 
     monkeypatch.setattr(store._group_commit, "_write", slow)
@@ -251,3 +289,144 @@ async def test_a_store_that_is_closed_refuses_what_would_be_gathered(tmp_path):
     with pytest.raises(StoreError, match="closed"):
         store.begin_write([message(1)], lambda _: None)
     store.write_gathered()
+
+
+# --- while the disk works ------------------------------------------------------------------------------
+
+
+class Beside:
+    """What is done beside a commit, and when that was."""
+
+    def __init__(self, store, monkeypatch, *, during=lambda: None):
+        self.events = []
+        self._store = store
+        self._during = during
+        sync = os.fdatasync
+
+        def synced(descriptor):
+            self.events.append("synced")
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", synced)
+
+    def commit(self, number):
+        """A commit with something to do beside, as one turn of the event loop writes it."""
+        self._store.gather_writes()
+        self._store.begin_write([message(number)], self._settled, self._beside)
+        self._store.write_gathered()
+        found, self.events = self.events, []
+        return found
+
+    def _beside(self):
+        self.events.append("beside")
+        self._during()
+
+    def _settled(self, error):
+        self.events.append("told" if error is None else error)
+
+
+async def test_what_there_is_to_do_beside_is_done_between_the_write_and_its_sync(store, monkeypatch):
+    beside = Beside(store, monkeypatch, during=lambda: rows.append(store._db.get(MESSAGE, key(2))))
+    rows = []
+    assert beside.commit(1) == ["beside", "told"]  # where its log ends was not known yet: LevelDB synced it
+    assert beside.commit(2) == ["beside", "synced", "told"]
+    assert rows == [None, message(2).values[0]]
+
+
+async def test_nothing_is_written_before_it_is_durable_while_a_thread_reads(store, monkeypatch):
+    beside = Beside(store, monkeypatch)
+    beside.commit(1)
+    with store._counted():
+        assert beside.commit(2) == ["told"]
+    assert beside.commit(3) == ["beside", "synced", "told"]
+
+
+async def test_what_is_begun_while_the_disk_works_is_written_behind_it(store, monkeypatch):
+    told = []
+
+    def during():
+        store.begin_write([message(10)], told.append)
+        assert store._group_commit.is_idle
+
+    beside = Beside(store, monkeypatch, during=during)
+    assert beside.commit(1) == ["beside", "told"]
+    await until_told(told, 1)
+    assert beside.commit(2) == ["beside", "synced", "told"]
+    await until_told(told, 2)
+    assert told == [None, None]
+
+
+async def test_a_sync_that_fails_is_told_and_nothing_is_written_until_the_store_was_opened_again(store, monkeypatch):
+    beside = Beside(store, monkeypatch)
+    beside.commit(1)
+
+    def fails(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fails)
+        done, error = beside.commit(2)
+    assert done == "beside"
+    assert isinstance(error, StoreError)
+    assert not isinstance(error, NothingWritten)
+    assert "Input/output error" in error.detail
+    refused = gathered(store, [message(3)])
+    await until_told(refused, 1)
+    assert isinstance(refused[0], NothingWritten)
+    await store.claim(NAME)
+    assert beside.commit(4)[-1] == "told"
+    assert {key(1), key(4)} <= set(dict(await everything(store, MESSAGE))) <= {key(1), key(2), key(4)}
+
+
+async def test_a_read_behind_a_sync_that_failed_opens_the_store_again_first(store, monkeypatch):
+    beside = Beside(store, monkeypatch)
+    beside.commit(1)
+    before = store._db
+
+    def fails(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fails)
+        beside.commit(2)
+    assert store._db is before
+    assert await store.get(MESSAGE, key(1)) == message(1).values[0]
+    assert store._db is not before
+    assert gathered(store, [message(3)]) == [None]
+
+
+async def test_what_is_done_beside_is_no_time_of_the_disk(store, clock, monkeypatch):
+    def slowly():
+        clock.now_s += 100 * MAX_S
+
+    beside = Beside(store, monkeypatch, during=slowly)
+    beside.commit(1)
+    assert beside.commit(2) == ["beside", "synced", "told"]
+    assert store.writes_inline
+
+
+async def test_what_is_gathered_while_the_disk_works_is_the_threads(store, monkeypatch):
+    told = []
+
+    def during():
+        store.gather_writes()
+        store.begin_write([message(10)], told.append)
+        store.write_gathered()
+
+    beside = Beside(store, monkeypatch, during=during)
+    beside.commit(1)
+    await until_told(told, 1)
+    assert beside.commit(2) == ["beside", "synced", "told"]
+    await until_told(told, 2)
+    assert told == [None, None]
+
+
+async def test_metadata_is_changed_behind_the_sync_since_a_checkpoint_may_be_written_at_any_time(store, monkeypatch):
+    beside = Beside(store, monkeypatch)
+    beside.commit(1)
+    seen = []
+    store.gather_writes()
+    store.begin_write([put_one(METADATA, b"k", b"new")], seen.append, lambda: seen.append(store._db.metadata.get(b"k")))
+    store.write_gathered()
+    assert seen == [None, None]  # the second: no error
+    assert store._db.metadata.get(b"k") == b"new"

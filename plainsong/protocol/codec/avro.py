@@ -161,6 +161,9 @@ class AvroCodec:
     bounded = False
 
     def decode_publish(self, body: bytes) -> PublishRequest:
+        message, end = read_only_message(body)
+        if message is not None and len(body) == end + len(AVRO_END):
+            return PublishRequest([message])
         cursor = Cursor(body)
         pointer = cursor.or_null(cursor.long)
         messages = cursor.payloads()

@@ -149,6 +149,8 @@ class TopicCore:
     def settled(self, step: Step, now: Now) -> Answers:
         """The step's operations are durable: move the watermark, and return the answers.
 
+        The step stays as it is: if it is not durable after all, its refusals count, and these answers do not.
+
         Args:
           now: any, unless ``needs_time``.
         """
@@ -156,7 +158,7 @@ class TopicCore:
             self.state.advance_watermark()
         for producer in step.producers:
             producer.persisted = producer.pushed
-        answers = step.answers
+        answers = list(step.answers)
         if step.renewed:
             answers += self._answer_parked()
         for ticket, look in step.looks:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
-from plainsong.protocol.ids import ID_BYTES, SEQUENCES_PER_MS, after, pack_position, published_ms
+from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, SEQUENCES_PER_MS, after, pack_position, published_ms
 from plainsong.protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from plainsong.protocol.records import HighWater, Metadata, Reader
 from plainsong.protocol.requests import in_the_future
@@ -173,6 +173,8 @@ class TopicState:
     """The topic's time: the clock, but never going back, so that expired messages stay expired."""
     watermark: bytes | None = None
     """The position (10 bytes) up to which readers may read."""
+    _until: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    """The bound behind it, once somebody has asked for that."""
     readers: dict[str, Reader] = field(default_factory=dict)
     authority: Authority = field(default_factory=NoAuthority)
     """Knows the standing of write pointers."""
@@ -330,8 +332,10 @@ class TopicState:
     def until(self) -> bytes:
         """The bound after everything readable."""
         if self.watermark is None:
-            return bytes(ID_BYTES)
-        return after(self.watermark + b"\xff" * (ID_BYTES - len(self.watermark)))
+            return FIRST_BOUND
+        if self._until is None:
+            self._until = after(self.watermark + b"\xff" * (ID_BYTES - len(self.watermark)))
+        return self._until
 
     @property
     def oldest_ms(self) -> int:
@@ -344,6 +348,7 @@ class TopicState:
         last = self.sequence
         if last.last_sequence_id >= 0:
             self.watermark = pack_position(last.last_ts_ms, last.last_sequence_id)
+            self._until = None
 
     def mark(self) -> Put:
         """The operation that writes the high-water mark of now."""

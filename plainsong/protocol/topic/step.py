@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after, pack_position
 from plainsong.protocol.page import ITEM_HEAD_BYTES, ITEM_START, cut_rows, length_prefix
-from plainsong.protocol.rows import PLAIN_BESIDE_BYTES, PLAIN_GAP, MessageRow, encode_row, plain_wire, row_head
+from plainsong.protocol.rows import (
+    PLAIN_BESIDE_BYTES,
+    PLAIN_GAP,
+    PLAIN_HEAD,
+    MessageRow,
+    encode_row,
+    plain_wire,
+    row_head,
+)
 from plainsong.protocol.topic.chain import MAX_BYTES, MAX_ROWS, ordinal, record_of_wire
 
 if TYPE_CHECKING:
@@ -43,8 +51,6 @@ MANY_ROWS = 256
 #: Messages up to this length are put into wire form before their commit, where they have one length: of longer ones
 #: copying is most of the work, and the wire form is in memory for as long as the commit takes.
 MAX_CUT_BYTES = 1 << 10
-#: What stands before the length in the value of a plain row.
-_PLAIN_HEAD = row_head()
 
 
 class Step:
@@ -326,7 +332,7 @@ class RowBatch:
         prefix = length_prefix(length)
         value = head + prefix + message
         middles = self._middles
-        if head != _PLAIN_HEAD:
+        if head != PLAIN_HEAD:
             if middles is None:
                 middles = self._middles = [PLAIN_GAP] * self.item_count
                 self._tails = self.values[self._begin :]
@@ -432,7 +438,7 @@ def values_of(
             for message, ttl_s in zip(messages, ttls_s, strict=True)
         ]
     is_plain = pointer is None and not extras
-    return _after_heads(_PLAIN_HEAD if is_plain else row_head(pointer, extras), messages)
+    return _after_heads(PLAIN_HEAD if is_plain else row_head(pointer, extras), messages)
 
 
 def own_ttls(
