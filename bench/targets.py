@@ -270,7 +270,7 @@ TARGETS = (
         lambda what: what["connections"] == 1,
     ),
     Target(
-        "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 3.0, lambda _: True
+        "p99 of a single publish during cleaning ÷ its quiet p99", "cleaning", "÷ quiet p99", "<=", 1.5, lambda _: True
     ),
     Target(
         "longest wait of a request of 1000 in an open loop at half of the highest rate, ms",

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIST_NAME = "LIST"
-#: A file that is removed is truncated by so much at a time, which takes a fifth of a millisecond; then there is a pause.
-TRUNCATE_STEP_BYTES = 1 << 20
+#: A file that is removed is truncated by so much at a time; then there is a pause. With a mebibyte, a fifth of a millisecond
+#: each, the p99 of publishes over 16 connections was 1.3 to 1.9 of the quiet one meanwhile, with this 1.2 to 1.3.
+TRUNCATE_STEP_BYTES = 1 << 18
 TRUNCATE_PAUSE_S = 0.002
 #: All pauses for one volume together, however large it is.
 MAX_PAUSES_S = 2.0
