@@ -259,8 +259,7 @@ class Lane:
             return True
         if self._started:
             parts.reactor.works(connection)
-            if limit[0] < inf:
-                parts.reactor.expire(connection, *limit)
+            parts.reactor.expire(connection, *limit)
         return False  # an answer that needs the task has woken it
 
     def _is_admitted(self, head: Head) -> bool:

@@ -6,13 +6,14 @@ and 34 sectors, beside 0.06 and 11 where the file was long enough. LevelDB begin
 its own and goes on from there, whatever the file's length is, and its reader passes over zeros. ``torn_end`` has what
 that means for a commit that a power cut has torn.
 
-The length alone is changed (``ftruncate``), which takes no block from the disk. Setting
-blocks aside (``fallocate``) gained no more. Where the file system refuses, commits take as long as they did.
+The length alone is changed (``ftruncate``), which takes no block from the disk. Setting blocks aside (``fallocate``)
+gained no more. Where the file system refuses, commits take as long as they did.
 
 A commit that comes to a new block of the file still has the journal written, for that block; of a few kilobytes each
 does. So for small ones zeros are written ahead, a stretch at a time. Beside the length alone, write and sync of 1.3 kB
 took 80 µs instead of 95, of 4.3 kB 85 instead of 128, and of 16 kB 100 instead of 144, with less written to the disk: the
-journal takes 17 kB each time. They take blocks: ``ZEROS_BYTES``, of the newest log alone. Zeros go only where it is known that LevelDB has written nothing, and is looked at first.
+journal takes 17 kB each time. They take blocks: ``ZEROS_BYTES``, of the newest log alone. Zeros go only where it is known
+that LevelDB has written nothing, and where nothing but zeros was read just before.
 
 A synced write of LevelDB hands the data to the disk and waits, then has the disk empty its cache and waits again. A
 writer that has something else to do meanwhile writes without a sync, begins to hand the data over (``begin_sync``), does
@@ -195,7 +196,7 @@ class NewestLog:
         return opened
 
     def _write_zeros(self, begin: int) -> None:
-        """Write zeros from where the last record ends, but for its page."""
+        """Write zeros from the next page on behind ``begin``, where the last record ends."""
         start = begin + -begin % _PAGE_BYTES
         size = min(ZEROS_BYTES, self._step_bytes)
         self._zeroed = start + size

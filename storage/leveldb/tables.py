@@ -341,12 +341,7 @@ class LevelDBTables:
 
         After an exception the tables must be opened again.
         """
-        self._refuse_if_failed()
-        try:
-            self._write(operations)
-        except BaseException:
-            self._failed = True
-            raise
+        self._write_or_fail(operations)
         self.measure_if_due()
 
     def write_small(self, operations: Sequence[Stored], beside: Callable[[], object]) -> None:
@@ -355,18 +350,20 @@ class LevelDBTables:
         Args:
           beside: what there is to do while the disk works, once at most; it neither raises nor asks the tables for anything.
         """
-        self._refuse_if_failed()
-        try:
-            self._write(operations, partial(self._beside, beside))
-        except BaseException:
-            self._failed = True
-            raise
+        self._write_or_fail(operations, partial(self._beside, beside))
 
     def _beside(self, work: Callable[[], object]) -> None:
         work()
-        if self.volumes.is_filling:
-            self.upkeep.submit("prepare", self.volumes.prepare)
+        self._prepare_if_filling()
         self.measure_if_due()
+
+    def _write_or_fail(self, operations: Sequence[Stored], beside: Callable[[], object] | None = None) -> None:
+        self._refuse_if_failed()
+        try:
+            self._write(operations, beside)
+        except BaseException:
+            self._failed = True
+            raise
 
     def is_quick(self, size: int) -> bool:
         """Whether no volume has to be sealed behind a write of so many bytes."""
@@ -554,7 +551,11 @@ class LevelDBTables:
         """Begin another volume if the newest is full; for the thread that commits, behind a group."""
         if self.volumes.is_full:
             self._seal()
-        elif self.volumes.is_filling:
+        else:
+            self._prepare_if_filling()
+
+    def _prepare_if_filling(self) -> None:
+        if self.volumes.is_filling:
             self.upkeep.submit("prepare", self.volumes.prepare)
 
     def _seal(self) -> None:

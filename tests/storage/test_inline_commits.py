@@ -294,6 +294,11 @@ async def test_a_store_that_is_closed_refuses_what_would_be_gathered(tmp_path):
 # --- while the disk works ------------------------------------------------------------------------------
 
 
+def fails(descriptor):
+    """A sync of a disk that is broken."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 class Beside:
     """What is done beside a commit, and when that was."""
 
@@ -360,9 +365,6 @@ async def test_a_sync_that_fails_is_told_and_nothing_is_written_until_the_store_
     beside = Beside(store, monkeypatch)
     beside.commit(1)
 
-    def fails(descriptor):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", fails)
         done, error = beside.commit(2)
@@ -382,9 +384,6 @@ async def test_a_read_behind_a_sync_that_failed_opens_the_store_again_first(stor
     beside = Beside(store, monkeypatch)
     beside.commit(1)
     before = store._db
-
-    def fails(descriptor):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", fails)
