@@ -493,7 +493,7 @@ class Database(Readable):
         """Let go of the log: what is still written is little. For the thread that writes; without, a log takes space for as
         long as the database is open, although LevelDB has removed it.
         """
-        self._log.close()
+        self._log.let_go()
 
     def snapshot(self) -> Snapshot:
         """The tables as they are now. For the thread that writes: each table is looked at in turn."""

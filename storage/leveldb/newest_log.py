@@ -31,6 +31,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from storage.leveldb.manifest import BLOCK_BYTES, FIRST, FULL, HEADER
+from storage.leveldb.shrinking import old_logs
 from storage.leveldb.torn_end import logs_among, newest_log_of
 
 if TYPE_CHECKING:
@@ -146,12 +147,19 @@ class NewestLog:
                 if descriptor != self._descriptor:
                     os.close(descriptor)
 
+    def let_go(self) -> None:
+        """Let go of a file that LevelDB removes soon, or has removed. Idempotent."""
+        self._leave(old_logs.take)
+
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Let go of the file, since LevelDB is closed and leaves it. Idempotent."""
+        self._leave(os.close)
+
+    def _leave(self, leave: Callable[[int], None]) -> None:
         descriptor, self._descriptor, self._name = self._descriptor, -1, None
         self._length = self._end
         if descriptor >= 0:
-            os.close(descriptor)
+            leave(descriptor)
 
     # --- where records are ------------------------------------------------------------------------
 
@@ -192,7 +200,7 @@ class NewestLog:
         if newest_log_of(names) == self._name:
             self._unknown += 1
         else:
-            self.close()
+            self.let_go()
         return opened
 
     def _write_zeros(self, begin: int) -> None:
@@ -215,10 +223,10 @@ class NewestLog:
     def _make_longer(self, size: int) -> None:
         name = newest_log_of(os.listdir(self._directory))
         if name is None:
-            self.close()
+            self.let_go()
             return
         if name != self._name:
-            self.close()
+            self.let_go()
             self._descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
             self._name = name
             # It has not been made longer yet.

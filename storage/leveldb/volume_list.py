@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, sync_directory
+from storage.leveldb.shrinking import PAUSE_S, STEP_BYTES, shrink
 from storage.leveldb.volume import index_path
 from storage.loop import nap
 
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIST_NAME = "LIST"
-#: A file that is removed is truncated by so much at a time; then there is a pause. With a mebibyte, a fifth of a millisecond
-#: each, the p99 of publishes over 16 connections was 1.3 to 1.9 of the quiet one meanwhile, with this 1.2 to 1.3.
-TRUNCATE_STEP_BYTES = 1 << 18
-TRUNCATE_PAUSE_S = 0.002
-#: All pauses for one volume together, however large it is.
+#: All pauses in which the files of one volume are made shorter, together, however large it is.
 MAX_PAUSES_S = 2.0
 #: Folders of volumes, and files about them. Anything else in the directory is left alone.
 _OURS = re.compile(r"(\d{8,}(\.\d+)?)((\.index)(\.tmp)?)?\Z")
@@ -125,31 +122,29 @@ def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
 def remove_beside_others(path: Path, is_leaving: Callable[[], bool] = lambda: False) -> None:
     """As ``remove_volume``, a little at a time, while others write to the disk and wait for a core.
 
-    Removing a table of 32 MiB keeps a core in the kernel for 4 to 8 ms (ext4, its blocks and what is in memory of it), in
-    which no other thread gets that core: commits behind sixteen connections waited 7 to 11 ms. So files are truncated in
-    steps before, with pauses that take ``MAX_PAUSES_S`` together at most, and none once ``is_leaving``.
+    The pauses take ``MAX_PAUSES_S`` together at most, and there are none once ``is_leaving``.
     """
     with suppress(OSError):
         files = list(path.iterdir())
-        steps = sum(file.stat(follow_symlinks=False).st_size for file in files) // TRUNCATE_STEP_BYTES
-        pause_s = min(TRUNCATE_PAUSE_S, MAX_PAUSES_S / max(1, steps))
+        steps = sum(file.stat(follow_symlinks=False).st_size for file in files) // STEP_BYTES
+        pause_s = min(PAUSE_S, MAX_PAUSES_S / max(1, steps))
+
+        def pause() -> bool:
+            nap(pause_s)
+            return not is_leaving()
+
         for file in files:
             with suppress(OSError):
-                _truncate(file, pause_s, is_leaving)
+                _shrink(file, pause)
     remove_volume(path)
 
 
-def _truncate(file: Path, pause_s: float, is_leaving: Callable[[], bool]) -> None:
+def _shrink(file: Path, pause: Callable[[], bool]) -> None:
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         about = os.fstat(descriptor)
-        if about.st_nlink > 1:
-            return  # a copy that somebody looks at has it, too
-        for size in range(about.st_size - TRUNCATE_STEP_BYTES, 0, -TRUNCATE_STEP_BYTES):
-            if is_leaving():
-                return
-            os.ftruncate(descriptor, size)
-            nap(pause_s)
+        if about.st_nlink == 1:  # else a copy that somebody looks at has it, too
+            shrink(descriptor, about.st_size, pause)
     finally:
         os.close(descriptor)
 

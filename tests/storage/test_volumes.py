@@ -20,8 +20,9 @@ from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore, tidying, volume_list
 from storage.leveldb.database import Database
+from storage.leveldb.shrinking import STEP_BYTES
 from storage.leveldb.volume import index_path
-from storage.leveldb.volume_list import MAX_PAUSES_S, TRUNCATE_STEP_BYTES, remove_beside_others
+from storage.leveldb.volume_list import MAX_PAUSES_S, remove_beside_others
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
 from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
@@ -585,7 +586,7 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
 def folder(tmp_path):
     made = tmp_path / "00000007"
     made.mkdir()
-    (made / "000005.ldb").write_bytes(bytes(5 * TRUNCATE_STEP_BYTES // 2))
+    (made / "000005.ldb").write_bytes(bytes(5 * STEP_BYTES // 2))
     (made / "CURRENT").write_bytes(b"MANIFEST-000002\n")
     index_path(made).write_bytes(b"index")
     return made
@@ -602,7 +603,7 @@ def cut(monkeypatch):
 
 def test_files_of_a_volume_that_goes_get_shorter_in_steps_before_they_are_removed(folder, cut):
     remove_beside_others(folder)
-    assert cut == [3 * TRUNCATE_STEP_BYTES // 2, TRUNCATE_STEP_BYTES // 2]
+    assert cut == [3 * STEP_BYTES // 2, STEP_BYTES // 2]
     assert not folder.exists()
     assert not index_path(folder).exists()
 
@@ -612,7 +613,7 @@ def test_a_file_that_a_copy_shares_is_removed_as_it_is(folder, cut, tmp_path):
     copy.hardlink_to(folder / "000005.ldb")
     remove_beside_others(folder)
     assert cut == []
-    assert copy.stat().st_size == 5 * TRUNCATE_STEP_BYTES // 2
+    assert copy.stat().st_size == 5 * STEP_BYTES // 2
     assert not folder.exists()
 
 
@@ -624,16 +625,16 @@ def test_once_the_store_is_to_be_closed_files_are_removed_as_they_are(folder, cu
 
 def test_a_link_in_a_volume_goes_and_not_the_file_it_leads_to(folder, cut, tmp_path):
     other = tmp_path / "elsewhere"
-    other.write_bytes(bytes(3 * TRUNCATE_STEP_BYTES))
+    other.write_bytes(bytes(3 * STEP_BYTES))
     (folder / "000001.ldb").symlink_to(other)
     remove_beside_others(folder)
     assert len(cut) == 2
-    assert other.stat().st_size == 3 * TRUNCATE_STEP_BYTES
+    assert other.stat().st_size == 3 * STEP_BYTES
 
 
 def test_pauses_end_however_large_a_volume_is(folder, monkeypatch):
     (folder / "000009.ldb").touch()
-    os.truncate(folder / "000009.ldb", 8000 * TRUNCATE_STEP_BYTES)  # a hole
+    os.truncate(folder / "000009.ldb", 8000 * STEP_BYTES)  # a hole
     pauses = []
     monkeypatch.setattr(volume_list, "nap", pauses.append)
     remove_beside_others(folder)
