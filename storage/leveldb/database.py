@@ -534,7 +534,8 @@ class Database(Readable):
             raise call_failed(error, "compacting") from error
 
     def flush_memory(self) -> None:
-        """Write what is in memory to a table file, so that the log is empty."""
+        """Write what is in memory to a table file, so that the log is empty; no other thread may write meanwhile."""
+        self._log.let_go_of_all()
         try:
             # Behind all keys: LevelDB writes its memory, and finds no file to merge.
             self._db.compact_range(start=_AFTER_ALL, stop=_AFTER_ALL + b"\xff")

@@ -151,6 +151,13 @@ class NewestLog:
         """Let go of a file that LevelDB removes soon, or has removed. Idempotent."""
         self._leave(old_logs.take)
 
+    def let_go_of_all(self) -> None:
+        """LevelDB is about to put what is in its memory into a table, and to remove every log that is there now."""
+        self.let_go()
+        with suppress(OSError):
+            for name in logs_among(os.listdir(self._directory)):
+                old_logs.take(os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC))
+
     def close(self) -> None:
         """Let go of the file, since LevelDB is closed and leaves it. Idempotent."""
         self._leave(os.close)

@@ -185,11 +185,12 @@ def rewrite(volumes: Volumes, sources: Sequence[Volume], between: Callable[[], N
     target = volumes.successor(sources)
     try:
         _copy(volumes, sources, target, between)
+        target.look_through(_Pauses(between))
         with ExitStack() as stack:
             for volume in sources:
                 stack.enter_context(volume.changing)
-            _change_again(volumes, sources, target)
-            target.look_through()
+            if _change_again(volumes, sources, target):
+                target.look_through()
             sync_directory(target.path)
             if not volumes.replace(sources, target):
                 return False
@@ -233,23 +234,35 @@ def sweep(volumes: Volumes, volume: Volume, until_s: float, between: Callable[[]
         log.warning("a volume's index was not written", extra={"volume": volume.path.name, "why": str(error)})
 
 
+class _Pauses:
+    """Called between pieces of work: asks whether there is to be another, and pauses for a few times as long as the last took."""
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        self._between = between
+        self._begun_s = time.monotonic()
+
+    def __call__(self) -> None:
+        self._between()
+        time.sleep((time.monotonic() - self._begun_s) * _PAUSE_FACTOR)
+        self._begun_s = time.monotonic()
+
+
 def _remove(
     volumes: Volumes, volume: Volume, table: Table, start: bytes, stop: bytes, between: Callable[[], None]
 ) -> None:
     byte = bytes([table])
+    pause = _Pauses(between)
     with volumes.entered(volume) as database:
         try:
             with database.rows(table, start, stop, values=False) as rows:
                 every = iter(rows)
                 while some := list(islice(every, _PIECE_ROWS)):
-                    between()
-                    begun_s = time.monotonic()
+                    pause()
                     # Synced each time: of several that were not, a power cut can tear one that has others behind it, and
                     # LevelDB takes that for damage. They are durable, too, before the dead ranges are forgotten.
                     with volume.changing, database.batch(sync=True) as batch:
                         for key, _ in some:
                             batch.delete(byte + key)
-                    time.sleep((time.monotonic() - begun_s) * _PAUSE_FACTOR)
         except FOREIGN as error:
             raise call_failed(error, "removing dead rows") from error
 
@@ -265,28 +278,27 @@ def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:
 
 def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume, between: Callable[[], None]) -> None:
     database = target.open(create=True)
+    pause = _Pauses(between)
     for table in TABLES:
         byte = bytes([table])
         try:
             with volumes.rows_of(sources, table) as rows:
                 every = iter(rows)
                 while some := list(islice(every, _PIECE_ROWS)):
-                    between()
-                    begun_s = time.monotonic()
+                    pause()
                     if table is PACKED_TABLE and target.shape.packed:
                         some = list(laid_out(some))
                     with database.batch(sync=False) as batch:
                         for key, value in some:
                             batch.put(byte + key, value)
-                    time.sleep((time.monotonic() - begun_s) * _PAUSE_FACTOR)
         except FOREIGN as error:
             raise call_failed(error, "rewriting volumes") from error
     between()
     database.flush_memory()
 
 
-def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> None:
-    """Repeat in the new volume what was changed in the old ones since they were copied; durable behind it."""
+def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> bool:
+    """Repeat in the new volume what was changed in the old ones since they were copied, if anything; durable behind it."""
     changed = {row for volume in sources for row in volume.changed or ()}
     database = target.open()
     with database.batch(sync=True) as batch:
@@ -308,3 +320,4 @@ def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -
             else:
                 batch.put(bytes([table]) + key, value)
         edits.finish()
+    return bool(changed)

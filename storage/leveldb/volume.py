@@ -23,7 +23,7 @@ from storage.leveldb.database import FOREIGN, MIB, Database, Shape, call_failed,
 from storage.leveldb.packs import PACKED_TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Put
@@ -217,8 +217,11 @@ class Volume:
             return False
         return True
 
-    def look_through(self) -> None:
+    def look_through(self, between: Callable[[], None] = lambda: None) -> None:
         """Find out from its rows what is in it.
+
+        Args:
+          between: is called between lists of rows.
 
         Raises:
           StoreUnusable: it cannot be opened.
@@ -229,7 +232,7 @@ class Volume:
         for table in TABLES:
             try:
                 look = self._counted if self.size <= MAX_COUNTED_BYTES else self._sampled
-                self.extents[table] = look(database, table)
+                self.extents[table] = look(database, table, between)
             except FOREIGN as error:
                 # Every key may be in it, so that a reader meets the damage, and only one that comes to it.
                 call_failed(error, "reading a volume through")
@@ -244,7 +247,7 @@ class Volume:
         self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
         self.memory_bytes = self.row_bytes
 
-    def _counted(self, database: Database, table: Table) -> dict[bytes, Extent]:
+    def _counted(self, database: Database, table: Table, between: Callable[[], None]) -> dict[bytes, Extent]:
         """Every group, with its rows and bytes counted."""
         found: dict[bytes, Extent] = {}
         with database.rows(table, b"", _LAST) as rows:
@@ -258,6 +261,7 @@ class Volume:
                 else:
                     for group, run in groupby(some, lambda row: group_of(table, row[0])):
                         self._count(found, group, list(run))
+                between()
         return found
 
     def _count(self, found: dict[bytes, Extent], group: bytes, rows: list[tuple[bytes, bytes]]) -> None:
@@ -271,7 +275,7 @@ class Volume:
             extent.size += size
             extent.live += size
 
-    def _sampled(self, database: Database, table: Table) -> dict[bytes, Extent]:
+    def _sampled(self, database: Database, table: Table, between: Callable[[], None]) -> dict[bytes, Extent]:
         """Every group by its first and last key; the bytes of all are shared out equally."""
         found: dict[bytes, Extent] = {}
         at = b""
@@ -291,6 +295,7 @@ class Volume:
                 found[group].last = last
             else:
                 found[group] = Extent(self, key, last, 1, 0, 0)
+            between()
         for extent in found.values():
             extent.size = self.size // len(found)
             extent.live = extent.size

@@ -166,3 +166,17 @@ def test_logs_of_a_database_get_shorter_once_leveldb_has_removed_them_and_never_
     again = Database(tmp_path / "data", shape, create=False)
     assert again.own_rows(b"\2", b"\3") == [(b"\2%06d" % number, value) for number in range(600)]
     again.close()
+
+
+def test_a_log_gets_shorter_once_what_is_in_memory_was_put_into_a_table(tmp_path, cut):
+    """As of a volume that is sealed, or that takes the place of others: its log is as long as the buffer."""
+    shape = LevelDBOptions(write_buffer_bytes=8 * STEP_BYTES).volume_shape(compressed=False)
+    database = Database(tmp_path / "data", shape, create=True)
+    with database.batch(sync=True) as batch:
+        for number in range(100):
+            batch.put(b"\2%06d" % number, os.urandom(8000))
+    database.flush_memory()
+    old_logs_freed()
+    assert [has_name for _, has_name in cut] == [False] * 3
+    assert len(database.own_rows(b"\2", b"\3")) == 100
+    database.close()

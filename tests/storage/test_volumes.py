@@ -21,7 +21,7 @@ from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore, tidying, volume_list
 from storage.leveldb.database import Database
 from storage.leveldb.shrinking import STEP_BYTES
-from storage.leveldb.volume import index_path
+from storage.leveldb.volume import Volume, index_path
 from storage.leveldb.volume_list import MAX_PAUSES_S, remove_beside_others
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
@@ -357,29 +357,53 @@ async def test_volumes_that_are_mostly_dead_are_written_anew_as_few(store, tmp_p
         assert not any("." in name for name in folders(again))
 
 
-async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_new_one(store, monkeypatch):
+@pytest.mark.parametrize(("of", "step"), [(tidying, "_copy"), (Volume, "look_through")])
+async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_new_one(store, monkeypatch, of, step):
     other = await of_two_topics(store, 60)
     await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
     rows = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
-    real = tidying._copy
-    copied = 0
+    real = getattr(of, step)
+    made = 0
 
-    def copy_and_change(*arguments):
-        nonlocal copied
+    def make_and_change(*arguments):
+        nonlocal made
         real(*arguments)
-        copied += 1
-        if copied == 1:
+        made += 1
+        if made == 1:
             trio.from_thread.run(store.discard, MESSAGE, [found for found, _ in rows[:3]])
             roll = RollBack(rows[3][0], rows[6][0], 77)
             trio.from_thread.run(lambda: store.write([roll], claim=None))
 
-    monkeypatch.setattr(tidying, "_copy", copy_and_change)
+    monkeypatch.setattr(of, step, make_and_change)
     await store.tidy()
-    assert copied
+    assert made
     found = await everything(store)
     assert [row[0] for row in found] == [row[0] for row in rows[3:]]
     signs = [decode_row(value).pointer for _, value in found]
     assert signs == [-77] * 3 + [77] * (len(rows) - 6)
+    # What is known of the new volumes is what is in them.
+    for volume in store._db.volumes.all[:-1]:
+        counted = sum(extent.rows for extent in volume.extents[MESSAGE].values())
+        with volume.open().rows(MESSAGE, b"", b"\xff" * 64) as there:
+            assert counted == sum(1 for _ in there) > 0
+
+
+async def test_nobody_waits_while_a_volume_that_was_rewritten_is_looked_through(store, monkeypatch):
+    other = await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+    looked = []
+    real = Volume.look_through
+
+    def look(volume, *arguments):
+        looked.append([source.path.name for source in store._db.volumes.all if source.changing.locked()])
+        real(volume, *arguments)
+
+    monkeypatch.setattr(Volume, "look_through", look)
+    await store.tidy()
+    assert looked
+    assert looked == [[]] * len(looked)
+    assert await everything(store) == expected
 
 
 async def test_a_rewriting_that_fails_leaves_everything_as_it_was(store, monkeypatch):
