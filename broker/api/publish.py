@@ -286,17 +286,19 @@ class _StartedPublish:
     def settled(self, found: PublishResponse | Receipt | Exception) -> None:
         """Give the answer."""
         publishing, request, (name, body, *_) = self._publishing, self._request, self._given
-        try:
-            if isinstance(found, Exception):
-                raise found
-            answer = self._prepared or answer_publish(request, self._given, found)
-        except Exception as error:  # noqa: BLE001
-            if body.producer is not None and isinstance(error, _REFUSALS):
-                publishing.refused(error.code)
-            self._answered(answer_to(error, request.request_id))
+        if not isinstance(found, Exception):
+            try:
+                answer = self._prepared or answer_publish(request, self._given, found)
+            except Exception as error:  # noqa: BLE001
+                self._answered(answer_to(error, request.request_id))
+                return
+            self._answered(answer)
+            publishing.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
             return
-        self._answered(answer)
-        publishing.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
+        # Not raised again: it would refer to this call, which refers to it.
+        if body.producer is not None and isinstance(found, _REFUSALS):
+            publishing.refused(found.code)
+        self._answered(answer_to(found, request.request_id))
 
 
 def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:

@@ -287,8 +287,7 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
         try:
             answer = await handler(request)
         except Exception as error:
-            plain = only_plain(error)
-            account(request, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
+            account(request, _status_of(error), perf_counter() - begun_s)
             raise
         account(request, answer.status, perf_counter() - begun_s, answer.headers)
         return answer
@@ -305,12 +304,17 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
         try:
             return start(request, counted_answer)
         except Exception as error:
-            plain = only_plain(error)
-            requested(route.name, 500 if plain is None else status_of(plain), perf_counter() - begun_s)
+            requested(route.name, _status_of(error), perf_counter() - begun_s)
             raise
 
     # Lines of the log belong to a request by its task.
     return Endpoint(route, counted, None if start is None or access.enabled else counted_start)
+
+
+def _status_of(error: BaseException) -> int:
+    """The status of its answer. A function of its own: a name for it there would make a cycle with its traceback."""
+    plain = only_plain(error)
+    return 500 if plain is None else status_of(plain)
 
 
 def _target(path: Mapping[str, str]) -> str:

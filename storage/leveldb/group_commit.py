@@ -75,6 +75,10 @@ class PendingWrite:
     error: StoreError | StoreConflict | None = None
     rest: Sequence[Operation | Stored] = ()
     """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
+    settled: Callable[[StoreError | StoreConflict | None], object] | None = None
+    """The submitter's own: whom to tell what became of it."""
+    is_rest: bool = False
+    """The submitter's own: whether it is what another one left to do."""
 
 
 class GroupCommit(trio.abc.Instrument):

@@ -159,25 +159,29 @@ class LevelDBStore:
 
     def _begin(self, work: PendingWrite, settled: Callable[[PlainsongError | None], object]) -> None:
         """Begin a commit, and go on with what a long rollback leaves to do."""
-
-        def written(done: PendingWrite) -> None:
-            error = done.error
-            if error is not None:
-                if done is not work and isinstance(error, NothingWritten):
-                    settled(StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint))
-                else:
-                    settled(own_error(error))
-            elif done.rest:
-                # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
-                try:
-                    self._group_commit.begin(PendingWrite(done.rest, on_settled=written))
-                except StoreError as closed:
-                    settled(closed)
-            else:
-                settled(None)
-
-        work.on_settled = written
+        # What a commit refers to must not refer to it: a cycle would keep all that its requests were made of until the
+        # garbage collector comes by.
+        work.settled = settled
+        work.on_settled = self._written
         self._group_commit.begin(work)
+
+    def _written(self, done: PendingWrite) -> None:
+        error, settled = done.error, done.settled
+        assert settled is not None  # given with the commit
+        if error is not None:
+            if done.is_rest and isinstance(error, NothingWritten):
+                settled(StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint))
+            else:
+                settled(own_error(error))
+        elif done.rest:
+            # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
+            rest = PendingWrite(done.rest, on_settled=self._written, settled=settled, is_rest=True)
+            try:
+                self._group_commit.begin(rest)
+            except StoreError as closed:
+                settled(closed)
+        else:
+            settled(None)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``; joins commits, a bounded number of rows at a time."""

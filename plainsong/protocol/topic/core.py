@@ -119,7 +119,7 @@ class TopicCore:
                     continue
                 answer: object = RULES[type(ask)](state, step, ask, now)
             except PlainsongError as error:
-                answer = error
+                answer = error.with_traceback(None)  # which refers to this call, which refers to the error
             step.answers.append((ticket, answer))
         step.flush()
         if state.producers.changed and state.producers.due_s is None:

@@ -112,7 +112,7 @@ class ManagerCore:
             try:
                 answer: object = RULES[type(ask)](self.ledger, step, ask, now)
             except PlainsongError as error:
-                answer = error
+                answer = error.with_traceback(None)  # which refers to this call, which refers to the error
             step.answers.append((ticket, answer))
         if step.writes:
             step.remove(self._leftovers)
