@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NICER_BY = 5
+#: A thread is LevelDB's if it is the only unknown one, so often one look after the other.
+LOOKS = 4
 
 
 def _threads() -> set[int]:
@@ -41,29 +43,23 @@ class BackgroundThread:
     ) -> None:
         self._threads = threads
         self._lower_priority = lower_priority
-        #: Threads that Python did not know when they were last looked for; None: not looked yet.
-        self._unknown: set[int] | None = None
+        #: Threads that Python does not know, and how often each was there, one look after the other.
+        self._seen: dict[int, int] = {}
         self._is_over = False
 
     def look(self) -> None:
-        """Call this again and again, some milliseconds apart, after a table had to be written. Never raises.
+        """Call this again and again, some milliseconds apart, while a table is being written. Never raises.
 
-        Only what is there twice counts: a thread of Python's own that just begins or ends is not known to Python, either.
+        A thread of Python's own that just begins or ends is not known to Python, either: so one look is not enough.
         """
         if self._is_over:
             return
         try:
             unknown = self._threads() - {each.native_id for each in threading.enumerate()}
-            before, self._unknown = self._unknown, unknown
-            found = unknown & before if before else set()
-            if not found:
-                return
-            self._is_over = True
-            if len(found) > 1:
-                log.debug("several threads may be LevelDB's: none gives way", extra={"threads": sorted(found)})
-                return
-            (thread,) = found
-            self._lower_priority(thread)
+            self._seen = {thread: self._seen.get(thread, 0) + 1 for thread in unknown}
+            if len(unknown) == 1 and min(self._seen.values()) >= LOOKS:
+                self._is_over = True
+                self._lower_priority(*unknown)
         except OSError as error:
             self._is_over = True
             log.debug("LevelDB's thread does not give way", extra={"why": str(error)})

@@ -24,6 +24,7 @@ from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
 from storage.leveldb.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
 from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, PlainPart
+from storage.leveldb.shrinking import old_logs
 from storage.leveldb.torn_end import left_out, torn_end
 
 if TYPE_CHECKING:
@@ -428,6 +429,8 @@ class Database(Readable):
         self._path = path
         self._failed_write = ""
         # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
+        with suppress(RuntimeError):  # logs are closed at once then
+            old_logs.start()
         self._log = NewestLog(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
 
@@ -480,11 +483,11 @@ class Database(Readable):
           StoreError: it failed; the database must be opened again.
         """
         try:
-            descriptors = self._log.begin_sync()
+            syncing = self._log.begin_sync()
             try:
                 work()
             finally:
-                self._log.finish_sync(descriptors)
+                self._log.finish_sync(syncing)
         except BaseException as error:
             self.write_failed(error)
             raise
@@ -534,7 +537,7 @@ class Database(Readable):
             raise call_failed(error, "compacting") from error
 
     def flush_memory(self) -> None:
-        """Write what is in memory to a table file, so that the log is empty; no other thread may write meanwhile."""
+        """Write what is in memory to a table file, so that the log is empty."""
         self._log.let_go_of_all()
         try:
             # Behind all keys: LevelDB writes its memory, and finds no file to merge.

@@ -28,10 +28,11 @@ import ctypes
 import logging
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storage.leveldb.manifest import BLOCK_BYTES, FIRST, FULL, HEADER
-from storage.leveldb.shrinking import old_logs
+from storage.leveldb.shrinking import has_name, old_logs
 from storage.leveldb.torn_end import logs_among, newest_log_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,15 @@ _begin_writing = _sync_file_range()
 SYNCS_EARLY = _begin_writing is not None
 
 
+@dataclass(slots=True)
+class Syncing:
+    """A sync that has begun."""
+
+    descriptors: list[int]
+    opened: bool = False
+    """Whether they were opened for it, and are closed behind it."""
+
+
 class NewestLog:
     """The newest log of an open database, for the one thread at a time that writes it."""
 
@@ -78,6 +88,8 @@ class NewestLog:
         self._step_bytes = step_bytes
         self._name: str | None = None
         self._descriptor = -1
+        #: Whether the file system counts the names of the file.
+        self._counts_names = False
         #: How long the file is, and where the next record begins, unless LevelDB has begun another log.
         self._length = 0
         self._end = 0
@@ -120,43 +132,51 @@ class NewestLog:
         """Whether it is known where the next record begins, unless LevelDB has begun another log."""
         return self._descriptor >= 0 and not self._unknown
 
-    def begin_sync(self) -> list[int]:
+    def begin_sync(self) -> Syncing:
         """Begin to make the last batch durable, which was announced and written without a sync.
 
         Returns:
-          The descriptors that ``finish_sync`` waits for.
+          What ``finish_sync`` waits for.
 
         Raises:
           OSError: it may not become durable.
         """
         if not self.is_known:
-            return self._open_all()
+            return Syncing(self._open_all(), opened=True)
         if _begin_writing is not None:
             # What it says of errors, the sync says as well.
             _begin_writing(self._descriptor, self._header_at, self._end - self._header_at, _BEGIN_WRITING)
         # Looked at behind it: the disk is at work.
-        return [self._descriptor] if self._is_there() else self._open_all()
+        return Syncing([self._descriptor]) if self._is_there() else Syncing(self._open_all(), opened=True)
 
-    def finish_sync(self, descriptors: list[int]) -> None:
-        """Wait until it is durable. Raises OSError: it may not be."""
+    @staticmethod
+    def finish_sync(syncing: Syncing) -> None:
+        """Wait until it is durable; nobody has let go of the log meanwhile. Raises OSError: it may not be."""
         try:
-            for descriptor in descriptors:
+            for descriptor in syncing.descriptors:
                 os.fdatasync(descriptor)
         finally:
-            for descriptor in descriptors:
-                if descriptor != self._descriptor:
+            if syncing.opened:
+                for descriptor in syncing.descriptors:
                     os.close(descriptor)
 
     def let_go(self) -> None:
         """Let go of a file that LevelDB removes soon, or has removed. Idempotent."""
-        self._leave(old_logs.take)
+        self._leave(old_logs.take if self._counts_names else os.close)
 
     def let_go_of_all(self) -> None:
         """LevelDB is about to put what is in its memory into a table, and to remove every log that is there now."""
         self.let_go()
+        names: list[str] = []
         with suppress(OSError):
-            for name in logs_among(os.listdir(self._directory)):
-                old_logs.take(os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC))
+            names = logs_among(os.listdir(self._directory))
+        for name in names:
+            with suppress(OSError):  # LevelDB has removed it by now
+                descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
+                if has_name(descriptor):
+                    old_logs.take(descriptor)
+                else:
+                    os.close(descriptor)
 
     def close(self) -> None:
         """Let go of the file, since LevelDB is closed and leaves it. Idempotent."""
@@ -236,6 +256,7 @@ class NewestLog:
             self.let_go()
             self._descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
             self._name = name
+            self._counts_names = has_name(self._descriptor)
             # It has not been made longer yet.
             self._end = os.fstat(self._descriptor).st_size
             self._zeroed = self._end

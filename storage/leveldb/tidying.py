@@ -22,6 +22,7 @@ from storage.leveldb.database import FOREIGN, call_failed, without_folders
 from storage.leveldb.packs import PACKED_TABLE, RowEdits, laid_out
 from storage.leveldb.volume import TABLES, Volume
 from storage.leveldb.volume_list import remove_volume
+from storage.loop import nap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -243,7 +244,7 @@ class _Pauses:
 
     def __call__(self) -> None:
         self._between()
-        time.sleep((time.monotonic() - self._begun_s) * _PAUSE_FACTOR)
+        nap(max(0.0, time.monotonic() - self._begun_s) * _PAUSE_FACTOR)
         self._begun_s = time.monotonic()
 
 

@@ -1,12 +1,36 @@
-"""Waits for the thread that frees the space of logs which LevelDB has removed."""
+"""What there is to see of logs that LevelDB has removed and that are held open until their space is free."""
 
 from __future__ import annotations
 
-import threading
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
-def old_logs_freed() -> None:
-    """Return once no removed log is held open any more."""
-    for thread in threading.enumerate():
-        if thread.name == "old logs":
-            thread.join()
+def until(holds: Callable[[], object]) -> None:
+    """Return once this holds, which another thread sees to."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
+
+
+def held_open(directory: Path) -> list[str]:
+    """Files of this process that have been removed from a directory and are open."""
+    found = []
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{each}"))
+    return [path for path in found if path.startswith(str(directory)) and path.endswith("(deleted)")]
+
+
+def removed_logs_freed(directory: Path) -> None:
+    """Return once no file that was removed from a directory is held open any more."""
+    until(lambda: not held_open(directory))

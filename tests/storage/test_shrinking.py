@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from storage.leveldb import LevelDBOptions, shrinking
+from storage.leveldb import LevelDBOptions, newest_log
 from storage.leveldb.database import Database
 from storage.leveldb.shrinking import LOOKS, MAX_HELD, STEP_BYTES, OldLogs
-from tests.storage.old_logs import old_logs_freed
+from tests.storage.old_logs import removed_logs_freed, until
+
+SIZE = 5 * STEP_BYTES // 2
 
 
 @pytest.fixture
-def cut(monkeypatch):
-    """What files were cut to, and whether they had a name then."""
+def cut(monkeypatch, tmp_path):
+    """What files of this test were cut to, and whether they had a name then."""
     found = []
     truncate = os.ftruncate
 
     def noted(descriptor, size):
         about = os.fstat(descriptor)
-        if size < about.st_size:
+        if size < about.st_size and os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
             found.append((size, about.st_nlink > 0))
         truncate(descriptor, size)
 
@@ -29,154 +32,197 @@ def cut(monkeypatch):
     return found
 
 
-@pytest.fixture
-def logs():
-    made = OldLogs()
-    yield made
-    old_logs_freed()
+def no_nap(seconds):
+    pass
 
 
-def opened(path, size=5 * STEP_BYTES // 2):
+def opened(path, size=SIZE):
     path.write_bytes(bytes(size))
     return os.open(path, os.O_RDWR)
 
 
-def is_open(descriptor):
-    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+def taken(*descriptors, nap=no_nap, meanwhile=lambda: None):
+    """Logs that have been taken."""
+    logs = OldLogs(nap, meanwhile)
+    logs.start()
+    for descriptor in descriptors:
+        logs.take(descriptor)
+    return logs
 
 
-def test_a_log_that_has_been_removed_gets_shorter_in_steps_and_is_closed(tmp_path, logs, cut):
-    descriptor = opened(tmp_path / "000003.log")
-    (tmp_path / "000003.log").unlink()
-    logs.take(descriptor)
-    old_logs_freed()
+def freed(logs):
+    until(lambda: not logs.count)
+
+
+def is_open(path):
+    """Whether this process has the file open, which may have lost its name."""
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{each}").removesuffix(" (deleted)") == str(path):
+                return True
+        except FileNotFoundError:
+            pass
+    return False
+
+
+def test_a_log_that_has_been_removed_gets_shorter_in_steps_and_is_closed(tmp_path, cut):
+    file = tmp_path / "000003.log"
+    descriptor = opened(file)
+    file.unlink()
+    freed(taken(descriptor))
     assert cut == [(3 * STEP_BYTES // 2, False), (STEP_BYTES // 2, False)]
-    assert not is_open(descriptor)
+    assert not is_open(file)
 
 
-def test_a_log_stays_as_it_is_until_it_is_removed(tmp_path, logs, cut, monkeypatch):
+def test_a_log_stays_as_it_is_until_it_is_removed(tmp_path, cut):
     file = tmp_path / "000003.log"
     looks = []
 
-    def nap(seconds):
-        looks.append((len(cut), file.exists() and file.stat().st_size))
+    def meanwhile():
+        looks.append((len(cut), file.stat().st_size))
         if len(looks) == 3:
             file.unlink()
 
-    monkeypatch.setattr(shrinking, "nap", nap)
-    logs.take(opened(file))
-    old_logs_freed()
-    assert looks[:3] == [(0, 5 * STEP_BYTES // 2)] * 3
+    freed(taken(opened(file), meanwhile=meanwhile))
+    assert looks == [(0, SIZE)] * 3
     assert [size for size, _ in cut] == [3 * STEP_BYTES // 2, STEP_BYTES // 2]
 
 
-def test_a_log_that_nobody_removes_is_closed_in_the_end_and_keeps_its_length(tmp_path, logs, cut, monkeypatch):
-    monkeypatch.setattr(shrinking, "nap", lambda seconds: None)
-    descriptor = opened(tmp_path / "000003.log")
-    logs.take(descriptor)
-    old_logs_freed()
+def test_a_log_that_nobody_removes_is_closed_in_the_end_and_keeps_its_length(tmp_path, cut):
+    file = tmp_path / "000003.log"
+    naps = []
+    freed(taken(opened(file), nap=naps.append))
+    assert len(naps) == LOOKS - 1
     assert cut == []
-    assert not is_open(descriptor)
-    assert (tmp_path / "000003.log").stat().st_size == 5 * STEP_BYTES // 2
+    assert not is_open(file)
+    assert file.stat().st_size == SIZE
 
 
-def test_one_that_a_copy_shares_keeps_its_length(tmp_path, logs, cut, monkeypatch):
-    monkeypatch.setattr(shrinking, "nap", lambda seconds: None)
+def test_one_that_a_copy_shares_keeps_its_length(tmp_path, cut):
     file, copy = tmp_path / "000003.log", tmp_path / "copy.log"
     descriptor = opened(file)
     copy.hardlink_to(file)
     file.unlink()
-    logs.take(descriptor)
-    old_logs_freed()
+    freed(taken(descriptor))
     assert cut == []
-    assert copy.stat().st_size == 5 * STEP_BYTES // 2
+    assert copy.stat().st_size == SIZE
 
 
-def test_one_that_is_not_removed_does_not_hold_up_those_that_are(tmp_path, logs, cut, monkeypatch):
-    stays, goes = opened(tmp_path / "000003.log"), opened(tmp_path / "000004.log")
-    (tmp_path / "000004.log").unlink()
-    order = []
-    close = os.close
-    monkeypatch.setattr(shrinking, "nap", lambda seconds: None)
-    monkeypatch.setattr(os, "close", lambda descriptor: (order.append(descriptor), close(descriptor)))
-    logs._held[stays] = LOOKS
-    logs.take(goes)
-    old_logs_freed()
-    assert order == [goes, stays]
+def test_one_that_is_not_removed_does_not_hold_up_those_that_are(tmp_path, cut):
+    stays, goes = tmp_path / "000003.log", tmp_path / "000004.log"
+    descriptors = [opened(stays), opened(goes)]
+    goes.unlink()
+    open_at = []
+    freed(taken(*descriptors, meanwhile=lambda: open_at.append((is_open(stays), is_open(goes)))))
+    assert open_at[-1] == (True, False)
     assert len(cut) == 2
 
 
-def test_no_more_than_a_few_are_held_open_and_the_oldest_goes_at_once(tmp_path, logs, monkeypatch):
+def test_no_more_than_a_few_are_held_open_and_further_ones_are_closed_at_once(tmp_path):
     go_on = threading.Event()
-    monkeypatch.setattr(shrinking, "nap", lambda seconds: go_on.wait())
-    descriptors = [opened(tmp_path / f"00000{number}.log", 10) for number in range(MAX_HELD + 2)]
-    for descriptor in descriptors:
-        logs.take(descriptor)
-    assert [is_open(each) for each in descriptors] == [False, False] + [True] * MAX_HELD
+    files = [tmp_path / f"00000{number}.log" for number in range(MAX_HELD + 2)]
+    logs = taken(*(opened(file, 10) for file in files), meanwhile=go_on.wait)
+    assert logs.count == MAX_HELD
+    assert [is_open(file) for file in files] == [True] * MAX_HELD + [False] * 2
     go_on.set()
-    old_logs_freed()
-    assert not any(map(is_open, descriptors))
+    freed(logs)
+    assert not any(map(is_open, files))
 
 
-def test_without_another_thread_they_wait_for_the_next_one(tmp_path, logs, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
+def test_a_file_that_is_held_already_is_not_held_twice(tmp_path):
+    go_on = threading.Event()
+    file = tmp_path / "000003.log"
+    descriptor = opened(file)
+    logs = taken(descriptor, os.open(file, os.O_RDWR), meanwhile=go_on.wait)
+    assert logs.count == 1
+    go_on.set()
+    freed(logs)
+    assert not is_open(file)
 
-    files = [tmp_path / f"00000{number}.log" for number in range(2)]
+
+def test_without_a_thread_logs_are_closed_at_once(tmp_path):
+    file = tmp_path / "000003.log"
+    logs = OldLogs()
+    logs.take(opened(file))
+    assert not logs.count
+    assert not is_open(file)
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "fstat", "close"])
+def test_an_error_of_the_file_system_ends_neither_the_commit_nor_the_thread(tmp_path, monkeypatch, call):
+    """Such as ESTALE, of a file that a server has removed."""
+    files = [tmp_path / f"00000{number}.log" for number in range(3)]
     descriptors = [opened(file) for file in files]
     for file in files:
         file.unlink()
-    with monkeypatch.context() as only_now:
-        only_now.setattr(threading.Thread, "start", refuse)
-        logs.take(descriptors[0])
-    assert is_open(descriptors[0])
-    logs.take(descriptors[1])
-    old_logs_freed()
-    assert not any(map(is_open, descriptors))
+    real, bad = getattr(os, call), set(descriptors[:2])
+
+    def fails(descriptor, *more):
+        found = real(descriptor, *more) if call == "close" or descriptor not in bad else None
+        if descriptor in bad:
+            bad.discard(descriptor)
+            raise OSError
+        return found
+
+    monkeypatch.setattr(os, call, fails)
+    logs = taken(*descriptors)
+    freed(logs)
+    until(lambda: not any(map(is_open, files)))
 
 
-def test_a_log_that_cannot_be_cut_is_closed_all_the_same(tmp_path, logs, monkeypatch):
-    def refuse(*_):
-        raise PermissionError
+def test_where_names_are_not_counted_no_log_is_held_or_cut(tmp_path, monkeypatch, cut):
+    """Some file systems say of every file that it has none."""
+    stat = os.fstat
 
-    monkeypatch.setattr(os, "ftruncate", refuse)
-    descriptor = opened(tmp_path / "000003.log")
-    (tmp_path / "000003.log").unlink()
-    logs.take(descriptor)
-    old_logs_freed()
-    assert not is_open(descriptor)
+    def uncounted(descriptor):
+        about = stat(descriptor)
+        return SimpleNamespace(st_dev=about.st_dev, st_ino=about.st_ino, st_size=about.st_size, st_nlink=0)
+
+    monkeypatch.setattr(os, "fstat", uncounted)
+    taken_logs = []
+    monkeypatch.setattr(newest_log, "old_logs", SimpleNamespace(take=taken_logs.append))
+    with_rows(tmp_path, early=True).flush_memory()
+    assert taken_logs == []
+    assert cut == []
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["synced beside", "synced at once"])
-def test_logs_of_a_database_get_shorter_once_leveldb_has_removed_them_and_never_before(tmp_path, cut, early):
-    shape = LevelDBOptions(write_buffer_bytes=4 * STEP_BYTES).volume_shape(compressed=False)
-    database = Database(tmp_path / "data", shape, create=True)
-    value = os.urandom(8000)
-    for number in range(600):
+def database_shape():
+    return LevelDBOptions(write_buffer_bytes=4 * STEP_BYTES).volume_shape(compressed=False)
+
+
+def with_rows(tmp_path, *, early, rows=600):
+    """A database whose buffer is filled several times over."""
+    database = Database(tmp_path / "data", database_shape(), create=True)
+    value = b"v" * 8000
+    for number in range(rows):
         beside = early and database.syncs_early
         with database.batch(sync=not beside) as batch:
             batch.put(b"\2%06d" % number, value)
             database.make_room(batch.approximate_size())
         if beside:
             database.sync_beside(lambda: None)
-    old_logs_freed()
+    return database
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["synced beside", "synced at once"])
+def test_logs_of_a_database_get_shorter_once_leveldb_has_removed_them_and_never_before(tmp_path, cut, early):
+    database = with_rows(tmp_path, early=early)
+    removed_logs_freed(tmp_path)
     assert len(cut) >= 6
     assert not any(has_name for _, has_name in cut)
     database.close()
-    again = Database(tmp_path / "data", shape, create=False)
-    assert again.own_rows(b"\2", b"\3") == [(b"\2%06d" % number, value) for number in range(600)]
+    again = Database(tmp_path / "data", database_shape(), create=False)
+    assert [key for key, _ in again.own_rows(b"\2", b"\3")] == [b"\2%06d" % number for number in range(600)]
     again.close()
 
 
 def test_a_log_gets_shorter_once_what_is_in_memory_was_put_into_a_table(tmp_path, cut):
     """As of a volume that is sealed, or that takes the place of others: its log is as long as the buffer."""
-    shape = LevelDBOptions(write_buffer_bytes=8 * STEP_BYTES).volume_shape(compressed=False)
-    database = Database(tmp_path / "data", shape, create=True)
-    with database.batch(sync=True) as batch:
-        for number in range(100):
-            batch.put(b"\2%06d" % number, os.urandom(8000))
+    database = with_rows(tmp_path, early=False, rows=100)
+    cut.clear()
     database.flush_memory()
-    old_logs_freed()
-    assert [has_name for _, has_name in cut] == [False] * 3
+    removed_logs_freed(tmp_path)
+    until(lambda: len(cut) >= 3)
+    assert not any(has_name for _, has_name in cut)
     assert len(database.own_rows(b"\2", b"\3")) == 100
     database.close()
