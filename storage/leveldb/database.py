@@ -428,9 +428,9 @@ class Database(Readable):
         self._has_packs = shape.packed
         self._path = path
         self._failed_write = ""
-        # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
-        with suppress(RuntimeError):  # logs are closed at once then
+        with suppress(RuntimeError):  # there is no further thread: logs are closed at once then
             old_logs.start()
+        # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
         self._log = NewestLog(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
 
