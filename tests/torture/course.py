@@ -217,6 +217,8 @@ class Attack:
     verdict: Verdict
     made: Counter[str] = field(default_factory=Counter)
     """How often each fault was made."""
+    thread_writes: bool = False
+    """Whether its event loop never writes to the disk itself, and so goes on while that stands still."""
 
 
 async def with_failing_calls(directory: Path, made: Path, plan: Plan, seed: int, acknowledged: int = 40) -> Verdict:
@@ -251,13 +253,15 @@ async def life(
     disk = Disk(directory / "data", made)
     said = {**disk.environ, **(environ or {})}
     said["LD_PRELOAD"] = ":".join([disk.environ["LD_PRELOAD"], *filter(None, [(environ or {}).get("LD_PRELOAD")])])
-    rng, lone = Random(seed), Lone(Daemon(directory / "data", *SETTINGS, environ=said))
+    thread_writes = bool(seed % 2)
+    settings = (*SETTINGS, "storage.inline_commit_s=0") if thread_writes else SETTINGS
+    rng, lone = Random(seed), Lone(Daemon(directory / "data", *settings, environ=said))
     try:
         if plan is not None:
             disk.fail(plan)
         await start(lone, verdict, disk)
         stage = stage_of(lone, seed)
-        attack = Attack(lone, disk, stage, Random(rng.random()), verdict)
+        attack = Attack(lone, disk, stage, Random(rng.random()), verdict, thread_writes=thread_writes)
         async with trio.open_nursery() as nursery:
             if plan is not None:
                 nursery.start_soon(_heal_later, disk)
