@@ -393,6 +393,10 @@ def settle_all(answers: Answers) -> None:
         as_ticket(ticket).settle(answer)
 
 
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("the daemon is shutting down")
+
+
 class Supervision(ABC):
     """Keeps an actor running until its mailbox is closed or another owner has come.
 
@@ -442,9 +446,9 @@ class Supervision(ABC):
                 await after.wait()
             await self._keep_running(run)
         finally:
-            self.mailbox.closed_for = self._gone
+            self.mailbox.closed_for = gone = self._gone
             self.mailbox.close()
-            self.mailbox.drain(self._gone)
+            self.mailbox.drain(gone)
             self.first_load_ended.set()
 
     async def _keep_running(self, run: Run) -> None:
@@ -490,9 +494,10 @@ class Supervision(ABC):
         self.first_load_ended.set()
         return pause_s
 
-    def _gone(self) -> PlainsongError:
-        """Why requests are refused once the actor has ended, or is about to."""
-        return self._moved() if self.is_elsewhere else ShuttingDown("the daemon is shutting down")
+    @property
+    def _gone(self) -> Callable[[], PlainsongError]:
+        """Makes the error for requests once the actor has ended, or is about to."""
+        return self._moved if self.is_elsewhere else _shutting_down
 
     # --- each kind of actor's own -----------------------------------------------------------------
 
@@ -500,9 +505,13 @@ class Supervision(ABC):
     def _refuse(self, error: Exception) -> None:
         """The actor fell, ``_backoff.failures`` times since the last load: refuse requests until it is loaded."""
 
+    @property
     @abstractmethod
-    def _moved(self) -> NoOwner:
-        """Another instance is the owner now; nothing happened."""
+    def _moved(self) -> Callable[[], NoOwner]:
+        """Makes the error that says: another instance is the owner now; nothing happened.
+
+        The mailbox keeps it, so it is no method of this object: each would wait with the other for the garbage collector.
+        """
 
     @abstractmethod
     def _report_loaded(self, load_s: float) -> None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -67,6 +69,8 @@ class Directory:
         self._max_open = max_open
         self._idle_s = idle_s
         self._nursery = nursery
+        #: That of actors. A task keeps its context as long as it lives; that of who asks for a topic first has his request.
+        self._context = copy_context()
         self._entries: OrderedDict[TopicName, DirectoryEntry] = OrderedDict()
         self._ending: dict[TopicName, DirectoryEntry] = {}
         self._pauses = ClaimPauses()
@@ -155,7 +159,7 @@ class Directory:
         previous = self._ending.get(name)
         entry = DirectoryEntry(name, self, None if previous is None else previous.done)
         self._entries[name] = entry
-        self._nursery.start_soon(self._run, entry)
+        self._context.run(self._nursery.start_soon, self._run, entry)
         return entry
 
     async def _run(self, entry: DirectoryEntry) -> None:
@@ -267,8 +271,9 @@ class DirectoryEntry(Supervision):
         finally:
             self.done.set()
 
-    def _moved(self) -> NoOwner:
-        return topic_moved(self.name)
+    @property
+    def _moved(self) -> Callable[[], NoOwner]:
+        return partial(topic_moved, self.name)
 
     def _refuse(self, error: Exception) -> None:
         """After the first fall requests wait for the load; after a second one they are refused: it may take long."""

@@ -600,8 +600,9 @@ class ServiceSupervision(Supervision):
         super().close(given_away=given_away)
         self.first_load_ended.set()
 
-    def _moved(self) -> NoOwner:
-        return service_moved()
+    @property
+    def _moved(self) -> Callable[[], NoOwner]:
+        return service_moved
 
     def _refuse(self, error: Exception) -> None:
         self.mailbox.closed_for = service_not_loaded

@@ -939,7 +939,8 @@ class Connection:
         #: What its answers hold until they have left.
         self.room = parts.budget.answers.room()
         self._reactor = parts.reactor
-        self._lane = lane
+        #: Whose requests come here; None once it has left, so that neither keeps the other.
+        self._lane: Lane | None = lane
         self._receiver: trio.lowlevel.Task | None = None
         self._watching: trio.CancelScope | None = None
         self._unsent = memoryview(b"")
@@ -959,8 +960,9 @@ class Connection:
         parts.reactor.add(sock, self)
 
     def leave(self) -> None:
-        """The reactor has nothing more to do with the socket. Idempotent."""
+        """Neither the reactor nor the lane has anything more to do with the socket. Idempotent."""
         self._reactor.remove(self._sock, self)
+        self._lane = None
 
     # --- in the reactor's task --------------------------------------------------------------------
 
@@ -973,7 +975,7 @@ class Connection:
             self.wake()
             return
         lane = self._lane
-        while not lane.started and self._read():
+        while lane is not None and not lane.started and self._read(lane):
             if lane.data_arrived():
                 self.wake()
                 return
@@ -984,9 +986,9 @@ class Connection:
         """Ends the connection: nothing came for ``keep_alive_s``, or it has failed."""
         self.scope.cancel()
 
-    def _read(self) -> bool:
+    def _read(self, lane: Lane) -> bool:
         """Reads what is there, without waiting; whether there is something to see to."""
-        if len(self.pending) >= MAX_PIPELINED_BYTES and not self._lane.gathering:
+        if len(self.pending) >= MAX_PIPELINED_BYTES and not lane.gathering:
             return True  # what was sent ahead is enough; the rest is read when that has been answered
         try:
             data = self._sock.recv(self.wanted_bytes)
@@ -1129,7 +1131,8 @@ class Connection:
                     return
                 if not data:
                     self.ended = True
-                    self._lane.sending_ended()
+                    if self._lane is not None:
+                        self._lane.sending_ended()
                     return
                 self.pending += data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -407,6 +408,8 @@ class Links:
     ) -> None:
         self._secret = secret
         self._nursery = nursery
+        #: That of links. A task keeps its context as long as it lives; that of who needs a link first has his request.
+        self._context = copy_context()
         self._bounds = bounds
         #: How a connection to an address is made.
         self.dial = dial
@@ -442,7 +445,7 @@ class Links:
             raise LinkBroken(peer.why, sent=False)
         if peer.dialled is None:
             peer.dialled = trio.Event()
-            self._nursery.start_soon(self._dial_and_run, address, peer, peer.dialled)
+            self._context.run(self._nursery.start_soon, self._dial_and_run, address, peer, peer.dialled)
         await peer.dialled.wait()
         if peer.link is None or not peer.link.is_open:
             raise LinkBroken(peer.why or f"the link to {address} has ended", sent=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextvars import ContextVar
 
 import pytest
 import trio
@@ -70,6 +71,21 @@ async def test_a_hundred_first_users_make_one_load(nursery):
         assert not [answer for answer in answers if isinstance(answer, PlainsongError)]
         assert (store.claims[NAME] - claims, harness.watch.loads[NAME]) == (1, 1)
         assert store.calls["scan"] - scans == 3
+
+
+async def test_a_topic_keeps_nothing_of_the_request_that_opened_it():
+    request = ContextVar("request", default="none")
+
+    class Looking(OwnerStore):
+        async def claim(self, name):
+            seen.append(request.get())
+            return await super().claim(name)
+
+    seen = []
+    async with actors(Looking()) as harness:
+        request.set("the first")
+        await harness.create()
+        assert seen == ["none"]
 
 
 async def test_an_idle_topic_is_let_go_and_opened_again_by_its_next_user(autojump_clock):

@@ -1,8 +1,9 @@
-"""A link to somebody who left while it was dialled is not kept: nobody would end it."""
+"""A link to somebody who left while it was dialled is not kept: nobody would end it. And a link keeps no request."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from contextvars import ContextVar
 
 import trio
 from trio.testing import memory_stream_pair
@@ -45,3 +46,19 @@ async def test_a_link_that_was_forgotten_while_it_was_dialled_is_ended():
             await ended.wait()
         assert not list(links)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_link_keeps_nothing_of_the_request_that_needed_it_first():
+    request = ContextVar("request", default="none")
+    seen = []
+
+    async def dial(address):
+        seen.append((address, request.get()))
+        raise OSError("nobody is there")
+
+    async with trio.open_nursery() as nursery:
+        links = Links(nursery, dial=dial)
+        request.set("the first")
+        with suppress(LinkBroken):
+            await links.to("b:7420")
+    assert seen == [("b:7420", "none")]
