@@ -74,13 +74,23 @@ def packs_of(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes]) 
     lengths = list(map(len, values))
     if sum(lengths) > MAX_MEAN_BYTES * len(lengths) or max(lengths) > MAX_VALUE_BYTES:
         return None
-    if max(values) >= _HAS_TTL and any(value[:1] >= _HAS_TTL and value[0] & HAS_TTL for value in values):
+    if _any_has_ttl(values):
         # These are removed one by one, as each expires, and every time a pack would be written anew.
         return None
     width = len(suffixes[0])
     if width > _MAX_TAIL_BYTES or set(map(len, suffixes)) != {width} or not _ascend(suffixes):
         return None
     return list(_packs(prefix, suffixes, values, lengths))
+
+
+def _any_has_ttl(values: Sequence[bytes]) -> bool:
+    """Whether a message among them has a time to live of its own."""
+    high = max(values)
+    if high < _HAS_TTL:
+        return False
+    if min(values)[:1] == high[:1]:  # they all begin alike, as those of a producer's request do
+        return bool(high[0] & HAS_TTL)
+    return any(value[:1] >= _HAS_TTL and value[0] & HAS_TTL for value in values)
 
 
 def _ascend(values: Sequence[Any]) -> bool:
@@ -97,13 +107,19 @@ def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], le
     elif lengths.count(lengths[0]) == rows:
         ends = [rows * part // count for part in range(1, count + 1)]
     else:
-        sizes = list(accumulate(length + _LENGTH_BYTES for length in lengths))
+        sums = list(accumulate(lengths))
         # A set: a large row may be more than a part by itself.
-        ends = sorted({bisect_left(sizes, total * part // count) + 1 for part in range(1, count + 1)})
+        ends = sorted({_first_beyond(sums, total * part // count) + 1 for part in range(1, count + 1)})
     start = 0
     for stop in ends:
         yield _pack(prefix, suffixes[start:stop], values[start:stop], lengths[start:stop])
         start = stop
+
+
+def _first_beyond(sums: Sequence[int], size: int) -> int:
+    """The first row with which rows and their lengths take so many bytes; ``sums``: those of the rows alone."""
+    found: int = bisect_left(range(len(sums)), size, key=lambda index: sums[index] + _LENGTH_BYTES * (index + 1))
+    return found
 
 
 def _pack(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Row:
