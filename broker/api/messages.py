@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
+from bisect import bisect_right
 from codecs import utf_8_decode
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from time import perf_counter
@@ -25,6 +26,7 @@ from plainsong.protocol.ids import (
     FIRST_BOUND,
     NO_PAYLOAD_PART,
     POSITION_BYTES,
+    SEQUENCES_PER_MS,
     after,
     bound_at,
     parse_id,
@@ -33,8 +35,9 @@ from plainsong.protocol.ids import (
 )
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import items_in
-from plainsong.protocol.rows import BATCH, INDEX, Stamp, decode_row
+from plainsong.protocol.rows import BATCH, HAS_EXTRAS, INDEX, Stamp, decode_row
 from plainsong.protocol.topic.asks import Describe, Look
+from plainsong.protocol.topic.chain import ordinal
 from plainsong.protocol.topic.reading import Walk
 from plainsong.protocol.transactions.view import Verdict
 
@@ -423,8 +426,10 @@ def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | 
 #
 # The request a message came with: its producer, its sequence id, its place in a batch.
 #
-# Only the first row of a request says so; the others have their index in it, which leads back to the first. That
-# one is nearly always among the messages shown; if not, it is one look at the store, for each request once.
+# Only the first row of a request says so. Rows of a request have consecutive positions, so the others are its as far as
+# it says that it goes: whose the messages shown are is known from the first rows among them, and for those before, from
+# one look back. Rows that may be removed one by one, and those that older versions wrote, have their index in the
+# request, which leads back to the first: one look at the store, for each request once.
 
 
 class Origin(NamedTuple):
@@ -459,28 +464,32 @@ class _First(NamedTuple):
         return Origin(stamp.producer, stamp.ids[number], batch)
 
 
-@dataclass(slots=True)
 class Origins:
     """What the rows of some messages say of their requests."""
 
-    #: Message id → the row's index in its request; 0 for first rows.
-    _indexes: dict[bytes, int] = field(default_factory=dict)
-    #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
-    _firsts: dict[bytes, _First | None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        #: Message id → the row's index in its request, 0 for first rows; None: it does not say.
+        self._indexes: dict[bytes, int | None] = {}
+        #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
+        self._firsts: dict[bytes, _First | None] = {}
+        #: The lowest position that was met.
+        self._lowest = b"\xff" * POSITION_BYTES
 
     def meet(self, message_id: bytes, row: MessageRow, reference: MessageRow | None) -> None:
-        """A message is shown; ``reference``: the row that refers to it, when it was stored."""
+        """A message is visible; ``reference``: the row that refers to it, when it was stored."""
         row = row if reference is None else reference
-        if not row.extras:
-            return
         position = message_id[:POSITION_BYTES]
-        try:
-            index = _number_in(row, INDEX) or 0
-            if not index and position not in self._firsts:
-                self._firsts[position] = _first(row)
-        except DamagedRow:
-            return  # the message itself is whole
-        if index or self._firsts[position] is not None:
+        self._lowest = min(self._lowest, position)
+        index = None
+        if row.extras:
+            try:
+                index = _number_in(row, INDEX)
+                first = None if index else self._firsts.get(position) or _first(row)
+            except DamagedRow:
+                return  # the message itself is whole
+            if first is not None:
+                self._firsts[position], index = first, 0
+        if index is not None or reference is None:
             self._indexes[message_id] = index
 
     def forget(self, message_id: bytes) -> None:
@@ -493,9 +502,19 @@ class Origins:
         Raises:
           StoreError: a first row could not be read.
         """
+        await self._look_back(store, prefix)
+        firsts = sorted(self._firsts)
         found = {}
         for message_id, index in self._indexes.items():
-            position = _position_before(message_id[:POSITION_BYTES], index)
+            at = message_id[:POSITION_BYTES]
+            if index is None:
+                before = bisect_right(firsts, at)
+                if not before:
+                    continue
+                position: bytes | None = firsts[before - 1]
+                index = ordinal(at) - ordinal(firsts[before - 1])
+            else:
+                position = _position_before(at, index)
             if position is None:
                 continue
             if position not in self._firsts:
@@ -508,6 +527,49 @@ class Origins:
             else:
                 found[message_id] = first.origin(index)
         return found
+
+    async def _look_back(self, store: Store, prefix: bytes) -> None:
+        """Find the first row of the request that the first messages may belong to, if it was not met."""
+        unknown = [message_id[:POSITION_BYTES] for message_id, index in self._indexes.items() if index is None]
+        if unknown and min(unknown) < min(self._firsts, default=self._lowest + b"\xff"):
+            look = _LookBack(ordinal(self._lowest))
+            start, stop = prefix + bytes(POSITION_BYTES), prefix + self._lowest
+            await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True)
+            if look.found is not None:
+                self._firsts[look.position] = look.found
+
+
+class _LookBack:
+    """Looks for the first row of a request in the rows before one of its others, from the last one down."""
+
+    def __init__(self, behind: int) -> None:
+        """``behind``: the position that the search begins before, as a number."""
+        self._behind = behind
+        self.found: _First | None = None
+        self.position = b""
+        """Of the row that was found."""
+
+    def feed(self, rows: Sequence[Row]) -> bool:
+        """Take rows, in descending order; False: that is enough."""
+        return all(map(self._passes, rows))
+
+    def _passes(self, row: Row) -> bool:
+        """Whether the first row may stand before this one."""
+        position, value = row[0][-POSITION_BYTES:], row[1]
+        at, behind = ordinal(position), self._behind
+        if at + 1 != behind and at // SEQUENCES_PER_MS != behind // SEQUENCES_PER_MS:
+            return False  # no request goes on in a millisecond before the one before is full
+        self._behind = at
+        if not value or not value[0] & HAS_EXTRAS:
+            return True
+        try:
+            decoded = decode_row(value)
+            if decoded.payload is not None and INDEX in decoded.extras:
+                return False
+            self.found, self.position = _first(decoded), position
+        except DamagedRow:
+            return False
+        return self.found is None
 
 
 async def _looked_up(store: Store, key: bytes) -> _First | None:
@@ -546,5 +608,5 @@ def _position_before(position: bytes, count: int) -> bytes | None:
 
     Those of a request have no holes, and the one after the last of a millisecond is the first of the next.
     """
-    at = int.from_bytes(position, "big") - count
+    at = ordinal(position) - count
     return None if at < 0 else at.to_bytes(POSITION_BYTES, "big")

@@ -313,18 +313,25 @@ def _taken_apart(
         pack = Pack(key, value)
         low, end = pack.index(start), pack.index(stop)
         part = max(wanted, _FEW_ROWS) if wanted else end - low
-        if values and not reverse and pack.is_plain:
-            yield PlainPart(pack, low, end)
-        elif reverse:
+        if reverse:
             if part < end - low:
                 yield pack.rows(end - part, end, values=values)[::-1]
                 end -= part
             yield pack.rows(low, end, values=values)[::-1]
+        elif values:
+            for first, after, is_plain in pack.stretches(low, end):
+                if is_plain:
+                    yield PlainPart(pack, first, after)
+                    continue
+                few = min(first + part, after)
+                yield pack.rows(first, few)
+                if few < after:
+                    yield pack.rows(few, after)
         else:
             if part < end - low:
-                yield pack.rows(low, low + part, values=values)
+                yield pack.rows(low, low + part, values=False)
                 low += part
-            yield pack.rows(low, end, values=values)
+            yield pack.rows(low, end, values=False)
     if plain:
         yield plain
 

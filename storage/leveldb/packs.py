@@ -17,6 +17,7 @@ never is 90, as its bit 80 says (``plainsong.protocol.rows``); a value that begi
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_left, bisect_right, insort
 from itertools import accumulate, groupby, islice, pairwise, repeat
@@ -52,11 +53,14 @@ MAX_VALUE_BYTES = PACK_BYTES // 2
 _HEAD = struct.Struct(">BBHI")
 _LENGTH_BYTES = 4
 _LENGTHS_DIFFER = (1 << 32) - 1
+#: So few rows of another length hardly make a pack larger than the next.
+_FEW_OTHERS = 1
 #: Keys whose tail is longer are not packed: it has one byte.
 _MAX_TAIL_BYTES = 255
 _TABLE_BYTE = bytes([PACKED_TABLE])
 _HAS_TTL = bytes([HAS_TTL])
-_PLAIN_ONLY = {PLAIN}
+#: Rows that have a payload and nothing else, by their first bytes: so many that keeping them together saves work.
+_PLAIN_STRETCH = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
 
 
 # --- making ----------------------------------------------------------------------------------------
@@ -67,14 +71,20 @@ def are_many(values: Sequence[bytes]) -> bool:
     return len(values) >= MIN_ROWS
 
 
-def packs_of(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes]) -> list[Row] | None:
-    """The packs of rows ``prefix + suffix``, in the order of their keys; None: these rows stay what they are."""
+def packs_of(
+    prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], *, may_expire: bool = True
+) -> list[Row] | None:
+    """The packs of rows ``prefix + suffix``, in the order of their keys; None: these rows stay what they are.
+
+    Args:
+      may_expire: whether messages may have times to live of their own.
+    """
     if not are_many(values) or len(suffixes) != len(values):
         return None
     lengths = list(map(len, values))
     if sum(lengths) > MAX_MEAN_BYTES * len(lengths) or max(lengths) > MAX_VALUE_BYTES:
         return None
-    if _any_has_ttl(values):
+    if may_expire and _any_has_ttl(values):
         # These are removed one by one, as each expires, and every time a pack would be written anew.
         return None
     width = len(suffixes[0])
@@ -104,7 +114,7 @@ def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], le
     count = min(total // PACK_BYTES, rows)
     if count <= 1:
         ends: Iterable[int] = (rows,)
-    elif lengths.count(lengths[0]) == rows:
+    elif rows - lengths.count(lengths[-1]) <= _FEW_OTHERS:  # such as the first row of a producer's request
         ends = [rows * part // count for part in range(1, count + 1)]
     else:
         sums = list(accumulate(lengths))
@@ -242,16 +252,31 @@ class Pack:
             keys = map(self._prefix.__add__, cut_rows(tails, f"{self._tail}s"))
         return list(zip(keys, self.values(first, stop) if values else repeat(b"", stop - first), strict=True))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all its rows have a payload and nothing else, and keys that differ in their positions alone."""
-        if self._tail > POSITION_BYTES:
-            return False
+    def stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Its rows from one index to another in stretches: index of the first, after the last, and whether it is plain.
+
+        The rows of a plain stretch have a payload and nothing else, and keys that differ in their positions alone.
+        """
+        flags = self._flags() if self._tail <= POSITION_BYTES else None
+        if flags is None or stop <= first:
+            yield first, stop, False
+            return
+        at = first
+        for found in _PLAIN_STRETCH.finditer(flags, first, stop):
+            if at < found.start():
+                yield at, found.start(), False
+            yield *found.span(), True
+            at = found.end()
+        if at < stop:
+            yield at, stop, False
+
+    def _flags(self) -> bytes | None:
+        """The first byte of each value; None: some have none."""
         value, bounds = self._value, self._bounds
         if bounds is None:
-            return self._length > 0 and value[self._values_at :: self._length].count(PLAIN) == self.count
+            return value[self._values_at :: self._length] if self._length else None
         # The first byte of a value that is empty would be the next one's.
-        return _ascend(bounds) and set(map(value.__getitem__, islice(bounds, self.count))) == _PLAIN_ONLY
+        return bytes(map(value.__getitem__, islice(bounds, self.count))) if _ascend(bounds) else None
 
     def values(self, first: int, stop: int) -> Iterable[bytes]:
         """The values of its rows from one index to another."""

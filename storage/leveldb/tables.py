@@ -458,7 +458,7 @@ class LevelDBTables:
         packs, inside, marked = None, False, False
         if put.table is PACKED_TABLE and volume.shape.packed and put.values:
             if is_new and are_many(put.values) and self.volumes.may_pack(put):
-                packs = packs_of(put.prefix, put.suffixes, put.values)
+                packs = packs_of(put.prefix, put.suffixes, put.values, may_expire=put.may_expire)
             if packs is None:
                 inside = volume.has_packs
                 if inside and is_new:  # rows that are turned may be of several topics

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
+
 import pytest
 from broker_in_process import START_MS, TOPICS
 
@@ -33,11 +36,21 @@ async def topic_of(daemon, rows):
     cached.changed(0)
 
 
-def request_of(ms, count, producer, ids, *, first=0, pointer=None, **more):
+#: Rows that may be removed one by one have their index in the request; version 0.1 gave one to all.
+FORMS = pytest.mark.parametrize("indexed", [False, True], ids=["rows as they are", "rows with an index"])
+
+
+def followers(ms, indexes, first, *, indexed, pointer=None, payload=b"m"):
+    """Rows that follow in a request: all but its first."""
+    rows = ((at, MessageRow(payload, pointer, extras={"i": at} if indexed else {})) for at in indexes)
+    return [(ms, first + at, row) for at, row in rows]
+
+
+def request_of(ms, count, producer, ids, *, first=0, pointer=None, indexed=False, **more):
     """The rows of one request, as a topic writes them."""
     stamp = {} if producer is None else {"d": [producer, 3, len(ids) if isinstance(ids, list) else count, ids]}
     rows = [(ms, first, MessageRow(b"m0", pointer, extras=stamp | more))]
-    return rows + [(ms, first + at, MessageRow(b"m%d" % at, pointer, extras={"i": at})) for at in range(1, count)]
+    return rows + followers(ms, range(1, count), first, indexed=indexed, pointer=pointer)
 
 
 async def look(daemon, **parameters):
@@ -48,14 +61,18 @@ async def look(daemon, **parameters):
 NOTHING = (None, None, None)
 
 
-async def test_each_message_of_a_request_is_shown_with_its_producer_and_its_own_sequence_id(daemon):
-    await topic_of(daemon, request_of(1, 3, "p", 7) + request_of(1, 3, "q", [5, 9, 900], first=3))
+@FORMS
+async def test_each_message_of_a_request_is_shown_with_its_producer_and_its_own_sequence_id(daemon, indexed):
+    rows = request_of(1, 3, "p", 7, indexed=indexed)
+    await topic_of(daemon, rows + request_of(1, 3, "q", [5, 9, 900], first=3, indexed=indexed))
     shown = [("p", 7, None), ("p", 8, None), ("p", 9, None), ("q", 5, None), ("q", 9, None), ("q", 900, None)]
     assert await look(daemon) == [*shown, NOTHING]
 
 
-async def test_a_batch_says_which_of_how_many_a_message_is_with_a_producer_or_without(daemon):
-    await topic_of(daemon, request_of(1, 2, None, None, b=2) + request_of(2, 2, "p", 0, b=2))
+@FORMS
+async def test_a_batch_says_which_of_how_many_a_message_is_with_a_producer_or_without(daemon, indexed):
+    rows = request_of(1, 2, None, None, b=2, indexed=indexed)
+    await topic_of(daemon, rows + request_of(2, 2, "p", 0, b=2, indexed=indexed))
     first, second = {"index": 0, "count": 2}, {"index": 1, "count": 2}
     assert await look(daemon) == [
         (None, None, first),
@@ -66,41 +83,102 @@ async def test_a_batch_says_which_of_how_many_a_message_is_with_a_producer_or_wi
     ]
 
 
+@FORMS
 @pytest.mark.parametrize("start", range(1, 5))
-async def test_a_look_that_begins_inside_a_request_finds_its_first_row_with_one_read(daemon, start):
-    await topic_of(daemon, request_of(1, 5, "p", 100, b=5))
-    gets = daemon.store.calls["get"]
+async def test_a_look_that_begins_inside_a_request_finds_its_first_row_with_one_read(daemon, start, indexed):
+    await topic_of(daemon, request_of(1, 5, "p", 100, b=5, indexed=indexed))
+    calls = Counter(daemon.store.calls)
     shown = await look(daemon, **{"from": pack_id(START_MS + 1, start).hex(), "limit": 5 - start})
     assert shown == [("p", 100 + at, {"index": at, "count": 5}) for at in range(start, 5)]
-    assert daemon.store.calls["get"] - gets == 1
+    more = daemon.store.calls - calls
+    assert (more["get"], more["scan"]) == ((1, 1) if indexed else (0, 2))
 
 
-async def test_a_request_that_goes_over_into_the_next_millisecond_is_found_too(daemon):
-    rows = request_of(1, 2, "p", 7, first=65_534)
-    rows += [(2, at, MessageRow(b"m", extras={"i": 2 + at})) for at in range(2)]
+@FORMS
+async def test_a_request_that_goes_over_into_the_next_millisecond_is_found_too(daemon, indexed):
+    rows = request_of(1, 2, "p", 7, first=65_534, indexed=indexed)
+    rows += followers(2, (2, 3), -2, indexed=indexed)
     rows[0] = (*rows[0][:2], MessageRow(b"m0", extras={"d": ["p", 3, 4, 7]}))
     await topic_of(daemon, rows)
     assert await look(daemon, **{"from": START_MS + 2}) == [("p", 9, None), ("p", 10, None), NOTHING]
 
 
-async def test_a_first_row_that_is_gone_or_of_another_request_says_nothing_of_the_others(daemon):
-    await topic_of(
-        daemon, [*request_of(1, 1, "p", 7), *request_of(1, 3, "q", 1, first=1)[1:], (9, 0, MessageRow(b"m"))]
-    )
+@FORMS
+async def test_a_first_row_that_is_gone_or_of_another_request_says_nothing_of_the_others(daemon, indexed):
+    rows = [*request_of(1, 1, "p", 7), *request_of(1, 3, "q", 1, first=1, indexed=indexed)[1:]]
+    await topic_of(daemon, [*rows, (9, 0, MessageRow(b"m"))])
     assert await look(daemon) == [("p", 7, None), NOTHING, NOTHING, NOTHING, NOTHING]
+    assert await look(daemon, **{"from": pack_id(START_MS + 1, 2).hex()}) == [NOTHING] * 4
+
+
+async def test_a_look_back_ends_where_no_request_can_have_gone_on(daemon):
+    rows = request_of(1, 3, "p", 7) + followers(2, (0, 1), 0, indexed=False)
+    await topic_of(daemon, rows + followers(4, (0, 1), 0, indexed=False))
+    # Its stamp says that it goes on, but none of a millisecond that is not full goes on in the next.
+    daemon.store.inner.apply(
+        [
+            put_one(
+                Table.MESSAGE,
+                PREFIX + pack_position(START_MS + 1, 0),
+                encode_row(MessageRow(b"m0", extras={"d": ["p", 3, 1 << 20, 7]})),
+            )
+        ]
+    )
+    assert await look(daemon, **{"from": START_MS + 2}) == [NOTHING] * 5
+
+
+async def test_wherever_a_look_begins_and_whatever_it_shows_each_message_has_the_same_origin(daemon):
+    await daemon.create()
+    sent = []
+
+    async def publish(count, **more):
+        messages = [{"payload": f"{len(sent)}-{number % 3}"} for number in range(count)]
+        for number, each in enumerate(messages):
+            if "producer" in more:
+                each["sequenceId"] = 100 * len(sent) + 7 * number
+            if more.get("own") and number % 2:
+                each["ttlSeconds"] = 3600
+        more.pop("own", None)
+        sent.append(count)
+        await daemon.publish(*messages, **more)
+
+    # All within one millisecond, as on a busy topic, and then in one of their own.
+    for ms in (START_MS, START_MS + 1):
+        daemon.clock.ms = ms
+        for own in (False, True):
+            await publish(3)
+            await publish(4, producer="p", own=own)
+            await publish(1, producer="p")
+            await publish(3, atomic=True, own=own)
+            await publish(2)
+            await publish(5, producer="q", atomic=True, routingKey="k", own=own)
+    every = (await daemon.call("GET", LOOK)).json()
+    assert len(every) == sum(sent)
+    assert Counter(each["producer"] for each in every) == {None: 32, "p": 20, "q": 20}
+    assert sorted({str(each["batch"]) for each in every})[:2] == ["None", "{'index': 0, 'count': 3}"]
+    for order, text, limit in product(("asc", "desc"), ("", "-1"), (1, 3, 100)):
+        for at in range(len(every)):
+            bound = {"from": every[at]["id"]} if order == "asc" else {"to": every[at]["id"]}
+            part = every[at:] if order == "asc" else every[:at][::-1]
+            wanted = [each for each in part if text in each["payload"]][:limit]
+            shown = await daemon.call("GET", LOOK, params={**bound, "order": order, "filter": text, "limit": limit})
+            assert shown.json() == wanted, (order, text, limit, at)
 
 
 @pytest.mark.parametrize("extras", [{"d": ["p"]}, {"d": 7}, {"b": 0}, {"i": "x"}, {"b": "x", "d": ["p", 3, 1, 7]}])
-async def test_a_stamp_that_cannot_be_read_hides_no_message(daemon, extras):
-    await topic_of(daemon, [(1, 0, MessageRow(b"m", extras=extras)), (1, 1, MessageRow(b"n", extras={"i": 1}))])
+@FORMS
+async def test_a_stamp_that_cannot_be_read_hides_no_message(daemon, extras, indexed):
+    await topic_of(daemon, [(1, 0, MessageRow(b"m", extras=extras)), *followers(1, (1,), 0, indexed=indexed)])
     assert await look(daemon) == [NOTHING] * 3
+    assert await look(daemon, **{"from": pack_id(START_MS + 1, 1).hex()}) == [NOTHING] * 2
 
 
-async def test_stored_messages_are_the_publishs_producers_and_the_publishs_own_have_its_ids(daemon):
+@FORMS
+async def test_stored_messages_are_the_publishs_producers_and_the_publishs_own_have_its_ids(daemon, indexed):
     stored = [pack_position(START_MS - 100, at) for at in range(2)]
     extras = Stored(2, 2, stored[0], stored[1]).extras() | {"d": ["p", 3, 2, 7]}
     rows = [(1, 0, MessageRow(None, 5, extras=extras))]
-    rows += [(1, at, MessageRow(b"m", 5, extras={"i": at})) for at in (1, 2)]
+    rows += followers(1, (1, 2), 0, indexed=indexed, pointer=5)
     await topic_of(daemon, rows)
     value = encode_row(MessageRow(b"s", extras={"a": {"key": "text"}}))
     payloads = [put_one(Table.PAYLOAD, payload_prefix(NAME, 1, 5) + at, value) for at in stored]

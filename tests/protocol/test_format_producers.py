@@ -80,7 +80,7 @@ def test_the_example_is_what_the_topic_writes():
 def test_the_example_can_be_read_by_the_code():
     first, second, third = (decode_row(value) for _, value in documented("stamped"))
     assert Stamp.of(first) == Stamp("billing", 1, range(10, 12), 2)
-    assert (first.extras["b"], second.extras["i"], Stamp.of(second)) == (2, 1, None)
+    assert (first.extras["b"], second.extras, Stamp.of(second)) == (2, {"a": {"routingKey": "1"}}, None)
     assert Stamp.of(third) == Stamp("billing", 1, range(14, 15), 1)
     key, value = documented("producer")[1]
     producer = Producer.decode(keys.parse_system_key(key[1:]).rest.decode(), value)

@@ -30,6 +30,7 @@ from plainsong.protocol.topic.asks import (
 )
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import MAX_RUNS, Pending, Segment
+from plainsong.protocol.topic.row_extras import RowExtras
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
 from plainsong.protocol.topic.step import RowBatch, values_of
 
@@ -398,7 +399,7 @@ def test_values_made_in_bulk_are_those_of_rows_made_one_by_one(sizes, ttls_s, ex
     messages = [bytes(size) for size in sizes]
     ttls = None if ttls_s is None else [ttls_s] * len(sizes)
     wanted = [encode_row(MessageRow(each, P, ttls_s, extras or {})) for each in messages]
-    assert values_of(messages, ttls, P, extras) == wanted
+    assert values_of(messages, ttls, P, None if extras is None else RowExtras(every=extras)) == wanted
 
 
 def test_items_begin_anew_behind_a_reference():

@@ -232,15 +232,15 @@ def test_a_generation_that_is_brought_back_knows_its_producers():
 # --- what a row says ------------------------------------------------------------------------------
 
 
-def test_the_first_row_has_the_stamp_and_the_others_their_index():
+def test_the_first_row_has_the_stamp_and_the_others_are_those_of_a_plain_request():
     topic = Topic()
     topic.publish([3, 4, 7])
     topic.publish(range(8, 308), routing_key="k", payloads=["x" * (each % 3) for each in range(300)])
     first, *rest = rows_of(topic)
     assert Stamp.of(first) == Stamp("p", 0, [3, 4, 7], 3)
-    assert [row.extras for row in rest[:2]] == [{INDEX: 1}, {INDEX: 2}]
+    assert [row.extras for row in rest[:2]] == [{}, {}]
     assert Stamp.of(rest[2]) == Stamp("p", 0, range(8, 308), 300)
-    assert [row.extras.get(INDEX) for row in rest[3:]] == list(range(1, 300))
+    assert [set(row.extras) for row in rest[3:]] == [{"a"}] * 299
     assert {str(row.extras["a"]) for row in rest[2:]} == {"{'routingKey': 'k'}"}
     assert [len(row.payload) for row in rest[2:]] == [each % 3 for each in range(300)]
 
@@ -248,7 +248,20 @@ def test_the_first_row_has_the_stamp_and_the_others_their_index():
 def test_an_atomic_request_without_a_producer_says_that_it_is_one():
     topic = Topic()
     topic.ask(Publish(PublishRequest([b"a", b"b"], atomic=True), 0))
-    assert [row.extras for row in rows_of(topic)] == [{BATCH: 2}, {INDEX: 1}]
+    assert [row.extras for row in rows_of(topic)] == [{BATCH: 2}, {}]
+
+
+@pytest.mark.parametrize("kind", ["a producer's", "an atomic"])
+@pytest.mark.parametrize(
+    "own", [{"message_ttls_s": [None, 5, 6]}, {"ttl_s": 9}, {"attributes": [{}, {"a": "1"}, {}]}], ids=str
+)
+def test_rows_that_may_be_removed_one_by_one_have_their_index_in_the_request(kind, own):
+    topic = Topic()
+    if kind == "an atomic":
+        topic.ask(Publish(PublishRequest([b"x"] * 3, atomic=True, **own), 0))
+    else:
+        topic.publish([0, 1, 2], **own)
+    assert [row.extras.get(INDEX) for row in rows_of(topic)] == [None, 1, 2]
 
 
 def test_attributes_stand_in_their_messages_rows_whatever_else_does():
@@ -748,7 +761,7 @@ def test_stored_messages_and_others_published_together_are_told_apart_by_the_sta
     reference, first, second = rows_of(topic)
     assert Stamp.of(reference) == Stamp("p", 0, range(4, 6), 3)
     assert reference.extras[STAMP][4] == 3
-    assert [first.extras, second.extras] == [{INDEX: 1}, {INDEX: 2}]
+    assert [first.extras, second.extras] == [{}, {}]
     topic.load()
     assert topic.get().last_sequence_id == 5
     assert topic.publish_under(POINTER, [4, 5]).duplicate

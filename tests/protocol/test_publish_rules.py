@@ -150,7 +150,10 @@ def test_the_rows_of_a_request_are_those_that_its_extras_say_one_by_one(kind, po
     extras = stamped(kind, count)
     batch = RowBatch()
     batch.add([Run(NOW_MS, 7, count)], messages, None, pointer, extras, Lengths(messages).of_each)
-    own = [{} if extras is None else extras.extras_of(index) for index in range(count)]
+    shared = {"a": {"routingKey": "key"}} if kind == "shared" else {}
+    own = [shared] * count
+    if kind in ("stamped", "atomic"):
+        own[0] = {"b": count} if kind == "atomic" else {"d": ["p", 3, count, 1 << 40]}
     wanted = [encode_row(MessageRow(each, pointer, None, own[at])) for at, each in enumerate(messages)]
     assert batch.values == wanted
     assert batch.value_bytes == sum(map(len, wanted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -107,7 +108,7 @@ def test_a_page_of_plain_rows_that_stay_together_is_that_of_rows_one_by_one(
 ):
     ((key, value),) = packs_of(PREFIX, [pack_position(1000, first + n) for n in range(len(values))], values)
     pack = Pack(key, value)
-    assert pack.is_plain
+    assert list(pack.stretches(0, pack.count)) == [(0, pack.count, True)]
     low, stop = sorted(min(each, pack.count) for each in cut)
     together = PlainPart(pack, low, stop)
     rows = pack.rows(low, stop)
@@ -129,15 +130,29 @@ def test_a_page_of_plain_rows_that_stay_together_is_that_of_rows_one_by_one(
 
 
 @pytest.mark.parametrize(
-    "other", [b"\x01" + bytes(8) + b"\x02a", encode_row(MessageRow(b"a", extras={"i": 1})), b"", b"\x08"]
+    "other", [b"\x01" + bytes(8) + b"\x02a", encode_row(MessageRow(b"a", extras={"i": 1})), b"\x08"]
 )
-@pytest.mark.parametrize("at", [0, 7, 15])
-def test_rows_of_which_one_has_more_than_a_payload_do_not_stay_together(at, other):
+@pytest.mark.parametrize("others", [(0,), (10,), (23,), (0, 10, 23), (5, 6, 15), tuple(range(24))], ids=str)
+@pytest.mark.parametrize("part", [(0, 24), (1, 24), (3, 20), (11, 12), (7, 7)], ids=str)
+def test_rows_that_have_more_than_a_payload_leave_those_between_together(others, other, part):
     for plain in (b"\x00\x02a", b"\x00" + b"x" * (len(other) - 1)):
+        values = [other if at in others else plain for at in range(24)]
+        pack = Pack(*packs_of(PREFIX, [pack_position(1000, n) for n in range(24)], values)[0])
+        assert pack.rows() == rows_of(request(0, values))
+        stretches = list(pack.stretches(*part))
+        assert [row for first, stop, _ in stretches for row in pack.rows(first, stop)] == pack.rows(*part)
+        kept = [range(first, stop) for first, stop, is_plain in stretches if is_plain]
+        assert all(values[at] == plain for each in kept for at in each)
+        bounds = sorted({part[0] - 1, *(at for at in others if part[0] <= at < part[1]), part[1]})
+        assert kept == [range(low + 1, high) for low, high in pairwise(bounds) if high - low > 8]
+
+
+def test_rows_of_which_one_is_empty_do_not_stay_together():
+    for plain in (b"\x00\x02a", b"\x00"):
         values = [plain] * 16
-        values[at] = other
+        values[7] = b""
         pack = Pack(*packs_of(PREFIX, [pack_position(1000, n) for n in range(16)], values)[0])
-        assert not pack.is_plain
+        assert list(pack.stretches(0, 16)) == [(0, 16, False)]
         assert pack.rows() == rows_of(request(0, values))
 
 

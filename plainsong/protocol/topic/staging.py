@@ -88,10 +88,7 @@ def store_messages(
         row_extras.every = {SEGMENT: segment.index}
     suffixes = positions(_payload_positions(pending, state.time_ms, len(request.messages)))
     ttls_s = own_ttls(len(request.messages), request.ttl_s, request.message_ttls_s)
-    if row_extras is None:
-        values = values_of(request.messages, ttls_s)
-    else:
-        values, _ = row_extras.values(request.messages, ttls_s, None)
+    values = values_of(request.messages, ttls_s, None, row_extras)
     prefix = payload_prefix(state.name, state.living().generation, pending.pointer)
     step.add_payloads(Put(Table.PAYLOAD, prefix, suffixes, values))
     size = sum(map(len, request.messages))

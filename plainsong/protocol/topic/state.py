@@ -257,7 +257,7 @@ class TopicState:
             messages, size = 1, len(value) + ROW_BYTES
             if value and value[0] & _UNDER_POINTERS:
                 messages, size = self._replay_under(key[-10:], value)
-            if value and value[0] & HAS_EXTRAS:
+            if producers.is_open or (value and value[0] & HAS_EXTRAS):
                 producers.take(key, value, size)
             self.usage.add(ts_ms, messages, size, ttl_ms, own_expiry_ms, sequence_id)
             self.appended += messages
@@ -451,8 +451,13 @@ class Replay:
         #: The position up to which stamps are void; None: all are.
         self._from = record.counts_from() if record is not None and record.on else None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next row may be of the same request as the last: then it has to be taken, whatever is in it."""
+        return self._open is not None
+
     def take(self, key: bytes, value: bytes, size: int) -> None:
-        """Take a row with extras; ``size`` as usage counts it."""
+        """Take a row, ``size`` as usage counts it; those without extras may be left out where ``is_open`` is false."""
         if _begins(value):
             self._begin(key, value, size)
         elif self._open is not None:
@@ -473,6 +478,8 @@ class Replay:
         self._open = _Request(_ordinal(key), rows, stamp, abs(row.pointer or 0), atomic)
         self._open.keys.append(key)
         self._open.size = size
+        if rows <= 1:
+            self.end()
 
     def _follow(self, request: _Request, key: bytes, size: int) -> None:
         index = _ordinal(key) - request.first
@@ -481,6 +488,8 @@ class Replay:
             if request.atomic:
                 request.keys.append(key)
                 request.size += size
+        if index + 1 >= request.rows:
+            self.end()
 
     def end(self) -> None:
         """The request has no more rows: apply it."""
