@@ -17,18 +17,18 @@ from plainsong.protocol.errors import (
     TopicNotFound,
     TransactionRequired,
 )
-from plainsong.protocol.ids import pack_id
+from plainsong.protocol.ids import pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import Lengths, PublishRequest, Receipt
-from plainsong.protocol.rows import STAMP, MessageRow, Stamp, encode_row, row_head
+from plainsong.protocol.rows import HAS_TTL, STAMP, MessageRow, Stamp, encode_row, row_head
 from plainsong.protocol.topic.asks import Create, Publish
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.row_extras import row_extras_of, stamped_head, with_stamp
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
-from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch, own_ttls
+from plainsong.protocol.topic.step import MANY_ROWS, MAX_CUT_BYTES, RowBatch, Step, own_ttls
 
 NOW_MS = 1_700_000_000_000
 
@@ -193,6 +193,24 @@ def test_rows_of_several_requests_have_their_wire_form_whatever_their_lengths_ar
         wire, offsets = at_once.wire()
         assert (wire, list(offsets)) == (one_by_one.wire()[0], list(one_by_one.wire()[1]))
     assert at_once.items == one_by_one.items
+
+
+@pytest.mark.parametrize("ttls_s", [None, [None, None], [None, 5], [5, None]], ids=str)
+@pytest.mark.parametrize("behind", ["nothing", "plain rows", "a reference"])
+def test_rows_are_said_to_have_no_time_to_live_only_where_none_has(ttls_s, behind):
+    step = Step(bytes(20))
+    batch = step.row_batch(b"prefix")
+    batch.add([Run(NOW_MS, 0, 2)], [b"a", b"b"], ttls_s)
+    if behind == "plain rows":
+        batch.add([Run(NOW_MS, 2, 2)], [b"c", b"d"], None)
+    if behind == "a reference":
+        batch.add_reference(pack_position(NOW_MS, 2), encode_row(MessageRow(None, 7, ttl_s=5)))
+        batch.add([Run(NOW_MS, 3, 2)], [b"c", b"d"], None)
+    step.flush()
+    (put,) = step.operations
+    have_one = [value for value in put.values if value[0] & HAS_TTL]
+    assert put.may_expire == bool(have_one)
+    assert len(have_one) == (behind == "a reference") + (ttls_s is not None and 5 in ttls_s)
 
 
 @pytest.mark.parametrize("order", [KINDS, KINDS[::-1], ["stamped", "plain", "atomic"], ["stamped", "stamped"]])

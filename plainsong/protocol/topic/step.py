@@ -144,8 +144,8 @@ class Step:
         self._payloads.clear()
         if self._row_batch is not None and len(self._row_batch):
             batch = self._row_batch
-            size, expire = batch.value_bytes, bool(batch.expiries)
-            self.operations.append(Put(Table.MESSAGE, self._prefix, batch.suffixes, batch.values, size, expire))
+            size, may_expire = batch.value_bytes, batch.may_expire
+            self.operations.append(Put(Table.MESSAGE, self._prefix, batch.suffixes, batch.values, size, may_expire))
             self.row_batches.append((self._prefix, batch))
         self._row_batch = None
         if self._links is not None:
@@ -178,6 +178,7 @@ class RowBatch:
         "_wires",
         "attributes",
         "expiries",
+        "may_expire",
         "pointers",
         "restart",
         "suffixes",
@@ -202,6 +203,8 @@ class RowBatch:
         self._lengths: set[int] = set()
         #: Index of an item → end of its own time to live (ms), for items that have one.
         self.expiries: dict[int, int] = {}
+        #: Whether any row may have a time to live of its own, those before the last reference row among them.
+        self.may_expire = False
         #: Index of an item → its attributes, for items that have some.
         self.attributes: dict[int, Mapping[str, str]] = {}
         #: Items under a write pointer: index of the first, index after the last, pointer; ascending.
@@ -355,6 +358,7 @@ class RowBatch:
         self.values.append(value)
         self._begin = len(self.suffixes)
         self._middles, self._tails, self._wires, self._joined, self._lengths = None, [], [], 0, set()
+        self.may_expire = True  # the reference as well
         self.pointers, self.expiries, self.attributes = [], {}, {}
         self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
 
@@ -373,6 +377,7 @@ class RowBatch:
             if ttl_s is not None
         }
         self.expiries |= own
+        self.may_expire |= bool(own)
         return min(own.values(), default=0)
 
 
