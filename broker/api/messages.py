@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from binascii import b2a_base64
 from bisect import bisect_right
 from codecs import utf_8_decode
@@ -40,6 +41,7 @@ from plainsong.protocol.topic.asks import Describe, Look
 from plainsong.protocol.topic.chain import ordinal
 from plainsong.protocol.topic.reading import Walk
 from plainsong.protocol.transactions.view import Verdict
+from storage.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     Rows = Sequence[Row]
 
 
+log = logging.getLogger(__name__)
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
 #: Messages that one request looks at for a text, and for how long.
@@ -428,8 +431,11 @@ def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | 
 #
 # Only the first row of a request says so. Rows of a request have consecutive positions, so the others are its as far as
 # it says that it goes: whose the messages shown are is known from the first rows among them, and for those before, from
-# one look back. Rows that may be removed one by one, and those that older versions wrote, have their index in the
-# request, which leads back to the first: one look at the store, for each request once.
+# one look back. Some rows have their index in the request, which leads back to the first: those with attributes or times
+# to live of their own, those in a store that instances share, and those that version 0.1 wrote. That is one look at the
+# store, for each request once.
+#
+# Messages are shown without their origin where it cannot be read, or would take too long to find.
 
 
 class Origin(NamedTuple):
@@ -457,7 +463,9 @@ class _First(NamedTuple):
     def origin(self, index: int) -> Origin:
         """Of the message in the row ``index``."""
         number = index - self.is_reference
-        stamp = self.stamp if self.stamp is not None and number < len(self.stamp.ids) else None
+        stamp = self.stamp
+        if stamp is not None and (index >= stamp.rows or number >= len(stamp.ids)):
+            stamp = None
         batch = (number, self.batch) if self.batch is not None and number < self.batch else None
         if stamp is None:
             return Origin(batch=batch)
@@ -472,24 +480,26 @@ class Origins:
         self._indexes: dict[bytes, int | None] = {}
         #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
         self._firsts: dict[bytes, _First | None] = {}
-        #: The lowest position that was met.
+        #: The lowest position that was met, and whether its row says whose it is.
         self._lowest = b"\xff" * POSITION_BYTES
+        self._lowest_says = True
 
     def meet(self, message_id: bytes, row: MessageRow, reference: MessageRow | None) -> None:
         """A message is visible; ``reference``: the row that refers to it, when it was stored."""
         row = row if reference is None else reference
         position = message_id[:POSITION_BYTES]
-        self._lowest = min(self._lowest, position)
-        index = None
+        says, index = reference is not None, None
         if row.extras:
             try:
                 index = _number_in(row, INDEX)
                 first = None if index else self._firsts.get(position) or _first(row)
             except DamagedRow:
-                return  # the message itself is whole
+                first, says = None, True  # the message itself is whole
             if first is not None:
                 self._firsts[position], index = first, 0
-        if index is not None or reference is None:
+        if position < self._lowest:
+            self._lowest, self._lowest_says = position, says or index is not None
+        if index is not None or not says:
             self._indexes[message_id] = index
 
     def forget(self, message_id: bytes) -> None:
@@ -531,12 +541,26 @@ class Origins:
     async def _look_back(self, store: Store, prefix: bytes) -> None:
         """Find the first row of the request that the first messages may belong to, if it was not met."""
         unknown = [message_id[:POSITION_BYTES] for message_id, index in self._indexes.items() if index is None]
-        if unknown and min(unknown) < min(self._firsts, default=self._lowest + b"\xff"):
-            look = _LookBack(ordinal(self._lowest))
-            start, stop = prefix + bytes(POSITION_BYTES), prefix + self._lowest
-            await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True)
-            if look.found is not None:
-                self._firsts[look.position] = look.found
+        if self._lowest_says or not unknown or min(self._firsts, default=_NONE) <= min(unknown):
+            return
+        look = _LookBack(ordinal(self._lowest))
+        start, stop = prefix + bytes(POSITION_BYTES), prefix + self._lowest
+        try:
+            await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True, first_chunk=_FIRST_ROWS)
+        except StoreError as error:
+            log.warning("messages are shown without their producers", extra={"why": str(error)})
+            return
+        if look.found is not None:
+            self._firsts[look.position] = look.found
+
+
+#: Behind all positions.
+_NONE = b"\xff" * (POSITION_BYTES + 1)
+#: A look back reads so many rows at first: mostly one says that there is nothing to find.
+_FIRST_ROWS = 4
+#: It passes so many rows at most, and so many bytes of theirs.
+MOST_PASSED = 1 << 17
+MOST_PASSED_BYTES = 16 << 20
 
 
 class _LookBack:
@@ -545,6 +569,7 @@ class _LookBack:
     def __init__(self, behind: int) -> None:
         """``behind``: the position that the search begins before, as a number."""
         self._behind = behind
+        self._rows, self._bytes = MOST_PASSED, MOST_PASSED_BYTES
         self.found: _First | None = None
         self.position = b""
         """Of the row that was found."""
@@ -560,8 +585,9 @@ class _LookBack:
         if at + 1 != behind and at // SEQUENCES_PER_MS != behind // SEQUENCES_PER_MS:
             return False  # no request goes on in a millisecond before the one before is full
         self._behind = at
+        self._rows, self._bytes = self._rows - 1, self._bytes - len(value)
         if not value or not value[0] & HAS_EXTRAS:
-            return True
+            return self._rows > 0 and self._bytes > 0
         try:
             decoded = decode_row(value)
             if decoded.payload is not None and INDEX in decoded.extras:
@@ -569,7 +595,7 @@ class _LookBack:
             self.found, self.position = _first(decoded), position
         except DamagedRow:
             return False
-        return self.found is None
+        return self.found is None and self._rows > 0 and self._bytes > 0
 
 
 async def _looked_up(store: Store, key: bytes) -> _First | None:

@@ -108,7 +108,7 @@ def _is_count(value: object) -> bool:
 #: The key under which the extras of a payload row name its segment.
 SEGMENT = "s"
 #: Extras of message rows. The first row of a producer's request has its stamp, the first row of an atomic request its
-#: number of messages; the rows that follow in either have their index in the request (>= 1, counted by rows).
+#: number of messages; some of the rows that follow in either have their index in the request (>= 1, counted by rows).
 STAMP, BATCH, INDEX = "d", "b", "i"
 #: Attributes of any message row: a map of strings.
 ATTRIBUTES = "a"

@@ -118,7 +118,8 @@ async def test_what_a_connection_was_made_of_does_not_wait_for_the_garbage_colle
             await wait_all_tasks_blocked()
 
 
-async def test_what_an_open_topic_was_made_of_does_not_wait_for_the_garbage_collector(store):
+@pytest.mark.parametrize("given_away", [False, True], ids=["closed", "given away"])
+async def test_what_an_open_topic_was_made_of_does_not_wait_for_the_garbage_collector(store, given_away):
     async with in_process(store=store, listener="lane") as daemon:
         await daemon.create("t")
         client, directory = Client(daemon), daemon.service.directory
@@ -127,7 +128,7 @@ async def test_what_an_open_topic_was_made_of_does_not_wait_for_the_garbage_coll
             statuses = await client.send(*(make(number) for make in KINDS.values()))
             entry = directory.entry(TopicName("ns", "t"))
             ended = entry.done
-            entry.close()
+            entry.close(given_away=given_away)
             await ended.wait()
             await wait_all_tasks_blocked()
             return statuses

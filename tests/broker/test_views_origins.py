@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 
 import pytest
 from broker_in_process import START_MS, TOPICS
 
+from broker.api import messages
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
@@ -127,42 +127,112 @@ async def test_a_look_back_ends_where_no_request_can_have_gone_on(daemon):
     assert await look(daemon, **{"from": START_MS + 2}) == [NOTHING] * 5
 
 
-async def test_wherever_a_look_begins_and_whatever_it_shows_each_message_has_the_same_origin(daemon):
-    await daemon.create()
-    sent = []
+class Mixed:
+    """A topic with requests of all kinds, all within one millisecond, as on a busy topic, and then in another one."""
 
-    async def publish(count, **more):
-        messages = [{"payload": f"{len(sent)}-{number % 3}"} for number in range(count)]
+    def __init__(self, daemon):
+        self._daemon, self._sent = daemon, 0
+
+    async def fill(self):
+        await self._daemon.create()
+        for ms in (START_MS, START_MS + 1):
+            self._daemon.clock.ms = ms
+            for own in (False, True):
+                await self.publish(3)
+                await self.publish(4, producer="p", own=own)
+                await self.publish(1, producer="p")
+                await self.stage()
+                await self.publish(3, atomic=True, own=own)
+                await self.publish(2)
+                await self.publish(5, producer="q", atomic=True, routingKey="k", own=own)
+                await self.stage()
+                await self.publish(12)
+
+    async def publish(self, count, *, own=False, **more):
+        messages = [{"payload": f"{self._sent}-{number}"} for number in range(count)]
         for number, each in enumerate(messages):
             if "producer" in more:
-                each["sequenceId"] = 100 * len(sent) + 7 * number
-            if more.get("own") and number % 2:
+                each["sequenceId"] = 100 * self._sent + 7 * number
+            if own and number % 2:
                 each["ttlSeconds"] = 3600
-        more.pop("own", None)
-        sent.append(count)
-        await daemon.publish(*messages, **more)
+        self._sent += 1
+        await self._daemon.publish(*messages, **more)
 
-    # All within one millisecond, as on a busy topic, and then in one of their own.
-    for ms in (START_MS, START_MS + 1):
-        daemon.clock.ms = ms
-        for own in (False, True):
-            await publish(3)
-            await publish(4, producer="p", own=own)
-            await publish(1, producer="p")
-            await publish(3, atomic=True, own=own)
-            await publish(2)
-            await publish(5, producer="q", atomic=True, routingKey="k", own=own)
+    async def stage(self):
+        of = {"producer": "job", "sequenceIds": [self._sent]}
+        await self._daemon.call(
+            "POST", f"{TOPICS}/t/store", json={"producer": "job", "segment": "s", "messages": [f"{self._sent}-0"]}
+        )
+        await self._daemon.call("POST", f"{TOPICS}/t/publish", json={**of, "messages": [], "segments": ["s"]})
+        self._sent += 1
+
+    def producer_of(self, payload):
+        """Its producer, by how the topic was filled."""
+        return (None, "p", "p", "job", None, None, "q", "job", None)[int(payload.partition("-")[0]) % 9]
+
+    def sequence_id_of(self, payload):
+        request, number = map(int, payload.split("-"))
+        return 100 * request + 7 * number if self.producer_of(payload) in ("p", "q") else None
+
+
+async def test_each_message_has_its_own_origin_whatever_stands_before_it(daemon):
+    mixed = Mixed(daemon)
+    await mixed.fill()
+    every = (await daemon.call("GET", LOOK, params={"limit": 1000})).json()
+    assert len(every) == 4 * 32
+    for each in every:
+        payload = each["payload"]
+        wanted = (mixed.producer_of(payload), mixed.sequence_id_of(payload))
+        assert (each["producer"], each["sequenceId"]) == wanted, payload
+        count = {4: 3, 6: 5}.get(int(payload.partition("-")[0]) % 9)
+        batch = None if count is None else {"index": int(payload.partition("-")[2]), "count": count}
+        assert each["batch"] == batch, payload
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("limit", [1, 3, 100])
+@pytest.mark.parametrize("text", ["", "-1", "-4", "-11"])
+async def test_wherever_a_look_begins_and_whatever_it_shows_each_message_has_the_same_origin(
+    daemon, order, limit, text
+):
+    await Mixed(daemon).fill()
+    every = (await daemon.call("GET", LOOK, params={"limit": 1000})).json()
+    for at in range(len(every)):
+        bound = {"from": every[at]["id"]} if order == "asc" else {"to": every[at]["id"]}
+        part = every[at:] if order == "asc" else every[:at][::-1]
+        wanted = [each for each in part if text in each["payload"]][:limit]
+        shown = await daemon.call("GET", LOOK, params={**bound, "order": order, "filter": text, "limit": limit})
+        assert shown.json() == wanted, at
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+async def test_a_message_that_is_found_by_its_text_has_its_origin_though_none_around_it_is_shown(daemon, at):
+    await daemon.create()
+    await daemon.publish(*(f"-{number}-" for number in range(40)), atomic=True)
     every = (await daemon.call("GET", LOOK)).json()
-    assert len(every) == sum(sent)
-    assert Counter(each["producer"] for each in every) == {None: 32, "p": 20, "q": 20}
-    assert sorted({str(each["batch"]) for each in every})[:2] == ["None", "{'index': 0, 'count': 3}"]
-    for order, text, limit in product(("asc", "desc"), ("", "-1"), (1, 3, 100)):
-        for at in range(len(every)):
-            bound = {"from": every[at]["id"]} if order == "asc" else {"to": every[at]["id"]}
-            part = every[at:] if order == "asc" else every[:at][::-1]
-            wanted = [each for each in part if text in each["payload"]][:limit]
-            shown = await daemon.call("GET", LOOK, params={**bound, "order": order, "filter": text, "limit": limit})
-            assert shown.json() == wanted, (order, text, limit, at)
+    shown = await daemon.call("GET", LOOK, params={"from": every[1]["id"], "filter": f"-{at}-", "limit": 1})
+    assert [each["batch"] for each in shown.json()] == [{"index": at, "count": 40}]
+
+
+async def test_what_would_take_too_long_to_find_is_left_out(daemon, monkeypatch):
+    await topic_of(daemon, request_of(1, 30, "p", 100))
+    start = {"from": pack_id(START_MS + 1, 20).hex(), "limit": 1}
+    assert await look(daemon, **start) == [("p", 120, None)]
+    monkeypatch.setattr(messages, "MOST_PASSED", 20)
+    assert await look(daemon, **start) == [("p", 120, None)]
+    monkeypatch.setattr(messages, "MOST_PASSED", 19)
+    assert await look(daemon, **start) == [NOTHING]
+    monkeypatch.setattr(messages, "MOST_PASSED", 1000)
+    monkeypatch.setattr(messages, "MOST_PASSED_BYTES", 19)
+    assert await look(daemon, **start) == [NOTHING]
+
+
+async def test_messages_are_shown_though_what_stands_before_them_cannot_be_read(daemon):
+    await topic_of(daemon, request_of(1, 3, "p", 7))
+    start = {"from": pack_id(START_MS + 1, 1).hex(), "limit": 1}
+    daemon.store.fail_next("scan", after=1)
+    assert await look(daemon, **start) == [NOTHING]
+    assert await look(daemon, **start) == [("p", 8, None)]
 
 
 @pytest.mark.parametrize("extras", [{"d": ["p"]}, {"d": 7}, {"b": 0}, {"i": "x"}, {"b": "x", "d": ["p", 3, 1, 7]}])
@@ -176,7 +246,7 @@ async def test_a_stamp_that_cannot_be_read_hides_no_message(daemon, extras, inde
 @FORMS
 async def test_stored_messages_are_the_publishs_producers_and_the_publishs_own_have_its_ids(daemon, indexed):
     stored = [pack_position(START_MS - 100, at) for at in range(2)]
-    extras = Stored(2, 2, stored[0], stored[1]).extras() | {"d": ["p", 3, 2, 7]}
+    extras = Stored(2, 2, stored[0], stored[1]).extras() | {"d": ["p", 3, 2, 7, 3]}
     rows = [(1, 0, MessageRow(None, 5, extras=extras))]
     rows += followers(1, (1, 2), 0, indexed=indexed, pointer=5)
     await topic_of(daemon, rows)

@@ -23,7 +23,7 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from plainsong.protocol.ids import pack_position
+from plainsong.protocol.ids import SEQUENCES_PER_MS, pack_position
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import ProducerVerdict, PublishRequest
@@ -251,6 +251,21 @@ def test_an_atomic_request_without_a_producer_says_that_it_is_one():
     assert [row.extras for row in rows_of(topic)] == [{BATCH: 2}, {}]
 
 
+@pytest.mark.parametrize("more", [{}, {"routing_key": "k"}], ids=str)
+@pytest.mark.parametrize("count", [2, 300])
+def test_in_a_store_that_instances_share_each_row_says_that_it_is_of_a_request(count, more):
+    # An owner of version 0.1 counts no others: it would take the request for cut off.
+    topic = Topic()
+    topic.state.epoch = 7
+    topic.publish(range(count), **more)
+    topic.ask(Publish(PublishRequest([b"x"] * count, atomic=True, **more), 0))
+    topic.store_under(POINTER, [0], "s")
+    topic.publish_under(POINTER, [900])
+    rows = rows_of(topic)
+    assert [row.extras.get(INDEX, 0) for row in rows] == [*range(count)] * 2 + [0, 1]
+    assert {"a" in row.extras for row in rows[: 2 * count]} == {bool(more)}
+
+
 @pytest.mark.parametrize("kind", ["a producer's", "an atomic"])
 @pytest.mark.parametrize(
     "own", [{"message_ttls_s": [None, 5, 6]}, {"ttl_s": 9}, {"attributes": [{}, {"a": "1"}, {}]}], ids=str
@@ -320,6 +335,45 @@ def test_of_another_one_that_was_cut_off_the_rest_is_stored_when_it_is_sent_agai
     assert topic.get().last_sequence_id == 5
     assert sorted(topic.payloads()) == sorted(["other0", *(f"p{each}" for each in range(6))])
     assert receipt.verdict.duplicate == ("false" if rows == 0 else "true" if rows == 5 else "partial")
+
+
+def plain(*payloads):
+    return Publish(PublishRequest([each.encode() for each in payloads]), 0)
+
+
+@pytest.mark.parametrize("rows", range(6))
+def test_messages_that_follow_one_that_was_cut_off_are_not_taken_for_its_own(rows):
+    topic = Topic()
+    topic.publish([0])
+    topic.step(publish(range(1, 6)), rows=rows)
+    topic.ask(plain("a", "b"))  # the clock stands still: they would have the next positions
+    topic.load()
+    assert topic.get().last_sequence_id == rows
+    receipt = topic.publish(range(1, 6))
+    assert sorted(topic.payloads()) == sorted(["a", "b", *(f"p{each}" for each in range(6))])
+    assert receipt.verdict.duplicate == ("false" if rows == 0 else "true" if rows == 5 else "partial")
+
+
+@pytest.mark.parametrize("rows", range(5))
+def test_messages_that_follow_an_atomic_one_that_was_cut_off_are_not_removed_with_it(rows):
+    topic = Topic()
+    topic.ask(plain("before"))
+    topic.step(Publish(PublishRequest([b"x"] * 5, atomic=True), 0), rows=rows)
+    topic.ask(plain("a", "b"))
+    topic.load()
+    assert topic.payloads() == ["before", "a", "b"]
+    assert topic.state.usage.messages == 3
+
+
+def test_one_that_goes_over_into_the_next_millisecond_is_counted_whole():
+    topic = Topic()
+    topic.ask(plain(*["x"] * (SEQUENCES_PER_MS - 2)))
+    topic.publish(range(5))
+    topic.ask(plain("a"))
+    assert topic.state.sequence.last_ts_ms == topic.now_ms + 1
+    topic.load()
+    assert topic.get().last_sequence_id == 4
+    assert topic.publish(range(5)).duplicate
 
 
 # --- sessions -------------------------------------------------------------------------------------

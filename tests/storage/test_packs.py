@@ -147,6 +147,18 @@ def test_rows_that_have_more_than_a_payload_leave_those_between_together(others,
         assert kept == [range(low + 1, high) for low, high in pairwise(bounds) if high - low > 8]
 
 
+@pytest.mark.parametrize("first", [0, 5, 4000])
+@pytest.mark.parametrize("lengths", [(100,), (100, 1000), (20, 20, 20, 900)], ids=str)
+def test_the_packs_of_a_request_have_about_the_same_size(first, lengths):
+    values = [plain_head(0) + bytes(first), *(bytes(lengths[at % len(lengths)]) for at in range(1, 1000))]
+    packs = packs_of(PREFIX, [pack_position(1000, at) for at in range(1000)], values)
+    sizes = [len(value) for _, value in packs]
+    assert len(sizes) > 1
+    each_length = 4 * max(Pack(*pack).count for pack in packs)  # of those that are not all alike
+    assert max(sizes) - min(sizes) <= first + each_length + 2 * max(lengths)
+    assert all(PACK_BYTES - 2 * max(lengths) <= size <= 2 * PACK_BYTES + first for size in sizes)
+
+
 def test_rows_of_which_one_is_empty_do_not_stay_together():
     for plain in (b"\x00\x02a", b"\x00"):
         values = [plain] * 16

@@ -155,6 +155,10 @@ def add_messages(
         head = row_head(pointer) if row_extras is None else row_extras.head_of_one(pointer)
         add_message(state, step, metadata, runs[0], request.messages[0], head, pointer)
         return
+    if row_extras is not None and state.epoch:
+        # Other instances may own the topic next, of version 0.1 among them: that counts only rows with extras as those of
+        # a request, and would take one without for cut off.
+        row_extras.one_by_one = True
     batch = step.row_batch(state.prefix)
     first, messages, size_before = len(batch), request.messages, batch.value_bytes
     ttls_s = own_ttls(len(messages), request.ttl_s, request.message_ttls_s)

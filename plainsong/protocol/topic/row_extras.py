@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.errors import InvalidParameter
+from plainsong.protocol.page import length_prefix
 from plainsong.protocol.rows import ATTRIBUTES, BATCH, INDEX, STAMP, MessageRow, encode_row, row_head
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class RowExtras:
     """The extras of one request's rows.
 
     The first row has the stamp and the batch. The others of many are like those of a plain publish, so that they are
-    made, stored and read as such: whose they are is found by going back to the first. Only where messages have attributes
-    or times to live of their own, by which some of them may be removed and others not, has each its index in the request.
+    made, stored and read as such: whose they are is found by going back to the first. Rows that are encoded one by one,
+    since they have attributes or times to live of their own, have their index in the request besides. So has every row
+    where version 0.1 may own the topic next.
     """
 
     first: Mapping[str, object] = field(default_factory=dict)
@@ -39,6 +41,8 @@ class RowExtras:
     """Extras of all rows."""
     indexed: bool = False
     """Whether the other rows have their index, where rows are encoded one by one."""
+    one_by_one: bool = False
+    """Whether rows are encoded one by one although they are alike."""
     begin: int = 0
     """The index of the first message: 1 behind a reference row, which then has the extras of ``first``."""
     attributes: Sequence[Mapping[str, str]] | None = None
@@ -62,9 +66,9 @@ class RowExtras:
     def heads(self, pointer: int | None) -> tuple[bytes, bytes] | None:
         """What stands before the length in the value of the first row, and in those of the others, if these are alike.
 
-        Of messages without times to live of their own. None: they have attributes of their own.
+        Of messages without times to live of their own. None: they are encoded one by one.
         """
-        if self.attributes is not None:
+        if self.attributes is not None or (self.one_by_one and self.indexed):
             return None
         same: dict[str, object] = dict(self.every)
         if self.shared:
@@ -76,17 +80,20 @@ class RowExtras:
         """What stands before the length in the row of a request's only message, which has no attributes of its own."""
         if not (self.begin or self.every or self.shared):
             return row_head(pointer, self.first)
-        heads = self.heads(pointer)
-        assert heads is not None
-        return heads[0]
+        return row_head(pointer, self._extras_of(0))
 
     def values(
         self, messages: Sequence[bytes], ttls_s: Sequence[int | None] | None, pointer: int | None
     ) -> list[bytes]:
         """The values of rows, one by one."""
+        if ttls_s is None:
+            return [
+                row_head(pointer, self._extras_of(index)) + length_prefix(len(message)) + message
+                for index, message in enumerate(messages)
+            ]
         return [
             encode_row(MessageRow(message, pointer, ttl_s, self._extras_of(index)))
-            for index, (message, ttl_s) in enumerate(zip(messages, ttls_s or [None] * len(messages), strict=True))
+            for index, (message, ttl_s) in enumerate(zip(messages, ttls_s, strict=True))
         ]
 
     def _extras_of(self, index: int) -> dict[str, object]:
@@ -131,7 +138,7 @@ def row_extras_of(request: PublishRequest) -> RowExtras | None:
 def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) -> RowExtras:
     """The extras with a producer's stamp; ``begin`` 1: a reference row comes first, and has the stamp."""
     if row_extras is None:
-        return RowExtras({STAMP: stamp.packed()}, NOTHING, True, begin, None, NO_STRINGS)
+        return RowExtras({STAMP: stamp.packed()}, NOTHING, True, False, begin, None, NO_STRINGS)
     row_extras.first = {STAMP: stamp.packed(), **row_extras.first}
     row_extras.indexed, row_extras.begin = True, begin
     return row_extras
