@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import PlainsongError, Unavailable
+from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.topic.asks import PublishStaged, PublishUnder, StoreStaged, StoreUnder
+from plainsong.protocol.rows import INDEX, decode_row
+from plainsong.protocol.topic.asks import Publish, PublishStaged, PublishUnder, StoreStaged, StoreUnder
 from storage.faulty import FaultyStore
-from tests.actors.actors_in_process import START_MS, SetClock, actors
+from tests.actors.actors_in_process import NAME, START_MS, SetClock, actors
 from tests.hbase.held_calls import Held, puts_to
 
 POINTER = START_MS * 1_000_000
@@ -54,6 +57,16 @@ async def said_twice(first, second, ask, where):
         await held.arrived()
         await certainly(lambda: ask(second))
         held.release()
+
+
+async def test_each_row_of_a_request_says_so_since_an_owner_of_version_0_1_counts_no_others(store, others):
+    async with instances(store, others) as (first, _, _):
+        await first.create()
+        await first.publish("a", "b", "c", producer="p", sequence_ids=[0, 1, 2])
+        await first.ask(Publish(PublishRequest([b"d", b"e"], atomic=True), 1))
+        prefix, rows = generation_prefix(NAME, 1), []
+        await store.scan(Table.MESSAGE, prefix, stop_after(prefix), lambda some: rows.extend(some) or True)
+        assert [decode_row(value).extras.get(INDEX) for _, value in rows] == [None, 1, 2, None, 1]
 
 
 @pytest.mark.parametrize("behind_ms", [0, 7])
