@@ -69,7 +69,7 @@ class Directory:
         self._max_open = max_open
         self._idle_s = idle_s
         self._nursery = nursery
-        #: That of actors. A task keeps its context as long as it lives; that of who asks for a topic first has his request.
+        #: Actors run in this context. A task keeps its context for life, and that of a topic's first caller holds a request.
         self._context = copy_context()
         self._entries: OrderedDict[TopicName, DirectoryEntry] = OrderedDict()
         self._ending: dict[TopicName, DirectoryEntry] = {}

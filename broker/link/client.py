@@ -408,7 +408,7 @@ class Links:
     ) -> None:
         self._secret = secret
         self._nursery = nursery
-        #: That of links. A task keeps its context as long as it lives; that of who needs a link first has his request.
+        #: Links run in this context. A task keeps its context for life, and that of a link's first caller holds a request.
         self._context = copy_context()
         self._bounds = bounds
         #: How a connection to an address is made.
