@@ -6,6 +6,7 @@ A plain publish has none; what they are called in a row, and when, ``plainsong.p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 NO_STRINGS: Mapping[str, str] = MappingProxyType({})
 #: The attribute that holds a request's routing key.
 ROUTING_KEY = "routingKey"
+#: As many heads of rows are kept from request to request.
+_KEPT_HEADS = 1024
 
 
 @dataclass(slots=True)
@@ -87,14 +90,23 @@ class RowExtras:
     ) -> list[bytes]:
         """The values of rows, one by one."""
         if ttls_s is None:
-            return [
-                row_head(pointer, self._extras_of(index)) + length_prefix(len(message)) + message
-                for index, message in enumerate(messages)
-            ]
+            heads = self._heads(pointer, len(messages))
+            prefixes = {size: length_prefix(size) for size in set(map(len, messages))}
+            return [head + prefixes[len(message)] + message for head, message in zip(heads, messages, strict=True)]
         return [
             encode_row(MessageRow(message, pointer, ttl_s, self._extras_of(index)))
             for index, (message, ttl_s) in enumerate(zip(messages, ttls_s, strict=True))
         ]
+
+    def _heads(self, pointer: int | None, count: int) -> list[bytes]:
+        """What stands before the lengths in the values of the first ``count`` rows, without times to live."""
+        stop = self.begin + count
+        if pointer is not None or not self.indexed or self.every or self.has_attributes or stop > _KEPT_HEADS:
+            return [row_head(pointer, self._extras_of(index)) for index in range(count)]
+        heads = _kept_heads()[self.begin : stop]
+        if not self.begin:
+            heads[0] = row_head(None, self.first)
+        return heads
 
     def _extras_of(self, index: int) -> dict[str, object]:
         at = index + self.begin
@@ -108,6 +120,12 @@ class RowExtras:
 
 #: Of rows that have none.
 NO_EXTRAS = RowExtras()
+
+
+@lru_cache(maxsize=1)
+def _kept_heads() -> list[bytes]:
+    """The heads of rows that have nothing but their index: made once, since each is a map of msgpack."""
+    return [row_head(None, {INDEX: index}) for index in range(_KEPT_HEADS)]
 
 
 def row_extras_of(request: PublishRequest) -> RowExtras | None:
