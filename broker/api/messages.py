@@ -435,7 +435,7 @@ def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | 
 # to live of their own, those in a store that instances share, and those that version 0.1 wrote. That is one look at the
 # store, for each request once.
 #
-# Messages are shown without their origin where it cannot be read, or would take too long to find.
+# A look back that fails, or would take too long, leaves messages without their origin.
 
 
 class Origin(NamedTuple):

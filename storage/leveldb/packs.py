@@ -98,7 +98,7 @@ def _any_has_ttl(values: Sequence[bytes]) -> bool:
     high = max(values)
     if high < _HAS_TTL:
         return False
-    if min(values)[:1] == high[:1]:  # they all begin alike, as those of a producer's request do
+    if min(values)[:1] == high[:1]:  # they all begin alike, as those of one transaction do
         return bool(high[0] & HAS_TTL)
     return any(value[:1] >= _HAS_TTL and value[0] & HAS_TTL for value in values)
 
