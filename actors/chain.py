@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, pack_position
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, ordinal, pack_position, position_at
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import DescribeChain
 from plainsong.protocol.topic.chain import (
@@ -23,8 +23,6 @@ from plainsong.protocol.topic.chain import (
     END,
     ChainEntry,
     StoredRow,
-    ordinal,
-    position_at,
     row_of,
 )
 from storage.base import read_rows

@@ -61,6 +61,16 @@ def unpack_position(position: bytes) -> tuple[int, int]:
     return ts, seq
 
 
+def ordinal(position: bytes) -> int:
+    """A position as a number; it grows by one from row to row of a request."""
+    return int.from_bytes(position, "big")
+
+
+def position_at(number: int) -> bytes:
+    """The position with this ordinal."""
+    return number.to_bytes(POSITION_BYTES, "big")
+
+
 def published_ms(message_id: bytes) -> int:
     """The publish timestamp of an id, or of a position."""
     return int.from_bytes(message_id[:8], "big")
@@ -130,8 +140,8 @@ def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
 
     Positions are consecutive; a full millisecond continues in the next one, as addition does.
     """
-    first = int.from_bytes(first_id[:POSITION_BYTES], "big")
-    return [id_at(position.to_bytes(POSITION_BYTES, "big")) for position in range(first, first + count)]
+    first = ordinal(first_id[:POSITION_BYTES])
+    return [id_at(position_at(number)) for number in range(first, first + count)]
 
 
 def behind_position(position: bytes | None) -> str | None:

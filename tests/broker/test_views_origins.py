@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from broker_in_process import START_MS, TOPICS
 
-from broker.api import messages
+from broker.api import origins
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
@@ -218,19 +218,23 @@ async def test_what_would_take_too_long_to_find_is_left_out(daemon, monkeypatch)
     await topic_of(daemon, request_of(1, 30, "p", 100))
     start = {"from": pack_id(START_MS + 1, 20).hex(), "limit": 1}
     assert await look(daemon, **start) == [("p", 120, None)]
-    monkeypatch.setattr(messages, "MOST_PASSED", 20)
+    monkeypatch.setattr(origins, "MOST_PASSED", 20)
     assert await look(daemon, **start) == [("p", 120, None)]
-    monkeypatch.setattr(messages, "MOST_PASSED", 19)
+    monkeypatch.setattr(origins, "MOST_PASSED", 19)
     assert await look(daemon, **start) == [NOTHING]
-    monkeypatch.setattr(messages, "MOST_PASSED", 1000)
-    monkeypatch.setattr(messages, "MOST_PASSED_BYTES", 19)
+    monkeypatch.setattr(origins, "MOST_PASSED", 1000)
+    monkeypatch.setattr(origins, "MOST_PASSED_BYTES", 19)
     assert await look(daemon, **start) == [NOTHING]
 
 
-async def test_messages_are_shown_though_what_stands_before_them_cannot_be_read(daemon):
-    await topic_of(daemon, request_of(1, 3, "p", 7))
+@FORMS
+async def test_messages_are_shown_though_what_stands_before_them_cannot_be_read(daemon, indexed):
+    await topic_of(daemon, request_of(1, 3, "p", 7, indexed=indexed))
     start = {"from": pack_id(START_MS + 1, 1).hex(), "limit": 1}
-    daemon.store.fail_next("scan", after=1)
+    if indexed:
+        daemon.store.fail_next("get")
+    else:
+        daemon.store.fail_next("scan", after=1)
     assert await look(daemon, **start) == [NOTHING]
     assert await look(daemon, **start) == [("p", 8, None)]
 

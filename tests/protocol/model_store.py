@@ -54,6 +54,8 @@ class ModelStore:
         self.tables = {table: {} for table in Table}
         #: Every message row there has ever been, over all generations.
         self.ever = {}
+        #: The last message row there is of each generation, as long as nobody has removed it.
+        self._last = {}
         self._unsynced = []
 
     def write(self, operations, rows=None):
@@ -78,9 +80,18 @@ class ModelStore:
             return
         if row.table is Table.MESSAGE:
             assert row.prefix not in self.ever, f"{row.prefix.hex()} is written twice"
-            assert all(row.prefix > key for key in table if key[:-10] == row.prefix[:-10]), "written behind another"
+            assert row.prefix > self._last_of(row.prefix[:-10]), "written before another"
             self.ever[row.prefix] = row.values[0]
+            self._last[row.prefix[:-10]] = row.prefix
         table[row.prefix] = row.values[0]
+
+    def _last_of(self, generation):
+        """The key of its last message row; empty if it has none."""
+        messages = self.tables[Table.MESSAGE]
+        last = self._last.get(generation)
+        if last not in messages:
+            last = max((key for key in messages if key[:-10] == generation), default=b"")
+        return last
 
     def discard(self, table, keys):
         """Remove rows; a power cut brings them back unless a write comes first."""
@@ -93,6 +104,7 @@ class ModelStore:
         for table, key, value in self._unsynced:
             self.tables[table][key] = value
         self._unsynced.clear()
+        self._last.clear()
 
     def scan(self, table, start, stop):
         """The rows of a range, in order."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, ordinal
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix
 from plainsong.protocol.rows import SEGMENT, Stored, attributes_in, decode_row, expires_ms_of, plain_head
@@ -160,16 +160,6 @@ def _expiring(packed: list[object]) -> Expiring:
 def link_of(before: bytes, position: bytes, record: bytes) -> bytes:
     """The link of an entry behind the link ``before``."""
     return sha256(before + position + record).digest()
-
-
-def ordinal(position: bytes) -> int:
-    """A position as a number; it grows by one from row to row of a request."""
-    return int.from_bytes(position, "big")
-
-
-def position_at(number: int) -> bytes:
-    """The position with this ordinal."""
-    return number.to_bytes(POSITION_BYTES, "big")
 
 
 def digest_of(items: Sequence[bytes], attributes: Mapping[int, Mapping[str, str]]) -> bytes:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
-from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, SEQUENCES_PER_MS, after, pack_position, published_ms
+from plainsong.protocol.ids import (
+    FIRST_BOUND,
+    ID_BYTES,
+    POSITION_BYTES,
+    SEQUENCES_PER_MS,
+    after,
+    ordinal,
+    pack_position,
+    position_at,
+    published_ms,
+)
 from plainsong.protocol.keys import HIGH_WATER, DamagedRow, generation_prefix, system_key
 from plainsong.protocol.records import HighWater, Metadata, Reader
 from plainsong.protocol.requests import in_the_future
@@ -475,14 +485,14 @@ class Replay:
             return
         self.end()
         rows = stamp.rows if stamp is not None else int(str(batch))
-        self._open = _Request(_ordinal(key), rows, stamp, abs(row.pointer or 0), atomic)
+        self._open = _Request(ordinal(key[-POSITION_BYTES:]), rows, stamp, abs(row.pointer or 0), atomic)
         self._open.keys.append(key)
         self._open.size = size
         if rows <= 1:
             self.end()
 
     def _follow(self, request: _Request, key: bytes, size: int) -> None:
-        index = _ordinal(key) - request.first
+        index = ordinal(key[-POSITION_BYTES:]) - request.first
         if index < request.rows:
             request.seen = index + 1
             if request.atomic:
@@ -510,7 +520,7 @@ class Replay:
         """Remember the request of a stamp, of which ``seen`` rows were found."""
         producers, last = self._state.producers, request.first + seen - 1
         ts_ms = request.first // SEQUENCES_PER_MS
-        first_position = _position(request.first)
+        first_position = position_at(request.first)
         if self._from is None or first_position <= self._from or stamp.producer in producers.damaged:
             return
         # The reference row before the request's own messages has no sequence id.
@@ -527,7 +537,7 @@ class Replay:
         producer.active_ms = max(producer.active_ms, ts_ms)
         high = stamp.ids[stored - 1]
         if high > producer.pushed:
-            producer.record(Result(stamp.ids[0], high, first_position, _position(last), request.pointer))
+            producer.record(Result(stamp.ids[0], high, first_position, position_at(last), request.pointer))
             producer.persisted = producer.pushed
             producers.changed.add(producer.name)
 
@@ -557,12 +567,3 @@ def _begins(value: bytes) -> bool:
         return True
     at = 5 + (8 if flags & HAS_POINTER else 0) + (4 if flags & HAS_TTL else 0)
     return value[at + 1 : at + 3] in _BEGINNINGS
-
-
-def _ordinal(key: bytes) -> int:
-    """The position at the end of a key as a number; it grows by one from row to row of a request."""
-    return int.from_bytes(key[-10:], "big")
-
-
-def _position(ordinal: int) -> bytes:
-    return ordinal.to_bytes(10, "big")

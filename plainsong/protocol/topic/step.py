@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Put, Table
-from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after, pack_position
+from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after, ordinal, pack_position
 from plainsong.protocol.page import ITEM_HEAD_BYTES, ITEM_START, cut_rows, length_prefix
 from plainsong.protocol.rows import (
     PLAIN_BESIDE_BYTES,
@@ -28,7 +28,7 @@ from plainsong.protocol.rows import (
     PLAIN_HEAD,
     plain_wire,
 )
-from plainsong.protocol.topic.chain import MAX_BYTES, MAX_ROWS, ordinal, record_of_wire
+from plainsong.protocol.topic.chain import MAX_BYTES, MAX_ROWS, record_of_wire
 from plainsong.protocol.topic.row_extras import NO_EXTRAS
 
 if TYPE_CHECKING:

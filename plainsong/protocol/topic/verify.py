@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from plainsong.protocol.ids import POSITION_BYTES, published_ms, shown_id
+from plainsong.protocol.ids import POSITION_BYTES, ordinal, position_at, published_ms, shown_id
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.chain import (
     BEGIN,
@@ -29,8 +29,6 @@ from plainsong.protocol.topic.chain import (
     ChainEntry,
     StoredRows,
     digest_of_some,
-    ordinal,
-    position_at,
 )
 
 if TYPE_CHECKING:

@@ -1,0 +1,230 @@
+"""Which request a message came with: its producer, its sequence id, its place in a batch.
+
+Only the first row of a request says so. Rows of a request have consecutive positions, so the others are its as far as
+it says that it goes: whose the messages shown are is known from the first rows among them, and for those before, from
+one look back. Some rows have their index in the request, which leads back to the first: those with attributes or times
+to live of their own, those in a store that instances share, and those that version 0.1 wrote. That is one look at the
+store, for each request once.
+
+A look back that fails, or would take too long, leaves messages without their origin.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.api.route import off_loop
+from plainsong.protocol.codec import JSON
+from plainsong.protocol.effects import Table
+from plainsong.protocol.ids import POSITION_BYTES, SEQUENCES_PER_MS, ordinal, position_at
+from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.rows import BATCH, HAS_EXTRAS, INDEX, Stamp, decode_row
+from storage.base import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plainsong.protocol.rows import MessageRow
+    from storage.base import Row, Store
+
+log = logging.getLogger(__name__)
+#: Behind all positions.
+_NONE = b"\xff" * (POSITION_BYTES + 1)
+#: A look back reads so many rows at first: mostly one says that there is nothing to find.
+_FIRST_ROWS = 4
+#: It passes so many rows at most, and so many bytes of theirs.
+MOST_PASSED = 1 << 17
+MOST_PASSED_BYTES = 16 << 20
+
+
+class Origin(NamedTuple):
+    """What is known of a message's request; None where there was none of it, or the first row is gone."""
+
+    producer: str | None = None
+    sequence_id: int | None = None
+    """None too for a stored message: the ids of its stores are not kept."""
+    batch: tuple[int, int] | None = None
+    """Of an atomic batch: the message's index, and how many there are."""
+
+
+#: Of messages without any.
+NO_ORIGIN = Origin()
+
+
+class _First(NamedTuple):
+    """The first row of a request."""
+
+    stamp: Stamp | None = None
+    batch: int | None = None
+    is_reference: bool = False
+    """It stands for stored messages; the request's own follow, and theirs are the sequence ids."""
+
+    def origin(self, index: int) -> Origin:
+        """Of the message in the row ``index``."""
+        number = index - self.is_reference
+        stamp = self.stamp
+        if stamp is not None and (index >= stamp.rows or number >= len(stamp.ids)):
+            stamp = None
+        batch = (number, self.batch) if self.batch is not None and number < self.batch else None
+        if stamp is None:
+            return Origin(batch=batch)
+        return Origin(stamp.producer, stamp.ids[number], batch)
+
+
+class Origins:
+    """What the rows of some messages say of their requests."""
+
+    def __init__(self) -> None:
+        #: Message id → the row's index in its request, 0 for first rows; None: it does not say.
+        self._indexes: dict[bytes, int | None] = {}
+        #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
+        self._firsts: dict[bytes, _First | None] = {}
+        #: The lowest position that was met, and whether its row says whose it is.
+        self._lowest = b"\xff" * POSITION_BYTES
+        self._lowest_says = True
+
+    def meet(self, message_id: bytes, row: MessageRow, reference: MessageRow | None) -> None:
+        """A message is visible; ``reference``: the row that refers to it, when it was stored."""
+        row = row if reference is None else reference
+        position = message_id[:POSITION_BYTES]
+        says, index = reference is not None, None
+        if row.extras:
+            try:
+                index = _number_in(row, INDEX)
+                first = None if index else self._firsts.get(position) or _first(row)
+            except DamagedRow:
+                first, says = None, True  # the message itself is whole
+            if first is not None:
+                self._firsts[position], index = first, 0
+        if position < self._lowest:
+            self._lowest, self._lowest_says = position, says or index is not None
+        if index is not None or not says:
+            self._indexes[message_id] = index
+
+    def forget(self, message_id: bytes) -> None:
+        """The message is not shown after all."""
+        self._indexes.pop(message_id, None)
+
+    async def find(self, store: Store, prefix: bytes) -> dict[bytes, Origin]:
+        """Message id → origin, of all whose origin is known."""
+        try:
+            await self._look_back(store, prefix)
+            await self._look_up(store, prefix)
+        except StoreError as error:
+            log.warning("messages are shown without their producers", extra={"why": str(error)})
+        firsts = sorted(position for position, first in self._firsts.items() if first is not None)
+        found = {}
+        for message_id, index in self._indexes.items():
+            at = message_id[:POSITION_BYTES]
+            if index is None:
+                before = bisect_right(firsts, at)
+                if not before:
+                    continue
+                position: bytes | None = firsts[before - 1]
+                index = ordinal(at) - ordinal(firsts[before - 1])
+            else:
+                position = _position_before(at, index)
+            first = None if position is None else self._firsts.get(position)
+            if first is None:
+                continue
+            if first.is_reference and index == 0:
+                found[message_id] = Origin(None if first.stamp is None else first.stamp.producer)
+            else:
+                found[message_id] = first.origin(index)
+        return found
+
+    async def _look_back(self, store: Store, prefix: bytes) -> None:
+        """Find the first row of the request that the first messages may belong to, if it was not met. Raises StoreError."""
+        unknown = [message_id[:POSITION_BYTES] for message_id, index in self._indexes.items() if index is None]
+        if self._lowest_says or not unknown or min(self._firsts, default=_NONE) <= min(unknown):
+            return
+        look = _LookBack(ordinal(self._lowest))
+        start, stop = prefix + bytes(POSITION_BYTES), prefix + self._lowest
+        await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True, first_chunk=_FIRST_ROWS)
+        if look.found is not None:
+            self._firsts[look.position] = look.found
+
+    async def _look_up(self, store: Store, prefix: bytes) -> None:
+        """Read the first rows that others lead back to, each once. Raises StoreError."""
+        for message_id, index in self._indexes.items():
+            position = None if index is None else _position_before(message_id[:POSITION_BYTES], index)
+            if position is not None and position not in self._firsts:
+                self._firsts[position] = await _looked_up(store, prefix + position)
+
+
+class _LookBack:
+    """Looks for the first row of a request in the rows before one of its others, from the last one down."""
+
+    def __init__(self, behind: int) -> None:
+        """``behind``: the position that the search begins before, as a number."""
+        self._behind = behind
+        self._rows, self._bytes = MOST_PASSED, MOST_PASSED_BYTES
+        self.found: _First | None = None
+        self.position = b""
+        """Of the row that was found."""
+
+    def feed(self, rows: Sequence[Row]) -> bool:
+        """Take rows, in descending order; False: that is enough."""
+        return all(map(self._passes, rows))
+
+    def _passes(self, row: Row) -> bool:
+        """Whether the first row may stand before this one."""
+        position, value = row[0][-POSITION_BYTES:], row[1]
+        at, behind = ordinal(position), self._behind
+        if at + 1 != behind and at // SEQUENCES_PER_MS != behind // SEQUENCES_PER_MS:
+            return False  # no request goes on in a millisecond before the one before is full
+        self._behind = at
+        self._rows, self._bytes = self._rows - 1, self._bytes - len(value)
+        if not value or not value[0] & HAS_EXTRAS:
+            return self._rows > 0 and self._bytes > 0
+        try:
+            decoded = decode_row(value)
+            if decoded.payload is not None and INDEX in decoded.extras:
+                return False
+            self.found, self.position = _first(decoded), position
+        except DamagedRow:
+            return False
+        return self.found is None and self._rows > 0 and self._bytes > 0
+
+
+async def _looked_up(store: Store, key: bytes) -> _First | None:
+    value = await store.get(Table.MESSAGE, key)
+    # A list of ids may be long: as many as one request may have messages.
+    return None if value is None else await off_loop(len(value), JSON, partial(_read, value))
+
+
+def _read(value: bytes) -> _First | None:
+    try:
+        return _first(decode_row(value))
+    except DamagedRow:
+        return None
+
+
+def _first(row: MessageRow) -> _First | None:
+    """What a row says, if it is a first one. Raises DamagedRow."""
+    is_reference = row.payload is None
+    # On a reference the same letter counts bytes.
+    first = _First(Stamp.of(row), None if is_reference else _number_in(row, BATCH), is_reference)
+    return None if first.stamp is None and first.batch is None else first
+
+
+def _number_in(row: MessageRow, key: str) -> int | None:
+    """A number from 1 on among a row's extras; None where there is none. Raises DamagedRow."""
+    number = row.extras.get(key)
+    if number is None:
+        return None
+    if type(number) is not int or number < 1:
+        raise DamagedRow(f"a row's {key!r} is no number from 1 on")
+    return number
+
+
+def _position_before(position: bytes, count: int) -> bytes | None:
+    """So many positions before; None: there are not so many.
+
+    Those of a request have no holes, and the one after the last of a millisecond is the first of the next.
+    """
+    at = ordinal(position) - count
+    return None if at < 0 else position_at(at)
