@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPConnection
+from itertools import count
 from typing import TYPE_CHECKING
 
 from bench import bodies
 from bench.daemon import daemon
-from bench.generator import run_load
-from bench.raw import TOPIC, raw_store, row_prefix
+from bench.generator import loads_everywhere, run_load
+from bench.raw import TOPIC, raw_store, row_prefix, seed_raw
 from bench.rounds import Row, Section, Spread, in_turns
-from bench.seed import BATCH_ROWS, FIRST_VOLUME, seed
+from bench.seed import BATCH_ROWS, seed
 from plainsong.protocol.ids import ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from bench.profiles import Profile
 
 SIZE = 100
-SAYS = """Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
-behind, read from LevelDB (whose files the system has in memory, for both sides). *Raw* is one thread that iterates
-over the same rows with plyvel and the same read options, and does nothing with them. `avro` is version 1."""
+TTL_S = 7 * 86_400
+_SMALLS = "small"
+#: More pages a second than are read.
+MOST_PAGES = 600
+#: Messages of a request in the topic that small requests were published to.
+SMALL = 10
+SAYS = f"""Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
+behind, read from LevelDB (whose files the system has in memory, for both sides), of messages that came in large requests
+or in requests of {SMALL}, and no page twice, since pages that are asked for again are kept. *Raw* is one thread that
+iterates over a row for each message with plyvel and the same read options, and does nothing with them. `avro` is
+version 1."""
 
 
 def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
@@ -33,29 +43,30 @@ def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None])
     home = scratch / "poll"
     home.mkdir()
     page, rounds, seconds = profile.page_messages, profile.rounds, profile.seconds
+    messages = profile.behind_messages
     first_ms = int(time.time() * 1000) - 3_600_000
-    firsts = []
-    for name in ("data", "raw"):
-        firsts = seed(
-            home / name,
-            TOPIC,
-            profile.behind_messages,
-            SIZE,
-            first_ms,
-            ttl_s=7 * 86_400,
-            one_volume=name == "raw",
-        )
-    cold = firsts[len(firsts) // 2]
+    firsts = {}
+    for topic, commit_messages in ((TOPIC, BATCH_ROWS), (_SMALLS, SMALL)):
+        firsts[topic] = seed(home / "data", topic, messages, SIZE, first_ms, TTL_S, commit_messages=commit_messages)
+    seed_raw(home / "raw", messages, SIZE, firsts[TOPIC])
     section = Section("poll", "Polling", SAYS)
-    with daemon(home / "data") as ours, raw_store(home / "raw" / FIRST_VOLUME) as raw:
+    with daemon(home / "data") as ours, raw_store(home / "raw") as raw:
         cached = _fill_cache(ours.port, page)
-        start, stop = _raw_range(cold, page)
+        start, stop = _raw_range(firsts[TOPIC][len(firsts[TOPIC]) // 2], page)
+        cold = {topic: _NewPages(topic, starts[: len(starts) - 1], page) for topic, starts in firsts.items()}
         for connections in profile.poll_connections:
             sides: dict[str, Callable[[], float]] = {"raw scan": lambda: raw.scan(start, stop, seconds)}
-            for where, since in (("cached", cached), ("cold", cold)):
-                for encoding in bodies.ENCODINGS:
-                    request = bodies.poll(TOPIC, encoding, since, page)
-                    sides[f"{where} {encoding}"] = partial(_rate, ours.port, connections, request, page, seconds)
+            for encoding in bodies.ENCODINGS:
+                request = bodies.poll(TOPIC, encoding, cached, page)
+                sides[f"cached {encoding}"] = partial(_rate, ours.port, connections, request, page, seconds)
+            for what, topic, encodings in (
+                ("cold", TOPIC, bodies.ENCODINGS),
+                ("cold, small requests,", _SMALLS, ["avro"]),
+            ):
+                for encoding in encodings:
+                    sides[f"{what} {encoding}"] = partial(
+                        _cold_rate, ours.port, connections, cold[topic], encoding, seconds
+                    )
             found = in_turns(sides, rounds)
             for name, rates in found.items():
                 values = {"messages/s": Spread.of(rates), "÷ raw scan": Spread.ratio(rates, found["raw scan"])}
@@ -89,3 +100,37 @@ def _rate(port: int, connections: int, request: bytes, page: int, seconds: float
     if result["received_bytes"] < result["requests"] * page * (SIZE + ID_BYTES):
         raise RuntimeError("pages are shorter than they should be")
     return float(result["requests_per_s"]) * page
+
+
+class _NewPages:
+    """Requests for pages of a topic that nobody has asked for before: each round through the topic has its own limit."""
+
+    def __init__(self, topic: str, starts: Sequence[bytes], page: int) -> None:
+        self._topic, self._starts = topic, starts
+        self._limits = count(page, -1)
+
+    def take(self, encoding: str, least: int) -> list[tuple[int, bytes]]:
+        """So many of them, or a few more: how many messages each asks for, and its request."""
+        taken: list[tuple[int, bytes]] = []
+        while len(taken) < least:
+            limit = next(self._limits)
+            taken += [(limit, bodies.poll(self._topic, encoding, start, limit)) for start in self._starts]
+        return taken
+
+
+def _cold_rate(port: int, connections: int, pages: _NewPages, encoding: str, seconds: float) -> float:
+    """Messages/s of readers with pages of their own, one connection each."""
+    asked = [pages.take(encoding, int(seconds * MOST_PAGES / connections)) for _ in range(connections)]
+    with ExitStack() as running:
+        loads = []
+        for mine in asked:
+            requests = [request for _, request in mine]
+            loads.append(running.enter_context(loads_everywhere(port, 1, requests, seconds, number=len(requests))))
+        results = [load.end() for load in loads]
+    rate = 0.0
+    for mine, result in zip(asked, results, strict=True):
+        messages = sum(limit for limit, _ in mine[: result["requests"]])
+        if result["received_bytes"] < messages * (SIZE + ID_BYTES):
+            raise RuntimeError("pages are shorter than they should be")
+        rate += messages / result["seconds"]
+    return rate

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import plyvel
 
 from bench.bodies import payloads, topic
+from bench.seed import BATCH_ROWS
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import pack_position
+from plainsong.protocol.ids import POSITION_BYTES, consecutive_ids, pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.rows import plain_head
 from storage.leveldb import LevelDBOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -49,6 +50,18 @@ def open_raw(directory: Path) -> Any:
 def row_prefix() -> bytes:
     """What the keys of the topic's rows start with, in the database."""
     return bytes([Table.MESSAGE]) + generation_prefix(topic(TOPIC), 1)
+
+
+def seed_raw(directory: Path, messages: int, size: int, ids: Sequence[bytes]) -> None:
+    """Write a row for each message of a topic that ``bench.seed`` has written, which gave ``ids``."""
+    prefix, per_id = row_prefix(), BATCH_ROWS
+    db = open_raw(directory)
+    for number, first in enumerate(ids):
+        texts = payloads(per_id, size)[: messages - number * per_id]
+        with db.write_batch() as batch:
+            for message_id, text in zip(consecutive_ids(first, len(texts)), texts, strict=True):
+                batch.put(prefix + message_id[:POSITION_BYTES], plain_head(size) + text)
+    db.close()
 
 
 class RawStore:

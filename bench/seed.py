@@ -20,28 +20,32 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The LevelDB that messages are written to first, in a data directory.
-FIRST_VOLUME = "volumes/00000001"
-#: Rows of one batch, and of one millisecond.
+#: Messages of one millisecond.
 BATCH_ROWS = 10_000
 
 
 def seed(
-    directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int, *, one_volume: bool = False
+    directory: Path,
+    name: str,
+    messages: int,
+    size: int,
+    first_ms: int,
+    ttl_s: int,
+    *,
+    commit_messages: int = BATCH_ROWS,
 ) -> list[bytes]:
-    """Write a topic whose messages were published from ``first_ms`` on, a batch a millisecond.
+    """Write a topic whose messages were published from ``first_ms`` on, ``BATCH_ROWS`` a millisecond.
 
     Args:
-      one_volume: write all of them to one LevelDB, ``FIRST_VOLUME`` of the directory.
+      commit_messages: those of one commit, as if of one request; a divisor of ``BATCH_ROWS``.
     Returns:
-      The id of the first message of each batch.
+      The id of the first message of each millisecond.
     """
-    options = LevelDBOptions(volume_bytes=1 << 60) if one_volume else LevelDBOptions()
-    return trio.run(_seed, directory, options, name, messages, size, first_ms, ttl_s)
+    return trio.run(_seed, directory, name, messages, size, first_ms, ttl_s, commit_messages)
 
 
 async def _seed(
-    directory: Path, options: LevelDBOptions, name: str, messages: int, size: int, first_ms: int, ttl_s: int
+    directory: Path, name: str, messages: int, size: int, first_ms: int, ttl_s: int, commit_messages: int
 ) -> list[bytes]:
     topic_name = topic(name)
     prefix = generation_prefix(topic_name, 1)
@@ -49,15 +53,16 @@ async def _seed(
     properties = TopicProperties(ttl_s=ttl_s)
     metadata = Metadata(1, properties, created_ms=first_ms, updated_ms=first_ms)
     firsts = []
-    async with await LevelDBStore.open(directory, options) as store:
+    async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
         claim = await store.claim(topic_name)
         await store.write([put_one(Table.METADATA, metadata_key(topic_name), metadata.encode())], claim=claim)
-        for batch in range(0, messages, BATCH_ROWS):
-            texts = payloads(BATCH_ROWS, size)[: messages - batch]
+        for batch in range(0, messages, commit_messages):
+            texts = payloads(commit_messages, size)[: messages - batch]
             runs = sequence.take(first_ms + batch // BATCH_ROWS, len(texts))
             roll = RowBatch()
             roll.add(runs, texts, None)
-            firsts.append(pack_id(runs[0].ts_ms, runs[0].first))
+            if batch % BATCH_ROWS == 0:
+                firsts.append(pack_id(runs[0].ts_ms, runs[0].first))
             usage.add(runs[0].ts_ms, len(texts), sum(map(len, roll.values)) + ROW_BYTES * len(texts), properties.ttl_ms)
             await store.write([Put(Table.MESSAGE, prefix, roll.suffixes, roll.values)], claim=claim)
         last_ms, last = sequence.last_ts_ms, sequence.last_sequence_id
