@@ -106,6 +106,8 @@ class _NewPages:
     """Requests for pages of a topic that nobody has asked for before: each round through the topic has its own limit."""
 
     def __init__(self, topic: str, starts: Sequence[bytes], page: int) -> None:
+        if not starts:
+            raise ValueError(f"the topic {topic} has too few messages")
         self._topic, self._starts = topic, starts
         self._limits = count(page, -1)
 

@@ -57,7 +57,8 @@ async def _seed(
         claim = await store.claim(topic_name)
         await store.write([put_one(Table.METADATA, metadata_key(topic_name), metadata.encode())], claim=claim)
         for batch in range(0, messages, commit_messages):
-            texts = payloads(commit_messages, size)[: messages - batch]
+            at = batch % BATCH_ROWS
+            texts = payloads(BATCH_ROWS, size)[at : at + min(commit_messages, messages - batch)]
             runs = sequence.take(first_ms + batch // BATCH_ROWS, len(texts))
             roll = RowBatch()
             roll.add(runs, texts, None)

@@ -6,7 +6,7 @@ one look back. Some rows have their index in the request, which leads back to th
 to live of their own, those in a store that instances share, and those that version 0.1 wrote. That is one look at the
 store, for each request once.
 
-A look back that fails, or would take too long, leaves messages without their origin.
+A look that fails, or would take too long, leaves messages without their origin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES, SEQUENCES_PER_MS, ordinal, position_at
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.rows import BATCH, HAS_EXTRAS, INDEX, Stamp, decode_row
-from storage.base import StoreError
+from storage.base import StoreError, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,11 +110,8 @@ class Origins:
 
     async def find(self, store: Store, prefix: bytes) -> dict[bytes, Origin]:
         """Message id → origin, of all whose origin is known."""
-        try:
-            await self._look_back(store, prefix)
-            await self._look_up(store, prefix)
-        except StoreError as error:
-            log.warning("messages are shown without their producers", extra={"why": str(error)})
+        await self._look_back(store, prefix)
+        await self._look_up(store, prefix)
         firsts = sorted(position for position, first in self._firsts.items() if first is not None)
         found = {}
         for message_id, index in self._indexes.items():
@@ -137,22 +134,34 @@ class Origins:
         return found
 
     async def _look_back(self, store: Store, prefix: bytes) -> None:
-        """Find the first row of the request that the first messages may belong to, if it was not met. Raises StoreError."""
+        """Find the first row of the request that the first messages may belong to, if it was not met."""
         unknown = [message_id[:POSITION_BYTES] for message_id, index in self._indexes.items() if index is None]
         if self._lowest_says or not unknown or min(self._firsts, default=_NONE) <= min(unknown):
             return
         look = _LookBack(ordinal(self._lowest))
         start, stop = prefix + bytes(POSITION_BYTES), prefix + self._lowest
-        await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True, first_chunk=_FIRST_ROWS)
+        try:
+            await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True, first_chunk=_FIRST_ROWS)
+        except StoreError as error:
+            _tell_without(error)
+            return
         if look.found is not None:
             self._firsts[look.position] = look.found
 
     async def _look_up(self, store: Store, prefix: bytes) -> None:
-        """Read the first rows that others lead back to, each once. Raises StoreError."""
+        """Read the first rows that others lead back to, each once: one that is damaged says nothing, the rest do."""
         for message_id, index in self._indexes.items():
             position = None if index is None else _position_before(message_id[:POSITION_BYTES], index)
-            if position is not None and position not in self._firsts:
+            if position is None or position in self._firsts:
+                continue
+            try:
                 self._firsts[position] = await _looked_up(store, prefix + position)
+            except Unreadable as error:
+                self._firsts[position] = None
+                _tell_without(error)
+            except StoreError as error:
+                _tell_without(error)
+                return
 
 
 class _LookBack:
@@ -188,6 +197,10 @@ class _LookBack:
         except DamagedRow:
             return False
         return self.found is None and self._rows > 0 and self._bytes > 0
+
+
+def _tell_without(error: StoreError) -> None:
+    log.warning("messages are shown without their producers", extra={"why": str(error)})
 
 
 async def _looked_up(store: Store, key: bytes) -> _First | None:

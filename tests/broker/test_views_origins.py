@@ -16,6 +16,7 @@ from plainsong.protocol.keys import generation_prefix, payload_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PollRequest
 from plainsong.protocol.rows import MessageRow, Stored, encode_row
+from storage.base import StoreError, Unreadable
 
 LOOK = f"{TOPICS}/t/messages"
 NAME = TopicName("ns", "t")
@@ -237,6 +238,53 @@ async def test_messages_are_shown_though_what_stands_before_them_cannot_be_read(
         daemon.store.fail_next("scan", after=1)
     assert await look(daemon, **start) == [NOTHING]
     assert await look(daemon, **start) == [("p", 8, None)]
+
+
+class Damaged:
+    """A store of first rows, some of which cannot be read."""
+
+    def __init__(self, rows, *, scans=None, gets=()):
+        self.rows, self.scans, self.gets, self.asked = rows, scans, dict(gets), []
+
+    async def scan(self, *_, **__):
+        raise self.scans
+
+    async def get(self, table, key):
+        self.asked.append(key)
+        if key in self.gets:
+            raise self.gets[key]
+        return self.rows.get(key)
+
+
+def of_requests(*rows):
+    """What is known of messages ``(ms, index)`` that lead back to first rows at the beginning of their millisecond."""
+    found = origins.Origins()
+    for ms, index in rows:
+        extras = {} if index is None else {"i": index}
+        found.meet(pack_id(ms, index or 1), MessageRow(b"m", extras=extras), None)
+    return found
+
+
+FIRSTS = {pack_position(ms, 0): encode_row(MessageRow(b"m", extras={"d": ["p", 3, 4, 10 * ms]})) for ms in range(1, 4)}
+
+
+async def test_a_look_back_that_fails_hides_no_origin_that_others_lead_to():
+    store = Damaged(FIRSTS, scans=Unreadable("damaged"))
+    assert await of_requests((1, None), (2, 2)).find(store, b"") == {pack_id(2, 2): ("p", 22, None)}
+
+
+async def test_a_first_row_that_is_damaged_hides_no_origin_of_other_requests():
+    store = Damaged(FIRSTS, gets={pack_position(1, 0): Unreadable("damaged")})
+    found = await of_requests((1, 1), (1, 2), (2, 2)).find(store, b"")
+    assert found == {pack_id(2, 2): ("p", 22, None)}
+    assert store.asked == [pack_position(1, 0), pack_position(2, 0)]
+
+
+async def test_a_store_that_fails_is_asked_for_no_further_first_row():
+    store = Damaged(FIRSTS, gets={pack_position(2, 0): StoreError("away")})
+    found = await of_requests((1, 1), (2, 2), (3, 3)).find(store, b"")
+    assert found == {pack_id(1, 1): ("p", 11, None)}
+    assert store.asked == [pack_position(1, 0), pack_position(2, 0)]
 
 
 @pytest.mark.parametrize("extras", [{"d": ["p"]}, {"d": 7}, {"b": 0}, {"i": "x"}, {"b": "x", "d": ["p", 3, 1, 7]}])
