@@ -22,7 +22,7 @@ import trio
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import LowSpace, NotFound, OutcomeUnknown
-from plainsong.protocol.ids import FIRST_BOUND, POSITION_BYTES, unpack_position
+from plainsong.protocol.ids import FIRST_BOUND, POSITION_BYTES, ordinal, position_at, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import Cleaned, Look, NoteSetAside, PlanCleaning, SliceCleaned, Stats
 from storage.base import BeginsFiles, ReadsRaw, StoreError, read_rows
@@ -308,14 +308,14 @@ def _watermark(span: Span) -> bytes:
 
 def _position_from(tail: bytes) -> bytes:
     """The first position whose key is not below the end of a key."""
-    at = int.from_bytes(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"), "big")
-    return (at + (len(tail) > POSITION_BYTES)).to_bytes(POSITION_BYTES, "big")
+    at = ordinal(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"))
+    return position_at(at + (len(tail) > POSITION_BYTES))
 
 
 def _position_before(tail: bytes) -> bytes:
     """The last position whose key is below the end of a key."""
-    at = int.from_bytes(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"), "big")
-    return (at - (len(tail) <= POSITION_BYTES)).to_bytes(POSITION_BYTES, "big")
+    at = ordinal(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"))
+    return position_at(at - (len(tail) <= POSITION_BYTES))
 
 
 def _free_path(folder: Path, name: TopicName, generation: int, first_id: bytes, last_id: bytes) -> Path:

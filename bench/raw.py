@@ -54,10 +54,10 @@ def row_prefix() -> bytes:
 
 def seed_raw(directory: Path, messages: int, size: int, ids: Sequence[bytes]) -> None:
     """Write a row for each message of a topic that ``bench.seed`` has written, which gave ``ids``."""
-    prefix, per_id = row_prefix(), BATCH_ROWS
+    prefix = row_prefix()
     db = open_raw(directory)
     for number, first in enumerate(ids):
-        texts = payloads(per_id, size)[: messages - number * per_id]
+        texts = payloads(BATCH_ROWS, size)[: messages - number * BATCH_ROWS]
         with db.write_batch() as batch:
             for message_id, text in zip(consecutive_ids(first, len(texts)), texts, strict=True):
                 batch.put(prefix + message_id[:POSITION_BYTES], plain_head(size) + text)

@@ -66,10 +66,10 @@ def nth_id(first_id: bytes, last_id: bytes, index: int, count: int) -> MessageId
 
     A request's messages have consecutive positions; a full millisecond overflows into the next, as addition does.
     """
-    first, last = int.from_bytes(first_id[:10], "big"), int.from_bytes(last_id[:10], "big")
+    first, last = ids.ordinal(first_id[: ids.POSITION_BYTES]), ids.ordinal(last_id[: ids.POSITION_BYTES])
     if last - first != count - 1 or first_id[10:] != ids.NO_PAYLOAD_PART or last_id[10:] != ids.NO_PAYLOAD_PART:
         return None
-    return MessageId((first + index).to_bytes(10, "big") + ids.NO_PAYLOAD_PART)
+    return MessageId(ids.id_at(ids.position_at(first + index)))
 
 
 # --- what is sent --------------------------------------------------------------------------------

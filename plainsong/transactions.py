@@ -32,7 +32,7 @@ from plainsong.protocol.errors import (
     TransactionExpired,
     TransactionNotInProgress,
 )
-from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_id
+from plainsong.protocol.ids import POSITION_BYTES, id_at, ordinal, pack_id, position_at
 from plainsong.protocol.transactions.transaction import issued_ms
 from plainsong.retry import PAUSES_S, pause_after
 
@@ -426,7 +426,7 @@ def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[R
 
 def earlier(message_id: MessageId, positions: int) -> MessageId:
     """The id ``positions`` earlier in one request, whose positions are consecutive, across milliseconds too."""
-    return MessageId((int.from_bytes(message_id[:10], "big") - positions).to_bytes(10, "big") + NO_PAYLOAD_PART)
+    return MessageId(id_at(position_at(ordinal(message_id[:POSITION_BYTES]) - positions)))
 
 
 def store(namespace: str, topic: str, request: PublishRequest) -> Call[None]:

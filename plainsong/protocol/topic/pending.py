@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from plainsong.protocol.ids import POSITION_BYTES
+from plainsong.protocol.ids import POSITION_BYTES, ordinal, position_at
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
 from plainsong.protocol.topic.chain import LINK_BYTES
@@ -334,7 +334,7 @@ def _adjoin(last: bytes, first: bytes) -> bool:
 
 
 def _neighbour(position: bytes, by: int) -> bytes:
-    return (int.from_bytes(position, "big") + by).to_bytes(POSITION_BYTES, "big")
+    return position_at(ordinal(position) + by)
 
 
 def _joined(runs: list[PointerRun]) -> list[PointerRun]:
