@@ -151,6 +151,8 @@ class OidcProvider:
         self.fetched_s: float | None = None
         self._asked_again_s = float("-inf")
         self._fetching = trio.Lock()
+        #: Set when the first attempt to fetch the keys has ended, with them or without.
+        self._tried = trio.Event()
         self._limit = trio.CapacityLimiter(VERIFYING)
         #: By the hash of a token: whom it names, its key, and the confirmation that it asks of each connection.
         self._known: OrderedDict[bytes, tuple[Identity, str, Any]] = OrderedDict()
@@ -176,6 +178,12 @@ class OidcProvider:
 
     async def refresh(self) -> bool:
         """Fetches the keys; whether that succeeded."""
+        try:
+            return await self._refresh()
+        finally:
+            self._tried.set()
+
+    async def _refresh(self) -> bool:
         async with self._fetching:
             try:
                 data = await self._fetched()
@@ -261,6 +269,9 @@ class OidcProvider:
         return who
 
     async def _key_for(self, kid: Any, alg: str) -> PublicKey:
+        if not self._tried.is_set():  # the daemon has just started and fetches them
+            with trio.move_on_after(FETCH_TIMEOUT_S):
+                await self._tried.wait()
         if self.fetched_s is None or self.age_s > self._config.max_stale_s + self._config.refresh_s:
             raise AuthenticationUnavailable(
                 "the keys of the provider cannot be had",

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
+from trio.testing import wait_all_tasks_blocked
 
 from broker.config.sections import OidcConfig
 from broker.http.peer import NO_PEER, Peer
 from broker.http.websocket import _ROUTE
 from broker.security.guard import Hold
-from broker.security.oidc import MAX_KNOWN, BadKeySet, OidcProvider, parse_keys
+from broker.security.oidc import FETCH_TIMEOUT_S, MAX_KNOWN, BadKeySet, OidcProvider, parse_keys
 from plainsong.protocol.errors import AuthenticationUnavailable, Unauthenticated
 from tests.patience import PATIENCE_S
 from tests.security.named import named
@@ -279,13 +280,16 @@ async def test_a_key_that_takes_the_name_of_another_takes_none_of_its_tokens(tol
 async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_then_nobody_knows(told):
     now, failures = Now(), []
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url, max_stale_s=1000), now_s=now, on_failure=failures.append)
+    told.status = 500
+    assert not await made.refresh()
     with pytest.raises(AuthenticationUnavailable) as caught:
         await made.verify(signed(), NO_PEER)
     assert caught.value.retry_after_s
-    await made.refresh()
+    told.status = 200
+    assert await made.refresh()
     told.status = 500
     assert not await made.refresh()
-    assert failures == ["keys"]
+    assert failures == ["keys", "keys"]
     now.s += 1000
     await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
     now.s += 400
@@ -295,6 +299,22 @@ async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_the
     told.status = 200
     await made.refresh()
     await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
+
+
+async def test_a_token_that_comes_while_the_keys_are_fetched_for_the_first_time_waits_for_them(told):
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.verify, signed(), NO_PEER)
+        await wait_all_tasks_blocked()
+        assert await made.refresh()
+
+
+async def test_a_token_waits_only_so_long_for_the_first_keys(told, autojump_clock):
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
+    started_s = trio.current_time()
+    with pytest.raises(AuthenticationUnavailable):
+        await made.verify(signed(), NO_PEER)
+    assert trio.current_time() == started_s + FETCH_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
