@@ -461,13 +461,17 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
     chunk: list[Row] = []
     size = 0
     for run in runs:
-        for rows in run.lists if isinstance(run, Blocks) else ([row] for row in run):
+        for rows in run.lists if isinstance(run, Blocks) else chunks(iter(run), wanted):
             at = 0
             if isinstance(rows, PlainRows):
                 # They stay together, for whoever wants their wire form.
                 if chunk and rows:
                     yield chunk
                     chunk, size, wanted = [], 0, min(wanted * GROWTH, MAX_CHUNK_ROWS)
+                if 0 < len(rows) <= wanted:
+                    yield rows
+                    wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
+                    continue
                 while at < len(rows):
                     yield rows[at : at + wanted]
                     at, wanted = at + wanted, min(wanted * GROWTH, MAX_CHUNK_ROWS)

@@ -12,7 +12,7 @@ import trio
 
 from actors.reading import read_page
 from broker.api.readers import READER_HEADER
-from broker.api.route import LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
+from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
 from broker.api.set_aside import passed
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
@@ -394,6 +394,8 @@ def _events_of(name: TopicName, options: PageOptions | None) -> Callable[[Page],
 
 
 def _pieces(codec: Codec, options: PageOptions | None, page: Page) -> Iterator[bytes]:
+    if not codec.bounded and page.payload_bytes <= JOINED_BYTES:
+        return iter((codec.encode_page(page),))  # a join, and the only one
     return codec.page_pieces(page) if options is None else codec.page_pieces(page, options)
 
 

@@ -37,7 +37,7 @@ from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix, read_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 PLAIN = 0x00
 HAS_POINTER = 0x01
@@ -53,6 +53,8 @@ _pack: Callable[[object], bytes] = msgpack.Packer().pack
 #: The bytes between a plain row's position and its value in wire form: the id's last ten bytes are zero, and the
 #: value brings the tenth.
 PLAIN_GAP = NO_PAYLOAD_PART[:9]
+#: Where the value begins in a row that is joined: position, gap, value.
+JOINED_VALUE = POSITION_BYTES + len(PLAIN_GAP)
 #: What the wire form of a plain row has besides its value: the length of the id, the position, the gap.
 PLAIN_BESIDE_BYTES = len(ITEM_START) + POSITION_BYTES + len(PLAIN_GAP)
 
@@ -89,6 +91,54 @@ class PlainRows(Sequence[tuple[bytes, bytes]]):
     @abstractmethod
     def wire(self) -> bytes:
         """Their wire form, as of ``plain_wire``."""
+
+
+class PlainItems(PlainRows):
+    """Plain rows with a key and a value each, joined: position, ``PLAIN_GAP``, value.
+
+    A store that iterates over rows joins each at once, which costs less than to keep a pair for it.
+    """
+
+    __slots__ = ("_items", "_prefix", "_size")
+
+    def __init__(self, prefix: bytes, items: list[bytes], size: int | None = None) -> None:
+        """``prefix``: what their keys have before the position; ``size``: the bytes of all items, if that is known."""
+        self._prefix, self._items, self._size = prefix, items, size
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return map(self._row, self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[bytes, bytes]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PlainItems: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[bytes, bytes] | PlainItems:
+        if isinstance(index, slice):
+            return PlainItems(self._prefix, self._items[index])
+        return self._row(self._items[index])
+
+    def _row(self, item: bytes) -> tuple[bytes, bytes]:
+        return self._prefix + item[:POSITION_BYTES], item[JOINED_VALUE:]
+
+    def within(self, most: int, most_bytes: int) -> int:
+        """See ``PlainRows``."""
+        items, size, beside = self._items, self._size, len(ITEM_START)
+        if size is None or most < len(items):
+            items = items[:most]
+            size = sum(map(len, items))
+        if size + beside * len(items) <= most_bytes:
+            return len(items)
+        ends = itertools.accumulate(beside + len(item) for item in items)
+        return sum(1 for _ in itertools.takewhile(most_bytes.__ge__, ends))
+
+    def wire(self) -> bytes:
+        """See ``PlainRows``."""
+        return ITEM_START.join([b"", *self._items])
 
 
 @dataclass(slots=True)

@@ -14,16 +14,19 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat, takewhile
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import plyvel
 
 from plainsong.protocol.effects import Table
-from storage.base import Blocks, StoreDamaged, StoreError, Unreadable
+from plainsong.protocol.ids import POSITION_BYTES
+from plainsong.protocol.keys import stop_after
+from plainsong.protocol.rows import JOINED_VALUE, PLAIN, PLAIN_GAP, PlainItems
+from storage.base import GROWTH, Blocks, StoreDamaged, StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of, opening_failed
 from storage.leveldb.manifest import check_files
 from storage.leveldb.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
-from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, PlainPart
+from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, PlainPart, is_of_topic
 from storage.leveldb.shrinking import old_logs
 from storage.leveldb.torn_end import left_out, torn_end
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from storage.base import Row
 
+S = TypeVar("S")
 log = logging.getLogger(__name__)
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -136,6 +140,8 @@ class Readable:
     """That of plyvel, with all tables."""
     _has_packs: bool
     """Whether rows of messages may be in packs."""
+    _takes_off = False
+    """Whether its iterators can take off a prefix of keys."""
 
     def get(self, table: Table, key: bytes, *, packed: bool = True) -> bytes | None:
         """A row's value, None if there is none.
@@ -191,11 +197,17 @@ class Readable:
           packed: False: it is known that there are no packs among them.
           wanted: rows that are asked for before others; 0: it is not known how many.
         """
-        if packed and self._has_packs and table is PACKED_TABLE:
-            read = self._blocks_down if reverse else self._blocks_up
-            with closing(read(table, start, stop, values, cache, wanted)) as blocks:
-                yield Blocks(blocks)
-            return
+        if table is PACKED_TABLE:
+            packed &= self._has_packs
+            prefix = b"" if reverse or not values else self._prefix_of(table, start, stop)
+            if packed or prefix:
+                if reverse:
+                    lists = self._blocks_down(table, start, stop, values, cache, wanted)
+                else:
+                    lists = self._lists_up(table, start, stop, prefix, values, cache, packed, wanted)
+                with closing(lists):
+                    yield Blocks(lists)
+                return
         # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
         with closing(
             self._tables[table].iterator(
@@ -219,37 +231,75 @@ class Readable:
             rows = found if values else zip(found, repeat(b""))
             yield takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
-    def _blocks_up(
-        self, table: Table, start: bytes, stop: bytes, values: bool, cache: bool, wanted: int
+    def _prefix_of(self, table: Table, start: bytes, stop: bytes) -> bytes:
+        """What the keys of all rows of ``[start, stop)`` have before the position; empty if that may differ."""
+        prefix = start[:-POSITION_BYTES]
+        return prefix if self._takes_off and stop.startswith(prefix) and is_of_topic(start) else b""
+
+    def _lists_up(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        prefix: bytes,
+        values: bool,
+        cache: bool,
+        packed: bool,
+        wanted: int,
     ) -> Generator[Sequence[Row], None, None]:
-        """The rows of ``[start, stop)``, of which some are in packs, some at a time."""
+        """The rows of ``[start, stop)``, of which some may be in packs, some at a time.
+
+        plyvel takes off a prefix that all keys have, and each row that is plain is joined as it comes: no pair, no key
+        and no slice is made of it. Among rows that are not plain that would be work for nothing: behind them come pairs
+        again, until a whole list of them is plain.
+        """
         byte = _TABLE_BYTE[table]
-        with closing(self._stored(table, cache, start=start)) as iterator:
+        rows = self._tables[table].prefixed_db(prefix) if prefix else self._tables[table]
+        from_, until = start[len(prefix) :], stop[len(prefix) :]
+        # The pack that has the last row of a range ends behind the range.
+        bounds = {"start": from_} if packed else {"start": from_, "stop": until}
+        end = byte + stop if not packed else stop_after(byte + prefix)
+        with closing(rows.iterator(verify_checksums=True, fill_cache=cache, **bounds)) as iterator:
             begin = next(iterator, None)
             if begin is None:
-                look_for_damage(self._database, byte + start, _after(byte))
+                look_for_damage(self._database, byte + start, end)
                 return
-            # The pack that has the last row of a range ends behind the range.
-            behind = _damage_behind(self._database, byte + start, _after(byte), reverse=False)
-            stored = chain((begin,), iterator, behind)
-            size = 1
+            behind = _damage_behind(self._database, byte + start, end, reverse=False)
+            pairs = chain((begin,), iterator, behind)
+            joined = map(PLAIN_GAP.join, pairs)
+            joins = bool(prefix) and not packed
+            size = 1 if packed else max(1, min(wanted, _LIST_ROWS))
             while True:
-                some, failed = _some(stored, size)
+                block: Sequence[Row] = ()
+                some: list[Row] = []
+                if joins:
+                    items, item_bytes, failed = _some(joined, size, len)
+                    plain = _plain_before(items)
+                    if plain < len(items):
+                        joins, some = False, list(PlainItems(prefix, items[plain:]))
+                        block = PlainItems(prefix, items[:plain])
+                    else:
+                        block = PlainItems(prefix, items, item_bytes)
+                    if block:
+                        yield from _up_to(stop, block)
+                else:
+                    some, _, failed = _some(pairs, size, _value_bytes)
+                    joins = bool(prefix) and len(some) >= _JOINED_ROWS and _are_plain(some)
+                    if prefix:
+                        some = [(prefix + key, value) for key, value in some]
+                size = min(size * GROWTH, _LIST_ROWS)
                 if some:
-                    key, value = some[-1]
+                    block = some
                     if max(map(_VALUE, some)) < MARK:
-                        if key >= stop:
-                            some = some[: bisect_left(some, stop, key=_KEY)]
-                        yield some if values else [(each, b"") for each, _ in some]
-                        size = min(size * 4, _TOGETHER) if len(value) <= _TOGETHER_BYTES else 1
+                        yield from _up_to(stop, some if values else [(key, b"") for key, _ in some])
                     else:
                         yield from _taken_apart(some, start, stop, values=values, wanted=wanted)
                         size = 1
-                    if key >= stop:
-                        return
+                if block and block[-1][0] >= stop:
+                    return
                 if failed is not None:
                     raise failed
-                if not some:
+                if not block:
                     return
 
     def _blocks_down(
@@ -278,23 +328,66 @@ class Readable:
 
 
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
-#: Rows of LevelDB that are looked at together: of a few that are no packs one comparison says so.
+#: Rows of LevelDB that are read together without a look at what they take: what is read ahead takes memory.
 _TOGETHER = 16
-#: Unless they are larger: what is read ahead takes memory.
+#: Unless they are larger.
 _TOGETHER_BYTES = 4 * KIB
+#: The longest list of rows, and about how many bytes it has at most. A page that ends within one has read the rest for
+#: nothing, and each list costs whoever takes it some microseconds.
+_LIST_ROWS = 500
+_LIST_BYTES = 256 * KIB
+#: Rows in a list that is all plain, at least, before others are joined.
+_JOINED_ROWS = 16
 #: Rows of a pack that are made before the others, at least, for who wants a few first.
 _FEW_ROWS = 16
+_PLAIN = bytes([PLAIN])
+_flags_of = itemgetter(JOINED_VALUE)
 
 
-def _some(stored: Iterator[Row], size: int) -> tuple[list[Row], BaseException | None]:
-    """The next rows as LevelDB has them, so many at most, and the error that ended them."""
-    some: list[Row] = []
+def _value_bytes(row: Row) -> int:
+    return len(row[1])
+
+
+def _some(stored: Iterator[S], most: int, bytes_of: Callable[[S], int]) -> tuple[list[S], int, BaseException | None]:
+    """The next rows as LevelDB has them, so many at most, how many bytes they are, and the error that ended them."""
+    some: list[S] = []
+    read, size = 0, 0
+    step = 1 if most == 1 else min(most, _TOGETHER)
     try:
-        # What came before an error stays in the list.
-        some.extend(islice(stored, size))
+        while read < most and size < _LIST_BYTES:
+            # What came before an error stays in the list.
+            some.extend(islice(stored, min(step, most - read)))
+            if len(some) == read:
+                break
+            size += sum(map(bytes_of, some[read:]))
+            read = len(some)
+            step = _TOGETHER if bytes_of(some[-1]) <= _TOGETHER_BYTES else 1
     except FOREIGN as error:
-        return some, error
-    return some, None
+        return some, size + sum(map(bytes_of, some[read:])), error
+    return some, size, None
+
+
+def _plain_before(items: list[bytes]) -> int:
+    """How many joined rows are plain before the first one that is not."""
+    try:
+        if max(map(_flags_of, items), default=PLAIN) == PLAIN:
+            return len(items)
+    except IndexError:
+        pass  # a value without a byte
+    return next(index for index, item in enumerate(items) if item[JOINED_VALUE : JOINED_VALUE + 1] != _PLAIN)
+
+
+def _are_plain(rows: list[Row]) -> bool:
+    """Whether all of them have a payload and nothing else."""
+    return all(map(_VALUE, rows)) and max(map(_VALUE, rows))[0] == PLAIN
+
+
+def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Those before a key."""
+    if rows[-1][0] >= stop:
+        rows = rows[: bisect_left(rows, stop, key=_KEY)]
+    if rows:
+        yield rows
 
 
 def _taken_apart(
@@ -417,6 +510,8 @@ class _GuardedBatch:
 
 class Database(Readable):
     """An open LevelDB. Methods block, are for threads, and raise StoreError; one thread at a time writes."""
+
+    _takes_off = True
 
     def __init__(self, path: Path, shape: Shape, *, create: bool, check: bool = True) -> None:
         """Open ``path``; LevelDB reads its log again.

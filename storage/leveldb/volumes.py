@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
-from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable, chunks, chunks_of_runs, rolled_back
+from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable, chunks_of_runs, rolled_back
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.compression import Stretch, is_worth_it
 from storage.leveldb.database import FOREIGN, Database, Shape, call_failed, without_folders
@@ -272,13 +272,9 @@ class Volumes:
         Iterating raises plyvel's errors, and StoreError.
         """
         with self._pinned(table, start, stop, view) as spans:
-            packed = any(span.packed for span in spans)
             runs = self._runs(table, _clusters(spans, reverse=reverse), reverse, values, cache, view, first_chunk)
             with closing(runs):
-                if packed:
-                    yield chunks_of_runs(runs, first_chunk)
-                else:
-                    yield chunks(chain.from_iterable(runs), first_chunk)
+                yield chunks_of_runs(runs, first_chunk)
 
     def _runs(
         self,

@@ -342,7 +342,7 @@ class Paging(Walk):
         if self.held_by is not None or not (taken or self._count):
             return super()._deliver_plain(rows)
         if taken:
-            some = rows[:taken]
+            some = rows if taken == len(rows) else rows[:taken]
             self.feed_part(some.wire(), taken, some[-1][0][-POSITION_BYTES:] + NO_PAYLOAD_PART)
         if taken < len(rows):
             self._cut = self.done = True
