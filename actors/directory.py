@@ -106,8 +106,7 @@ class Directory:
 
     async def ask(self, name: TopicName, ask: Ask[A]) -> A:
         """Ask the topic's actor; opens the topic if it is not open. Raises as ``Mailbox.ask`` does."""
-        entry = self.entry(name)
-        return await entry.mailbox.ask(ask, entry.actor.turn_now if isinstance(ask, TopicActor.reads) else None)
+        return await self.entry(name).mailbox.ask(ask)
 
     def put(
         self,

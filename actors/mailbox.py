@@ -137,12 +137,9 @@ class Mailbox:
         """Memory that the waiting tickets hold."""
         return self._bytes
 
-    async def ask(self, ask: Ask[A], take_turn: Callable[[], None] | None = None) -> A:
+    async def ask(self, ask: Ask[A]) -> A:
         """Queue ``ask``, and return its answer.
 
-        Args:
-          take_turn: has the actor take its turn on the spot where nothing else waits; for requests that write nothing,
-            since others might have shared the commit of one that does.
         Raises:
           Overloaded: the mailbox is full; nothing happened.
           ShuttingDown, Recovering: refused; nothing happened.
@@ -150,11 +147,7 @@ class Mailbox:
           PlainsongError: the core refuses it.
         """
         ticket = Ticket(ask)
-        if take_turn is None or self._queue:
-            self.put(ticket)
-        else:
-            self.put(ticket, wake=False)
-            take_turn()
+        self.put(ticket)
         return await ticket.wait(self._left)
 
     def put(self, ticket: Ticket[Any], *, wake: bool = True) -> None:

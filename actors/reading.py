@@ -6,6 +6,7 @@ Below the read watermark only the sign of a write pointer ever changes, so pages
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
@@ -161,16 +162,30 @@ def _pieces(chunk: Chunk, start: int, stop: int, view: View | None) -> list[tupl
 
 
 def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()], paging: Paging) -> bool:
-    pointers = _pointers(chunk, start, stop) if paging.with_pointers else None
-    if not gone and paging.fits(stop - start, chunk.size_to(start, stop)):
-        attributes = chunk.attributes_to(start, stop) if chunk.attributes else None
-        return paging.feed_part(chunk.slice(start, stop), stop - start, chunk.id_at(stop - 1), pointers, attributes)
-    left = [index for index in range(start, stop) if index not in gone]
-    if pointers is not None:
-        pointers = [pointers[index - start] for index in left]
-    items = [chunk.slice(index, index + 1) for index in left]
+    """Feed visible messages of a chunk: those that fit as one part, and one more, which shows that there are more."""
+    if gone:
+        living = (index for index in range(start, stop) if index not in gone)
+        return _feed_each(chunk, list(islice(living, paging.room + 1)), paging)
+    whole = stop
+    if not paging.fits(stop - start, chunk.size_to(start, stop)):
+        ends = range(start + 1, start + 1 + min(stop - start, paging.room))
+        fit = bisect_left(ends, True, key=lambda end: not paging.fits(end - start, chunk.size_to(start, end)))
+        whole = start + fit
+    if start < whole:
+        pointers = _pointers(chunk, start, whole) if paging.with_pointers else None
+        attributes = chunk.attributes_to(start, whole) if chunk.attributes else None
+        paging.feed_part(chunk.slice(start, whole), whole - start, chunk.id_at(whole - 1), pointers, attributes)
+    # A page has one message, however large that is.
+    return whole == stop or _feed_each(chunk, range(whole, min(whole + 2, stop)), paging)
+
+
+def _feed_each(chunk: Chunk, indices: Sequence[int], paging: Paging) -> bool:
+    items = [chunk.slice(index, index + 1) for index in indices]
+    pointers = None
+    if paging.with_pointers:
+        pointers = [_pointers(chunk, index, index + 1)[0] for index in indices]
     known = chunk.attributes
-    attributes = {at: known[index] for at, index in enumerate(left) if index in known} if known else None
+    attributes = {at: known[index] for at, index in enumerate(indices) if index in known} if known else None
     return paging.feed_items(items, pointers, attributes)
 
 

@@ -266,6 +266,11 @@ class Paging(Walk):
         self._read_to: bytes | None = None
 
     @property
+    def room(self) -> int:
+        """How many more messages it takes."""
+        return self._room
+
+    @property
     def wanted(self) -> int:
         """As for ``Walk``: one row more than there is room for shows whether there are more."""
         return min(self._room + 1, super().wanted)
