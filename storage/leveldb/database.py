@@ -290,7 +290,7 @@ class Readable:
                 size = min(size * GROWTH, _LIST_ROWS)
                 if some:
                     block = some
-                    if max(map(_VALUE, some)) < MARK:
+                    if not packed or max(map(_VALUE, some)) < MARK:
                         yield from _up_to(stop, some if values else [(key, b"") for key, _ in some])
                     else:
                         yield from _taken_apart(some, start, stop, values=values, wanted=wanted)

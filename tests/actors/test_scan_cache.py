@@ -242,6 +242,19 @@ def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes,
         trio.run(run)
 
 
+@pytest.mark.parametrize("limit", [1, 4, 7, 8, 9])
+async def test_a_page_that_ends_among_messages_of_which_some_have_expired_says_that_there_are_more(limit):
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish(*(f"{number}" for number in range(10)), message_ttls_s=[None, 1, None, 1] + [None] * 6)
+        harness.clock.ms += 2_000
+        cached, stored = [await harness.page(limit=limit, cached=cached) for cached in (True, False)]
+        assert list(cached.messages()) == list(stored.messages())
+        assert (
+            (cached.count, cached.end) == (stored.count, stored.end) == (min(limit, 8), "more" if limit < 8 else "end")
+        )
+
+
 async def test_an_end_bound_cuts_a_cached_page_as_one_from_the_store():
     async with actors() as harness:
         await harness.create()

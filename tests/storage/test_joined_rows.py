@@ -1,0 +1,266 @@
+"""Plain rows of a topic that LevelDB has one by one: joined as they come, beside those that are not."""
+
+from __future__ import annotations
+
+from itertools import chain
+from random import Random
+
+import plyvel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
+from plainsong.protocol.keys import generation_prefix
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.rows import PLAIN_GAP, PlainItems, PlainRows, plain_head, plain_wire
+from plainsong.protocol.topic.asks import Span
+from plainsong.protocol.topic.reading import Paging
+from storage.base import MAX_CHUNK_ROWS, Blocks, chunks_of_runs
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.database import _JOINED_ROWS, _LIST_ROWS, _TOGETHER, Database
+from storage.leveldb.packs import MARK, packs_of, stored
+from tests.storage.contract import LAST
+
+NAME = TopicName("ns", "topic")
+PREFIX = generation_prefix(NAME, 1)
+MESSAGE = Table.MESSAGE
+BYTE = bytes([MESSAGE])
+OPTIONS = LevelDBOptions()
+PLAIN = st.binary(max_size=40).map(lambda payload: plain_head(len(payload)) + payload)
+#: A pointer's, one with extras, one without a byte, one that begins as a pack does, and a large one.
+OTHER = st.sampled_from([b"\x01" + bytes(8) + b"\x02a", b"\x04" + bytes(4) + b"\x02a", b"", MARK + b"x"])
+LARGE = st.just(plain_head(5000) + bytes(5000))
+
+
+def position(number: int) -> bytes:
+    return pack_position(1000 + number // 7, number % 7)
+
+
+def key(number: int) -> bytes:
+    return PREFIX + position(number)
+
+
+# --- a list of them ---------------------------------------------------------------------------------
+
+
+@given(
+    values=st.lists(PLAIN, max_size=40),
+    is_known=st.booleans(),
+    lists=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    limit=st.integers(1, 50),
+    max_bytes=st.integers(1, 3000),
+    since=st.integers(0, 50),
+)
+def test_a_page_of_joined_rows_is_that_of_rows_one_by_one(values, is_known, lists, limit, max_bytes, since):
+    rows = [(key(number), value) for number, value in enumerate(values)]
+    items = [position(number) + PLAIN_GAP + value for number, value in enumerate(values)]
+    joined = PlainItems(PREFIX, items, sum(map(len, items)) if is_known else None)
+    assert (list(joined), len(joined)) == (rows, len(rows))
+    assert [joined[at] for at in range(-len(rows), len(rows))] == rows + rows
+    assert joined.wire() == plain_wire([position(number) for number in range(len(values))], values)
+    span = Span(1, PREFIX, position(since) + NO_PAYLOAD_PART, b"\xff" * 20, 2000, 0, None)
+
+    def page(some):
+        paging, at, goes_on = Paging(span, limit, max_bytes), 0, True
+        for size in (*lists, len(rows)):
+            goes_on = goes_on and paging.feed_rows(some[at : at + size])
+            at += size
+        made = paging.page()
+        return b"".join(made.parts), made.count, made.payload_bytes, made.last_id, made.end, goes_on
+
+    assert page(joined[since:]) == page(rows[since:])
+    assert page(joined) == page(rows) if not since else True
+
+
+# --- lists of LevelDB -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A database that may have packs, and one that has none; each test and each example has topics of its own."""
+    found = [
+        Database(tmp_path_factory.mktemp("joined") / "one", OPTIONS.volume_shape(packed=packed), create=True)
+        for packed in (True, False)
+    ]
+    yield found
+    for each in found:
+        each.close()
+
+
+def lists_of(database: Database, start: bytes, stop: bytes, first: int = 100, **options) -> list:
+    with database.rows(MESSAGE, start, stop, wanted=first, **options) as rows:
+        assert isinstance(rows, Blocks)
+        return list(chunks_of_runs([rows], first))
+
+
+numbers = iter(range(1, 1 << 20))
+RUNS = st.lists(
+    st.one_of(
+        st.lists(PLAIN, min_size=1, max_size=40).map(lambda values: (values, False)),
+        st.lists(PLAIN, min_size=16, max_size=40).map(lambda values: (values, True)),
+        st.lists(OTHER, min_size=1, max_size=20).map(lambda values: (values, False)),
+        st.lists(st.one_of(PLAIN, OTHER, LARGE), min_size=1, max_size=20).map(lambda values: (values, False)),
+    ),
+    max_size=6,
+)
+
+
+@given(
+    runs=RUNS,
+    bounds=st.tuples(st.integers(-2, 150), st.integers(-2, 150)),
+    first=st.integers(1, 300),
+    random=st.randoms(),
+)
+@settings(max_examples=150)
+def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(opened, runs, bounds, first, random):
+    for may_pack, database in zip((True, False), opened, strict=True):
+        prefix = generation_prefix(NAME, next(numbers))
+        rows: list[tuple[bytes, bytes]] = []
+        with database.batch(sync=False) as batch:
+            for values, packs in runs:
+                suffixes = [position(len(rows) + at) for at in range(len(values))]
+                made = packs_of(prefix, suffixes, values) if packs and may_pack else None
+                there = [(prefix + suffix, value) for suffix, value in zip(suffixes, values, strict=True)]
+                for name, value in made or [(name, stored(value) if may_pack else value) for name, value in there]:
+                    batch.put(BYTE + name, value)
+                rows += there
+        low, high = sorted(bounds)
+        start = prefix + (position(low) if low >= 0 else b"\x00" * 10)
+        stop = prefix + (position(high) + random.choice([b"", b"\x00"]) if high >= 0 else b"\xff" * 10)
+        if start >= stop:
+            continue
+        found = lists_of(database, start, stop, first)
+        assert [row for some in found for row in some] == [row for row in rows if start <= row[0] < stop]
+        assert all(0 < len(some) <= MAX_CHUNK_ROWS for some in found)
+        joined = [row for some in found if isinstance(some, PlainItems) for row in some]
+        assert all(value[:1] == b"\x00" for _, value in joined)
+        # Nothing else of it is found by who reads in another way.
+        with database.rows(MESSAGE, start, stop, reverse=True) as down:
+            assert list(down) == [row for some in found for row in some][::-1]
+        with database.rows(MESSAGE, start, stop, values=False) as keys:
+            assert [name for name, _ in keys] == [name for some in found for name, _ in some]
+
+
+def written(database: Database, values: list[bytes], generation: int) -> bytes:
+    prefix = generation_prefix(NAME, generation)
+    with database.batch(sync=False) as batch:
+        for number, value in enumerate(values):
+            batch.put(BYTE + prefix + position(number), value)
+    return prefix
+
+
+def test_plain_rows_are_joined_in_lists_that_grow(opened):
+    for database in opened:
+        prefix = written(database, [plain_head(1) + b"m"] * 2000, next(numbers))
+        found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
+        joined = [isinstance(some, PlainItems) for some in found]
+        assert joined.index(True) <= 3  # where there may be packs it finds out that these are none
+        assert all(joined[joined.index(True) :])
+        assert max(map(len, found)) == _LIST_ROWS
+
+
+def test_behind_rows_that_are_not_plain_others_are_joined_once_a_whole_list_is_plain(opened):
+    plain, other = plain_head(1) + b"m", b"\x01" + bytes(8) + b"\x02a"
+    for database in opened:
+        prefix = written(database, [plain] * 700 + [other] * 700 + [plain] * 1500, next(numbers))
+        found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
+        joined = [key for some in found if isinstance(some, PlainRows) for key, _ in some]
+        before = [name for name in joined if name < prefix + position(700)]
+        behind = [name for name in joined if name >= prefix + position(1400)]
+        assert len(joined) == len(before) + len(behind)
+        assert len(before) > 650
+        assert len(behind) > 450
+        assert len(before) + len(behind) < 2200 + _JOINED_ROWS
+
+
+def test_of_large_rows_behind_small_ones_few_are_in_memory_at_once(opened):
+    size = 64 << 10
+    values = [plain_head(1) + b"m"] * 900 + [plain_head(size) + bytes(size)] * 60
+    for database in opened:
+        prefix = written(database, values, next(numbers))
+        found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
+        assert sum(map(len, found)) == 960
+        assert max(sum(len(value) >= size for _, value in some) for some in found) <= _TOGETHER
+
+
+def test_a_range_that_is_not_within_one_generation_is_read_as_it_is(opened):
+    for database in opened:
+        one = next(numbers)
+        next(numbers)
+        first, second = (written(database, [plain_head(1) + b"m"] * 40, each) for each in (one, one + 1))
+        with database.rows(MESSAGE, first + position(30), second + position(10)) as rows:
+            assert [name for name, _ in rows] == [first + position(n) for n in range(30, 40)] + [
+                second + position(n) for n in range(10)
+            ]
+
+
+def joined(lists, packed: bool):
+    for some in lists:
+        assert isinstance(some, PlainItems) or packed
+        yield some
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_what_stands_before_a_damaged_block_comes_and_then_the_damage(tmp_path, packed, last):
+    random = Random(1)
+    values = [plain_head(100) + random.randbytes(100) for _ in range(3000)]
+    path, shape = tmp_path / "one", OPTIONS.volume_shape(packed=packed, compressed=False)
+    database = Database(path, shape, create=True)
+    prefix = written(database, values, 1)
+    if not last:
+        written(database, values, 2)
+    database.flush_memory()
+    database.close()
+    (file,) = [each for each in path.glob("*.ldb") if values[-1] in each.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[data.index(values[-1]) + 7] ^= 1
+    file.write_bytes(data)
+    database = Database(path, shape, create=False)
+    try:
+        found: list = []
+        with (
+            database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, wanted=100) as rows,
+            pytest.raises(plyvel.CorruptionError),
+        ):
+            found.extend(chain.from_iterable(joined(rows.lists, packed)))
+        assert found == [(prefix + position(n), values[n]) for n in range(len(found))]
+        assert 2000 < len(found) < 3000
+        # What is not beside that block is read, and ends.
+        with database.rows(MESSAGE, prefix + position(100), prefix + position(300), wanted=100) as rows:
+            assert len(list(rows)) == 200
+        with pytest.raises(plyvel.CorruptionError), database.rows(MESSAGE, prefix + position(2999), LAST) as rows:
+            list(rows)
+    finally:
+        database.close()
+
+
+# --- of a store -------------------------------------------------------------------------------------
+
+
+async def test_a_scan_of_small_requests_gives_rows_that_are_joined_and_one_of_a_view_those_very_rows(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        values = [plain_head(3) + b"%03d" % number for number in range(600)]
+        for first in range(0, 600, 10):
+            suffixes = [position(number) for number in range(first, first + 10)]
+            await store.write([Put(MESSAGE, PREFIX, suffixes, values[first : first + 10])], claim=None)
+        rows = [(key(number), value) for number, value in enumerate(values)]
+        lists: list = []
+
+        def feed(some):
+            lists.append(some)
+            return True
+
+        await store.scan(MESSAGE, PREFIX + b"\x00" * 10, PREFIX + b"\xff" * 10, feed, first_chunk=50)
+        assert [row for some in lists for row in some] == rows
+        assert all(isinstance(some, PlainItems) for some in lists)
+        lists.clear()
+        view = await store.pin(60)
+        await view.scan(MESSAGE, PREFIX + b"\x00" * 10, PREFIX + b"\xff" * 10, feed, first_chunk=50)
+        await view.aclose()
+        assert [row for some in lists for row in some] == rows
+        lists.clear()
+        await store.scan(MESSAGE, b"", LAST, feed, first_chunk=50)
+        assert [row for some in lists for row in some] == rows
