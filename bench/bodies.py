@@ -8,11 +8,16 @@ from __future__ import annotations
 import base64
 import random
 from functools import lru_cache
+from itertools import count as count_from
+from typing import TYPE_CHECKING
 
 from bench.load import post
 from plainsong.protocol.codec import AVRO, JSON
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PollRequest, PublishRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NAMESPACE = "bench"
 AVRO_TYPE = "Content-Type: avro/binary"
@@ -57,3 +62,25 @@ def poll(name: str, encoding: str, start_from: bytes, limit: int) -> bytes:
     codec = JSON if encoding == "json" else AVRO
     body = codec.encode_poll(PollRequest(start_from, limit=limit))
     return post(path(name, "poll"), body, ENCODINGS[encoding])
+
+
+#: More pages of 10 000 messages than a daemon reads from its store in a second.
+MOST_PAGES = 600
+
+
+class NewPages:
+    """Requests for pages of a topic that nobody has asked for before: each round through the topic has its own limit."""
+
+    def __init__(self, topic: str, starts: Sequence[bytes], page: int) -> None:
+        if not starts:
+            raise ValueError(f"the topic {topic} has too few messages")
+        self._topic, self._starts = topic, starts
+        self._limits = count_from(page, -1)
+
+    def take(self, encoding: str, least: int) -> list[tuple[int, bytes]]:
+        """So many of them, or a few more: how many messages each asks for, and its request."""
+        taken: list[tuple[int, bytes]] = []
+        while len(taken) < least:
+            limit = next(self._limits)
+            taken += [(limit, poll(self._topic, encoding, start, limit)) for start in self._starts]
+        return taken

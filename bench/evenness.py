@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
 TOPICS = 10
 PAGE = 10_000
 READERS = 2
+#: Readers have pages to ask for so much longer than the measured time.
+MARGIN_S = 5.0
 LONG_TTL_S = 7 * 86_400
 #: An expired topic is looked for so often.
 CLEANING_INTERVAL_S = 0.2
@@ -130,6 +132,7 @@ class _Conditions:
         #: Messages a reader far behind reads, and of each topic that expires: a topic can expire once.
         if "readers" in profile.beside:
             self._seed("behind", profile.behind_messages)
+            self._pages = bodies.NewPages("behind", self._firsts["behind"][:-1], PAGE)
         for number in range(len(SHARES) if "cleaning" in profile.beside else 0):
             self._seed(f"old-{number}", profile.cleaned_beside)
         if "copy" in profile.beside:
@@ -165,12 +168,20 @@ class _Conditions:
 
     @contextmanager
     def readers(self, ours: Daemon) -> Iterator[dict[str, float]]:
-        """Readers that ask for one page after the other, none of which is in the cache."""
-        pages = [bodies.poll("behind", "avro", first, PAGE) for first in self._firsts["behind"]]
+        """Readers that ask for one page after the other, none of which is in the cache, or was asked for before."""
         noted: dict[str, float] = {}
-        with loads_everywhere(ours.port, READERS, pages) as reading:
+        least = int((self._profile.even_s + MARGIN_S) * bodies.MOST_PAGES / READERS)
+        asked = [self._pages.take("avro", least) for _ in range(READERS)]
+        with ExitStack() as running:
+            loads = []
+            for mine in asked:
+                requests = [request for _, request in mine]
+                loads.append(running.enter_context(loads_everywhere(ours.port, 1, requests, number=len(requests))))
             yield noted
-            noted["beside it"] = float(reading.enough()["requests_per_s"]) * PAGE
+            for mine, load in zip(asked, loads, strict=True):
+                result = load.enough()
+                messages = sum(limit for limit, _ in mine[: result["requests"]])
+                noted["beside it"] = noted.get("beside it", 0.0) + messages / result["seconds"]
 
     @contextmanager
     def copy(self, ours: Daemon) -> Iterator[dict[str, float]]:

@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPConnection
-from itertools import count
 from typing import TYPE_CHECKING
 
 from bench import bodies
@@ -19,7 +18,7 @@ from bench.seed import BATCH_ROWS, seed
 from plainsong.protocol.ids import ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from bench.profiles import Profile
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 SIZE = 100
 TTL_S = 7 * 86_400
 _SMALLS = "small"
-#: More pages a second than are read.
-MOST_PAGES = 600
 #: Messages of a request in the topic that small requests were published to.
 SMALL = 10
 SAYS = f"""Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
@@ -53,7 +50,7 @@ def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None])
     with daemon(home / "data") as ours, raw_store(home / "raw") as raw:
         cached = _fill_cache(ours.port, page)
         start, stop = _raw_range(firsts[TOPIC][len(firsts[TOPIC]) // 2], page)
-        cold = {topic: _NewPages(topic, starts[: len(starts) - 1], page) for topic, starts in firsts.items()}
+        cold = {topic: bodies.NewPages(topic, starts[: len(starts) - 1], page) for topic, starts in firsts.items()}
         for connections in profile.poll_connections:
             sides: dict[str, Callable[[], float]] = {"raw scan": lambda: raw.scan(start, stop, seconds)}
             for encoding in bodies.ENCODINGS:
@@ -102,27 +99,9 @@ def _rate(port: int, connections: int, request: bytes, page: int, seconds: float
     return float(result["requests_per_s"]) * page
 
 
-class _NewPages:
-    """Requests for pages of a topic that nobody has asked for before: each round through the topic has its own limit."""
-
-    def __init__(self, topic: str, starts: Sequence[bytes], page: int) -> None:
-        if not starts:
-            raise ValueError(f"the topic {topic} has too few messages")
-        self._topic, self._starts = topic, starts
-        self._limits = count(page, -1)
-
-    def take(self, encoding: str, least: int) -> list[tuple[int, bytes]]:
-        """So many of them, or a few more: how many messages each asks for, and its request."""
-        taken: list[tuple[int, bytes]] = []
-        while len(taken) < least:
-            limit = next(self._limits)
-            taken += [(limit, bodies.poll(self._topic, encoding, start, limit)) for start in self._starts]
-        return taken
-
-
-def _cold_rate(port: int, connections: int, pages: _NewPages, encoding: str, seconds: float) -> float:
+def _cold_rate(port: int, connections: int, pages: bodies.NewPages, encoding: str, seconds: float) -> float:
     """Messages/s of readers with pages of their own, one connection each."""
-    asked = [pages.take(encoding, int(seconds * MOST_PAGES / connections)) for _ in range(connections)]
+    asked = [pages.take(encoding, int(seconds * bodies.MOST_PAGES / connections)) for _ in range(connections)]
     with ExitStack() as running:
         loads = []
         for mine in asked:
