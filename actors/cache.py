@@ -46,7 +46,7 @@ class CacheBudget:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        #: Pages of the store that are asked for again and again; what they take counts like chunks.
+        #: Pages of the store that are asked for again, or soon; what they take counts like chunks.
         self.pages = KeptPages(max_bytes // PAGES_PART)
         self.hits = 0
         self.misses = 0
@@ -168,17 +168,22 @@ class TopicCache:
         return self.chunks[max(0, bisect_right(self.chunks, bound, key=_first_of) - 1) :]
 
     def kept_page(self, span: Span, limit: int, max_bytes: int) -> Page | None:
-        """A page that was read from the store again and again; counts whether there is one."""
-        page = self.budget.pages.find(span, limit, max_bytes)
+        """A page of the store that is kept; counts whether there is one."""
+        pages = self.budget.pages
+        before = pages.bytes
+        page = pages.find(span, limit, max_bytes)
         if page is None:
             self.budget.misses += 1
         else:
             self.budget.hits += 1
+            self.budget.changed(pages.bytes - before)
         return page
 
-    def offer_page(self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int) -> None:
+    def offer_page(
+        self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False
+    ) -> None:
         """Keep a page from the store if it is worth it; see ``KeptPages.offer``."""
-        grown = self.budget.pages.offer(paging, page, limit, max_bytes, turn)
+        grown = self.budget.pages.offer(paging, page, limit, max_bytes, turn, ahead=ahead)
         if grown:
             self._prefixes.add(paging.span.prefix)
             self.budget.changed(grown)

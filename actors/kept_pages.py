@@ -1,7 +1,8 @@
-"""Pages of the store that are asked for again and again: kept from the second time on, under one bound over all topics.
+"""Pages of the store that are asked for again, or soon: kept under one bound over all topics.
 
 Readers that begin at the same place with the same limits, such as the consumers of a group that replay a topic, ask for
-the same pages. A page of plain messages that a limit ended is the same for every reader for as long as its first
+the same pages, which are kept from the second time on. A page that was read before its reader asked for it
+(``actors.read_ahead``) is kept until then. A page of plain messages that a limit ended is the same for every reader for as long as its first
 message lives, whatever is published, committed or rolled back meanwhile.
 """
 
@@ -42,6 +43,8 @@ class KeptPage:
     until: bytes
     page: Page
     cost: int
+    ahead: bool = False
+    """Read for one reader who has not come yet: it goes with the page."""
 
 
 class KeptPages:
@@ -63,6 +66,23 @@ class KeptPages:
 
     def find(self, span: Span, limit: int, max_bytes: int) -> Page | None:
         """The page that begins at the start of ``span``, if it is kept."""
+        key = self._key(span, limit, max_bytes)
+        if key is None:
+            return None
+        kept = self._pages[key]
+        page = kept.page
+        if kept.ahead:
+            self._drop(key)
+            self._was_read(key)
+        else:
+            self._pages.move_to_end(key)
+        return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
+
+    def has(self, span: Span, limit: int, max_bytes: int) -> bool:
+        """Whether the page that begins at the start of ``span`` is kept."""
+        return self._key(span, limit, max_bytes) is not None
+
+    def _key(self, span: Span, limit: int, max_bytes: int) -> tuple[PageKind, bytes] | None:
         kind = PageKind(span.prefix, limit, max_bytes)
         firsts = self._firsts.get(kind)
         if firsts is None or span.set_aside:
@@ -73,17 +93,18 @@ class KeptPages:
             return None
         key = kind, firsts[at]
         kept = self._pages[key]
-        if kept.since > start or kept.until > span.until:
-            return None
-        self._pages.move_to_end(key)
-        page = kept.page
-        return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
+        return None if kept.since > start or kept.until > span.until else key
 
-    def offer(self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int) -> int:
+    def may_keep(self, kind: PageKind, page: Page) -> bool:
+        """Whether a page was offered, or found, lately, so that the next one may be worth keeping, too."""
+        return page.end == "more" and page.count > 0 and (kind, page.parts[0][1 : 1 + ID_BYTES]) in self._read
+
+    def offer(self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False) -> int:
         """Keep a page that was read from the store, if it was read before and stays as it is.
 
         Args:
           turn: ``turn`` before the page was read.
+          ahead: nobody has asked for it yet: it is kept for who will, even if it was not read before.
 
         Returns:
           By how many bytes the kept pages have grown.
@@ -94,24 +115,33 @@ class KeptPages:
             return 0
         kind, first = PageKind(span.prefix, limit, max_bytes), page.parts[0][1 : 1 + ID_BYTES]
         key = kind, first
-        if key not in self._read:
-            self._read[key] = None
-            if len(self._read) > REMEMBERED:
-                self._read.popitem(last=False)
+        is_known = key in self._read if ahead else self._was_read(key)
+        if not (ahead or is_known):
             return 0
-        self._read.move_to_end(key)
+        ahead &= not is_known
         before = self.bytes
         old = self._pages.pop(key, None)
         if old is None:
             insort(self._firsts.setdefault(kind, []), first)
         else:
             self.bytes -= old.cost
-        kept = Page((b"".join(page.parts),), page.count, page.payload_bytes, page.last_id, page.end)
-        self._pages[key] = KeptPage(span.start, span.until, kept, size)
+        # What is sent again and again is sent sooner as one part.
+        parts = page.parts if ahead else (b"".join(page.parts),)
+        kept = Page(parts, page.count, page.payload_bytes, page.last_id, page.end)
+        self._pages[key] = KeptPage(span.start, span.until, kept, size, ahead)
         self.bytes += size
         while self.bytes > self.max_bytes:
             self._drop(next(iter(self._pages)))
         return self.bytes - before
+
+    def _was_read(self, key: tuple[PageKind, bytes]) -> bool:
+        """Whether a page was read before; from now on it was."""
+        known = key in self._read
+        self._read[key] = None
+        self._read.move_to_end(key)
+        if len(self._read) > REMEMBERED:
+            self._read.popitem(last=False)
+        return known
 
     def forget(self, prefixes: set[bytes]) -> int:
         """Drop the pages of generations; returns by how many bytes the kept pages have grown, which is not above 0."""

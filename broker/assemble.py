@@ -19,6 +19,7 @@ from actors.namespaces import Namespaces
 from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
+from actors.read_ahead import ReadAhead
 from actors.scrub import Scrub
 from actors.set_aside import SetAsides
 from actors.topic import TopicEnvironment
@@ -119,6 +120,7 @@ class Daemon:
     metrics: Metrics
     accounting: Accounting
     directory: Directory
+    ahead: ReadAhead
     pointers: PointerIndex
     namespaces: Namespaces
     authority: Authority
@@ -153,6 +155,7 @@ class Daemon:
         actors.start_soon(self.space.run)
         actors.start_soon(self.namespaces.run)
         actors.start_soon(self.directory.run_sweeper)
+        actors.start_soon(self.ahead.run)
         actors.start_soon(janitor.run)
         actors.start_soon(self.scrub.run)
         actors.start_soon(_watch_loop, self.metrics)
@@ -279,7 +282,8 @@ async def assemble(
     links = None if cluster is None else cluster.links
     answers = AnswerBudget(config.http.max_answer_bytes)
     accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
-    pages = Pages(store, directory)
+    ahead = ReadAhead(store)
+    pages = Pages(ahead, directory)
     policies = Policies(namespaces, config.deduplication.default)
     topics = LocalTopics(directory, pages)
     polling_many = PollingMany(topics, transactions, pointers, rates, config.poll, stopping)
@@ -465,6 +469,7 @@ async def assemble(
         metrics=metrics,
         accounting=accounting,
         directory=directory,
+        ahead=ahead,
         pointers=pointers,
         namespaces=namespaces,
         authority=authority,

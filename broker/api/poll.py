@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import trio
 
-from actors.reading import read_page
 from broker.api.readers import READER_HEADER
 from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
 from broker.api.set_aside import passed
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from actors.pointers import PointerIndex
+    from actors.read_ahead import ReadAhead
     from broker.api.readers import NamedReaders
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.records import SetAside
     from plainsong.protocol.requests import Isolation, PollRequest
     from plainsong.protocol.topic.asks import Span
-    from storage.base import Store
 
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
@@ -98,7 +97,7 @@ class Found:
 class Pages:
     """Reads pages of topics, from the scan cache or the store."""
 
-    store: Store
+    ahead: ReadAhead
     directory: Directory
 
     async def read(
@@ -119,8 +118,7 @@ class Pages:
         Raises:
           StoreError: the store could not be read.
         """
-        return await read_page(
-            self.store,
+        return await self.ahead.page(
             self.directory.cache(name),
             span,
             limit=limit,

@@ -14,6 +14,7 @@ import click
 import trio
 
 from broker.command.options import leaves, load_settings, refuse_strangers, setting_options
+from broker.freed_memory import keep_freed_memory
 from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
@@ -52,6 +53,7 @@ def serve(
     refuse_strangers(config)
     if testing is not None:
         check_testing(config)
+    keep_freed_memory()
     logs = setup_logs(config.log, sys.stdout)
     try:
         _run(config, logs, testing)

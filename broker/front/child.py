@@ -19,6 +19,7 @@ import trio
 from broker.api.route import Accounting
 from broker.api.waiting import looked_at_again, metered
 from broker.config.config import config_of
+from broker.freed_memory import keep_freed_memory
 from broker.front.forward import FrontForwarding
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
@@ -213,6 +214,7 @@ def _put(guard: Guard, tables: dict[str, bytes]) -> None:
 def run_front_end(name: str, numbers: list[int]) -> None:
     """Runs the process on the descriptors that it inherits: its link, its handover socket, its listeners."""
     process.set(name)
+    keep_freed_memory()
     # The owning process passes it on. Whoever has files to read again takes it; nobody ends by it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     link, handover, *listeners = (socket.socket(fileno=number) for number in numbers)

@@ -1,0 +1,125 @@
+"""Reading ahead: the next page of a reader far behind is read while that reader takes in the one before.
+
+Such a reader asks for page after page, each from where the last one ended. Meanwhile either the store rests, while an
+answer is sent, decoded and acted upon, or the reader does, while the store reads. So the page behind the second one of
+a walk, and behind each that follows, is read before anybody asks for it, and kept for whoever does
+(``actors.kept_pages``). Who comes while it is being read waits for that, instead of reading it once more.
+
+    a walk     page 1      page 2      page 3      page 4
+    the store  reads 1     reads 2, 3    reads 4     reads 5
+
+It is a page in vain where a walk ends. One page is read ahead at a time: several readers keep the store at work without.
+Only pages that are the same for every reader are kept: of plain messages, ended by a limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.kept_pages import PageKind
+from actors.reading import read_page, walk_rows
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import after
+from plainsong.protocol.topic.reading import Paging
+from plainsong.protocol.transactions.view import AsOfView
+
+if TYPE_CHECKING:
+    from actors.cache import TopicCache
+    from plainsong.protocol.page import Page
+    from plainsong.protocol.topic.asks import Span
+    from plainsong.protocol.transactions.view import View
+    from storage.base import Store
+
+    #: A page before it is read: what kind it is, and the bound where it begins.
+    _Start = tuple[PageKind, bytes]
+
+log = logging.getLogger(__name__)
+#: Pages that are read ahead at a time.
+AT_ONCE = 1
+#: The least page, in bytes, behind which one is read ahead. To read a shorter one takes less than to do it ahead.
+LEAST_BYTES = 64 << 10
+#: Ends of pages that are remembered, so that a reader who goes on behind one can be told.
+REMEMBERED = 1024
+
+
+class ReadAhead:
+    """Reads pages of topics, and the next ones ahead while ``run`` is running."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._nursery: trio.Nursery | None = None
+        self._ends: OrderedDict[_Start, None] = OrderedDict()
+        #: What is set once a page that is being read ahead is there, or will not be.
+        self._under_way: dict[_Start, trio.Event] = {}
+
+    async def run(self) -> None:
+        """Read ahead, until cancelled."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    async def page(
+        self,
+        cache: TopicCache | None,
+        span: Span,
+        *,
+        limit: int,
+        max_bytes: int,
+        view: View | None = None,
+        with_pointers: bool = False,
+    ) -> Page:
+        """As ``actors.reading.read_page``."""
+        kind = PageKind(span.prefix, limit, max_bytes)
+        under_way = self._under_way.get((kind, span.start))
+        if under_way is not None:
+            await under_way.wait()
+        page = await read_page(
+            self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
+        )
+        if cache is not None and not isinstance(view, AsOfView):
+            self._go_on(cache, kind, span, page)
+        return page
+
+    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page) -> None:
+        """Remember where a page ended, and begin to read the next one if its reader walks."""
+        pages = cache.budget.pages
+        if page.last_id is None or not pages.may_keep(kind, page):
+            return
+        walks = (kind, span.start) in self._ends
+        if walks:
+            del self._ends[kind, span.start]
+        next_span = replace(span, since=after(page.last_id))
+        start = kind, next_span.start
+        self._ends[start] = None
+        if len(self._ends) > REMEMBERED:
+            self._ends.popitem(last=False)
+        if (
+            walks
+            and self._nursery is not None
+            and len(self._under_way) < AT_ONCE
+            and LEAST_BYTES <= page.payload_bytes <= pages.max_bytes // 2  # the next one may be larger
+            and not cache.covers(next_span.prefix, next_span.start)
+            and not pages.has(next_span, kind.limit, kind.max_bytes)
+        ):
+            self._under_way[start] = trio.Event()
+            self._nursery.start_soon(self._read, cache, start, next_span)
+
+    async def _read(self, cache: TopicCache, start: _Start, span: Span) -> None:
+        kind, _ = start
+        try:
+            turn = cache.budget.pages.turn
+            paging = Paging(span, kind.limit, kind.max_bytes)
+            await walk_rows(self._store, paging)
+            cache.offer_page(paging, paging.page(), kind.limit, kind.max_bytes, turn, ahead=True)
+        except PlainsongError as error:
+            # Its reader meets that again, and is told.
+            log.debug("a page was not read ahead", extra={"why": error.detail})
+        finally:
+            self._under_way.pop(start).set()

@@ -1,0 +1,365 @@
+"""Reading ahead: who walks through a topic finds the next page read, once, and it is the page of the store."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from actors_in_process import NAME, actors
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
+
+from actors.read_ahead import AT_ONCE, LEAST_BYTES, REMEMBERED, ReadAhead
+from actors.reading import read_page
+from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Remove
+from plainsong.protocol.transactions.view import AsOfView, Moment, View
+from storage.base import StoreError
+
+OTHER = TopicName("ns", "other")
+#: A page of ten such messages is long enough.
+LONG = "m" * 8_000
+LIMIT, BYTES = 10, 1 << 20
+
+
+class Reader:
+    """Asks for page after page, as a poll does."""
+
+    def __init__(self, harness, ahead, name=NAME, limit=LIMIT, max_bytes=BYTES):
+        self.harness, self.ahead, self.name = harness, ahead, name
+        self.limit, self.max_bytes = limit, max_bytes
+        self.since = FIRST_BOUND
+
+    async def page(self, **more):
+        span = await self.harness.look(self.since, name=self.name)
+        cache = self.harness.directory.cache(self.name)
+        page = await self.ahead.page(cache, span, limit=self.limit, max_bytes=self.max_bytes, **more)
+        self.since = after(page.last_id)
+        return page
+
+    async def scans(self):
+        """How many scans it takes until the page is there and the next one read ahead, if it is; it is the store's page."""
+        span = await self.harness.look(self.since, name=self.name)
+        stored = await read_page(self.harness.store, None, span, limit=self.limit, max_bytes=self.max_bytes)
+        before = self.harness.store.calls["scan"]
+        assert shown(await self.page()) == shown(stored)
+        await wait_all_tasks_blocked()
+        return self.harness.store.calls["scan"] - before
+
+
+def shown(page):
+    return list(page.messages()), page.count, page.payload_bytes, page.last_id, page.end
+
+
+async def cold(harness, count=80, name=NAME, text=LONG, **properties):
+    await harness.create(name, **properties)
+    for _ in range(count):
+        harness.clock.ms += 10
+        await harness.publish(text, name=name)
+    harness.directory.cache(name).begin_anew()
+
+
+@asynccontextmanager
+async def reading(cache_bytes=1 << 23):
+    """A harness, a ``ReadAhead`` that runs, and a topic of 80 messages of which none is in the cache."""
+    async with actors(cache_bytes=cache_bytes) as harness, trio.open_nursery() as nursery:
+        ahead = ReadAhead(harness.store)
+        nursery.start_soon(ahead.run)
+        await wait_all_tasks_blocked()
+        await cold(harness)
+        yield harness, ahead
+        nursery.cancel_scope.cancel()
+
+
+def kept(harness, name=NAME):
+    return harness.directory.cache(name).budget.pages
+
+
+# --- who finds a page read --------------------------------------------------------------------------
+
+
+async def test_behind_the_second_page_of_a_walk_every_next_page_is_read_before_it_is_asked_for():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        assert [await reader.scans() for _ in range(4)] == [1, 2, 1, 1]
+        # The pages that are read ahead are the store's; what is asked for next is there.
+        harness.store.stall("scan")
+        assert (await reader.page()).count == LIMIT
+
+
+async def test_of_a_whole_walk_the_last_page_alone_is_read_twice_and_none_is_left():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        # The last one ends where the topic does, and might be another soon: it is not kept.
+        assert sum([await reader.scans() for _ in range(8)]) == 9
+        assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
+        assert harness.directory.cache(NAME).budget.bytes == 0
+
+
+async def test_who_comes_while_the_page_is_being_read_waits_for_it():
+    async with reading() as (harness, ahead):
+        reader, pages = Reader(harness, ahead), []
+
+        async def read():
+            pages.append(await reader.page())
+
+        await read()
+        harness.store.stall("scan")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await harness.store.stalled("scan")
+            harness.store.release("scan")
+            harness.store.stall("scan")
+            await harness.store.stalled("scan")  # the third page is read ahead
+            before = harness.store.calls["scan"]
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            assert (len(pages), harness.store.calls["scan"]) == (2, before), "nobody reads it besides"
+            harness.store.release("scan")
+        assert [page.count for page in pages] == [LIMIT] * 3
+        assert len({page.last_id for page in pages}) == 3
+
+
+async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead():
+    async with reading() as (harness, ahead):
+
+        async def walk():
+            reader = Reader(harness, ahead)
+            return [await reader.scans() for _ in range(7)]
+
+        # The eighth page ends where the topic does, and is never kept.
+        assert [sum(await walk()) for _ in range(4)] == [8, 8, 1, 1]
+
+
+async def test_a_reader_that_leaves_while_it_waits_takes_nothing_along():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        await reader.page()
+        await reader.page()
+        harness.store.stall("scan")
+        with trio.move_on_after(0):
+            await reader.page()
+        harness.store.release("scan")
+        assert await reader.scans() <= 2
+        assert not ahead._under_way
+
+
+# --- who does not -----------------------------------------------------------------------------------
+
+
+async def test_pages_here_and_there_are_no_walk():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        for at in (0, 40, 20, 60, 10):
+            span = await harness.look()
+            ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
+            reader.since = ids[at]
+            assert span.start <= reader.since
+            assert await reader.scans() == 1
+
+
+async def test_pages_with_other_limits_are_another_walk():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        for limit in (10, 11, 12, 13):
+            reader.limit = limit
+            assert await reader.scans() == 1
+
+
+async def test_small_pages_are_not_read_ahead():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead, limit=LEAST_BYTES // len(LONG) - 1)
+        assert [await reader.scans() for _ in range(4)] == [1] * 4
+
+
+async def test_pages_of_which_the_next_might_be_too_large_to_be_kept_are_not_read_ahead():
+    async with reading(cache_bytes=8 * 150_000) as (harness, ahead):
+        assert kept(harness).max_bytes == 150_000
+        reader = Reader(harness, ahead)
+        assert [await reader.scans() for _ in range(3)] == [1] * 3
+
+
+async def test_behind_messages_that_are_not_plain_nothing_is_read_ahead():
+    async with reading() as (harness, ahead):
+        await harness.create(OTHER)
+        for _ in range(40):
+            await harness.publish(LONG, name=OTHER, message_ttls_s=[3600])
+        harness.directory.cache(OTHER).begin_anew()
+        reader = Reader(harness, ahead, name=OTHER)
+        assert [await reader.scans() for _ in range(3)] == [1] * 3
+
+
+async def test_a_reader_as_of_a_moment_has_nothing_read_ahead():
+    async with reading() as (harness, ahead):
+        for _ in range(2):  # their pages are known
+            reader = Reader(harness, ahead)
+            for _ in range(4):
+                await reader.page()
+                await wait_all_tasks_blocked()
+        view = AsOfView(Moment(harness.clock.ms, frozenset(), (), 0, 0))
+        reader = Reader(harness, ahead)
+        before = harness.store.calls["scan"]
+        for _ in range(4):
+            assert (await reader.page(view=view)).count == LIMIT
+            await wait_all_tasks_blocked()
+        assert harness.store.calls["scan"] == before + 4
+
+
+async def test_what_is_in_the_cache_or_behind_the_end_is_not_read_ahead():
+    async with reading() as (harness, ahead):
+        for _ in range(20):
+            await harness.publish(LONG)
+        reader = Reader(harness, ahead)
+        scans = [await reader.scans() for _ in range(10)]
+        assert scans == [1, 2, 1, 1, 1, 1, 1, 1, 0, 0]
+
+
+async def test_one_page_is_read_ahead_at_a_time():
+    async with reading() as (harness, ahead):
+        await cold(harness, name=OTHER)
+        readers = [Reader(harness, ahead, name=name) for name in (NAME, OTHER)]
+        for reader in readers:
+            await reader.page()
+        scans = []
+        async with trio.open_nursery() as nursery:
+            before = harness.store.calls["scan"]
+            for reader in readers:
+                nursery.start_soon(reader.page)
+            await wait_all_tasks_blocked()
+            scans.append(harness.store.calls["scan"] - before)
+        assert AT_ONCE == 1
+        assert scans[0] <= 2 + 2
+
+
+async def test_while_it_does_not_run_nothing_is_read_ahead():
+    async with actors() as harness:
+        await cold(harness)
+        reader = Reader(harness, ReadAhead(harness.store))
+        assert [await reader.scans() for _ in range(4)] == [1] * 4
+
+
+async def test_the_ends_that_are_remembered_are_bounded():
+    async with actors() as harness:
+        await harness.create()
+        await harness.publish("a", "b", "c")
+        harness.directory.cache(NAME).begin_anew()
+        ahead = ReadAhead(harness.store)
+        for number in range(REMEMBERED + 5):
+            await Reader(harness, ahead, limit=1, max_bytes=1000 + number).page()
+        assert len(ahead._ends) == REMEMBERED
+
+
+# --- what goes wrong --------------------------------------------------------------------------------
+
+
+async def test_a_page_that_cannot_be_read_ahead_is_read_when_it_is_asked_for():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        await reader.page()
+        harness.store.fail_next("scan", after=1)
+        await reader.page()
+        await wait_all_tasks_blocked()
+        assert await reader.scans() == 2  # itself, and the next one again
+
+
+async def test_a_page_that_cannot_be_read_at_all_is_its_readers_error():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        await reader.page()
+        harness.store.fail_next("scan", after=1)
+        await reader.page()
+        await wait_all_tasks_blocked()
+        harness.store.fail_next("scan")
+        with pytest.raises(StoreError):
+            await reader.page()
+        assert (await reader.page()).count == LIMIT
+
+
+async def test_a_topic_that_is_deleted_while_a_page_is_read_ahead_shows_nothing_of_it():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        await reader.page()
+        harness.store.stall("scan")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.page)
+            await harness.store.stalled("scan")
+            harness.store.release("scan")
+            harness.store.stall("scan")
+            await harness.store.stalled("scan")
+            await harness.ask(Remove())
+            harness.store.release("scan")
+        await wait_all_tasks_blocked()
+        assert len(kept(harness)) == 0
+        await harness.create()
+        assert await harness.read() == []
+
+
+async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
+    async with reading() as (harness, ahead):
+        first_ms = harness.clock.ms
+        await cold(harness, name=OTHER, ttl_s=3600)
+        reader = Reader(harness, ahead, name=OTHER)
+        await reader.page()
+        await reader.page()
+        await wait_all_tasks_blocked()
+        assert len(kept(harness, OTHER)) == 1
+        harness.clock.ms = first_ms + 3_600_000 + 255
+        page = await reader.page()
+        assert (page.count, page.parts[0][1:9]) == (LIMIT, (first_ms + 260).to_bytes(8, "big"))
+
+
+# --- the same pages ---------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.integers(1, 30), st.sampled_from([2_000, 9_000, 30_000])),
+            st.tuples(st.just("cold")),
+            st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
+            st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
+            st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
+            st.tuples(st.just("back"), st.integers(0, 2)),
+            st.tuples(st.just("later"), st.integers(1, 3_000)),
+        ),
+        max_size=40,
+    )
+)
+def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
+    async def run():
+        async with actors(cache_bytes=1 << 23) as harness, trio.open_nursery() as nursery:
+            ahead = ReadAhead(harness.store)
+            nursery.start_soon(ahead.run)
+            await harness.create(ttl_s=5)
+            for _ in range(30):
+                await harness.publish(LONG)
+            harness.directory.cache(NAME).begin_anew()
+            readers = [Reader(harness, ahead, limit=limit, max_bytes=BYTES) for limit in (10, 10, 17)]
+            for action, *given in actions:
+                if action == "publish":
+                    await harness.publish(*["x" * given[1]] * given[0])
+                elif action == "cold":
+                    harness.directory.cache(NAME).begin_anew()
+                elif action == "later":
+                    harness.clock.ms += given[0]
+                elif action == "back":
+                    readers[given[0]].since = FIRST_BOUND
+                else:
+                    reader = readers[given[0]]
+                    span = await harness.look(reader.since)
+                    options = {"limit": reader.limit, "max_bytes": BYTES, "view": View.without_service(frozenset())}
+                    stored = await read_page(harness.store, None, span, **options)
+                    page = await ahead.page(harness.directory.cache(NAME), span, **options)
+                    assert shown(page) == shown(stored)
+                    if page.last_id is not None:
+                        reader.since = after(page.last_id)
+                    if given[1]:
+                        await wait_all_tasks_blocked()
+                budget = harness.directory.cache(NAME).budget
+                assert budget.bytes <= budget.max_bytes
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)

@@ -1,0 +1,71 @@
+"""Memory that is freed is kept for what comes next, within bounds, unless the environment says otherwise."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+#: Frees what a page of 10 000 messages takes, a hundred times; says whether it was set up, and how many pages were mapped.
+PAGES = """
+import resource
+from broker.freed_memory import keep_freed_memory
+print(keep_freed_memory())
+def page():
+    parts = [bytes([n]) * 60_000 for n in range(20)]
+    return len(b"".join(parts))
+for _ in range(5):
+    page()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    page()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+#: Frees more than is kept, and says how much of it the process still has.
+BOUNDED = """
+from broker.freed_memory import KEPT_BYTES, MAPPED_BYTES, keep_freed_memory
+keep_freed_memory()
+def own_bytes():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+before = own_bytes()
+for size in (60_000, MAPPED_BYTES + 1):
+    blocks = [b"x" * size for _ in range((256 << 20) // size)]
+    most = own_bytes() - before
+    del blocks
+    print(most > 200 << 20, own_bytes() - before < KEPT_BYTES + (1 << 20))
+"""
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
+
+
+def said(program: str, **environment: str) -> list[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_"))}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=clean | environment, check=True, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    return done.stdout.split()
+
+
+@glibc
+def test_what_a_page_has_freed_is_there_for_the_next_one():
+    is_set, mapped = said(PAGES)
+    assert is_set == "True"
+    assert int(mapped) < 500  # five a page; without it, more than three hundred
+
+
+@glibc
+def test_beyond_the_bound_memory_goes_back_to_the_system():
+    assert said(BOUNDED) == ["True"] * 4
+
+
+@pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_an_operators_own_settings_are_left_alone(variable):
+    value = "glibc.malloc.trim_threshold=131072" if variable == "GLIBC_TUNABLES" else "131072"
+    assert said(PAGES, **{variable: value})[0] == "False"
