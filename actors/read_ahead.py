@@ -76,15 +76,15 @@ class ReadAhead:
         with_pointers: bool = False,
     ) -> Page:
         """As ``actors.reading.read_page``."""
-        kind = PageKind(span.prefix, limit, max_bytes)
-        under_way = self._under_way.get((kind, span.start))
-        if under_way is not None:
-            await under_way.wait()
+        if self._under_way:
+            under_way = self._under_way.get((PageKind(span.prefix, limit, max_bytes), span.start))
+            if under_way is not None:
+                await under_way.wait()
         page = await read_page(
             self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
         )
-        if cache is not None and not isinstance(view, AsOfView):
-            self._go_on(cache, kind, span, page)
+        if page.payload_bytes >= LEAST_BYTES and cache is not None and not isinstance(view, AsOfView):
+            self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page)
         return page
 
     def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page) -> None:
@@ -104,7 +104,7 @@ class ReadAhead:
             walks
             and self._nursery is not None
             and len(self._under_way) < AT_ONCE
-            and LEAST_BYTES <= page.payload_bytes <= pages.max_bytes // 2  # the next one may be larger
+            and page.payload_bytes <= pages.max_bytes // 2  # the next one may be larger
             and not cache.covers(next_span.prefix, next_span.start)
             and not pages.has(next_span, kind.limit, kind.max_bytes)
         ):

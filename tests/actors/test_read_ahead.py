@@ -242,13 +242,9 @@ async def test_while_it_does_not_run_nothing_is_read_ahead():
 
 
 async def test_the_ends_that_are_remembered_are_bounded():
-    async with actors() as harness:
-        await harness.create()
-        await harness.publish("a", "b", "c")
-        harness.directory.cache(NAME).begin_anew()
-        ahead = ReadAhead(harness.store)
+    async with reading() as (harness, ahead):
         for number in range(REMEMBERED + 5):
-            await Reader(harness, ahead, limit=1, max_bytes=1000 + number).page()
+            await Reader(harness, ahead, max_bytes=BYTES + number).page()
         assert len(ahead._ends) == REMEMBERED
 
 
