@@ -121,5 +121,7 @@ class ReadAhead:
         except PlainsongError as error:
             # Its reader meets that again, and is told.
             log.debug("a page was not read ahead", extra={"why": error.detail})
+        except Exception:  # a bug: nobody waits for this page, so nobody has to fall with it
+            log.exception("a page was not read ahead")
         finally:
             self._under_way.pop(start).set()

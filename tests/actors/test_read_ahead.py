@@ -274,6 +274,16 @@ async def test_a_page_that_cannot_be_read_at_all_is_its_readers_error():
         assert (await reader.page()).count == LIMIT
 
 
+async def test_a_bug_in_reading_ahead_is_logged_and_nobody_falls_with_it(monkeypatch, caplog):
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        with monkeypatch.context() as patch:
+            patch.setattr("actors.read_ahead.walk_rows", None)
+            assert [await reader.scans() for _ in range(3)] == [1] * 3
+        assert "a page was not read ahead" in caplog.text
+        assert await reader.scans() == 2
+
+
 async def test_a_topic_that_is_deleted_while_a_page_is_read_ahead_shows_nothing_of_it():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
