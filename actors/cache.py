@@ -184,7 +184,7 @@ class TopicCache:
     ) -> None:
         """Keep a page from the store if it is worth it; see ``KeptPages.offer``."""
         grown = self.budget.pages.offer(paging, page, limit, max_bytes, turn, ahead=ahead)
-        if grown:
+        if grown is not None:
             self._prefixes.add(paging.span.prefix)
             self.budget.changed(grown)
 

@@ -2,8 +2,8 @@
 
 Readers that begin at the same place with the same limits, such as the consumers of a group that replay a topic, ask for
 the same pages, which are kept from the second time on. A page that was read before its reader asked for it
-(``actors.read_ahead``) is kept until then. A page of plain messages that a limit ended is the same for every reader for as long as its first
-message lives, whatever is published, committed or rolled back meanwhile.
+(``actors.read_ahead``) is kept until then. A page of plain messages that a limit ended is the same for every reader for
+as long as its first message lives, whatever is published, committed or rolled back meanwhile.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class KeptPages:
         """Whether a page was offered, or found, lately, so that the next one may be worth keeping, too."""
         return page.end == "more" and page.count > 0 and (kind, page.parts[0][1 : 1 + ID_BYTES]) in self._read
 
-    def offer(self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False) -> int:
+    def offer(
+        self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False
+    ) -> int | None:
         """Keep a page that was read from the store, if it was read before and stays as it is.
 
         Args:
@@ -107,17 +109,17 @@ class KeptPages:
           ahead: nobody has asked for it yet: it is kept for who will, even if it was not read before.
 
         Returns:
-          By how many bytes the kept pages have grown.
+          By how many bytes the kept pages have grown; None: it is not kept.
         """
         span = paging.span
         size = page.payload_bytes + PAGE_OVERHEAD_BYTES
         if page.end != "more" or not paging.is_plain or span.set_aside or size > self.max_bytes or turn != self.turn:
-            return 0
+            return None
         kind, first = PageKind(span.prefix, limit, max_bytes), page.parts[0][1 : 1 + ID_BYTES]
         key = kind, first
         is_known = key in self._read if ahead else self._was_read(key)
         if not (ahead or is_known):
-            return 0
+            return None
         ahead &= not is_known
         before = self.bytes
         old = self._pages.pop(key, None)

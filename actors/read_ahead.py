@@ -76,14 +76,15 @@ class ReadAhead:
         with_pointers: bool = False,
     ) -> Page:
         """As ``actors.reading.read_page``."""
-        if self._under_way:
+        as_of = isinstance(view, AsOfView)
+        if self._under_way and not as_of:
             under_way = self._under_way.get((PageKind(span.prefix, limit, max_bytes), span.start))
             if under_way is not None:
                 await under_way.wait()
         page = await read_page(
             self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
         )
-        if page.payload_bytes >= LEAST_BYTES and cache is not None and not isinstance(view, AsOfView):
+        if page.payload_bytes >= LEAST_BYTES and cache is not None and not as_of:
             self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page)
         return page
 
@@ -98,26 +99,31 @@ class ReadAhead:
         next_span = replace(span, since=after(page.last_id))
         start = kind, next_span.start
         self._ends[start] = None
+        self._ends.move_to_end(start)
         if len(self._ends) > REMEMBERED:
             self._ends.popitem(last=False)
         if (
             walks
             and self._nursery is not None
             and len(self._under_way) < AT_ONCE
-            and page.payload_bytes <= pages.max_bytes // 2  # the next one may be larger
+            and page.payload_bytes <= pages.max_bytes // 2  # the next one, which may be larger, is probably kept
             and not cache.covers(next_span.prefix, next_span.start)
             and not pages.has(next_span, kind.limit, kind.max_bytes)
         ):
-            self._under_way[start] = trio.Event()
             self._nursery.start_soon(self._read, cache, start, next_span)
+            self._under_way[start] = trio.Event()
 
     async def _read(self, cache: TopicCache, start: _Start, span: Span) -> None:
         kind, _ = start
         try:
-            turn = cache.budget.pages.turn
-            paging = Paging(span, kind.limit, kind.max_bytes)
+            pages = cache.budget.pages
+            turn, most_bytes = pages.turn, min(kind.max_bytes, pages.max_bytes)
+            paging = Paging(span, kind.limit, most_bytes)
+            cache.budget.misses += 1
             await walk_rows(self._store, paging)
-            cache.offer_page(paging, paging.page(), kind.limit, kind.max_bytes, turn, ahead=True)
+            page = paging.page()
+            if most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have ended too early
+                cache.offer_page(paging, page, kind.limit, kind.max_bytes, turn, ahead=True)
         except PlainsongError as error:
             # Its reader meets that again, and is told.
             log.debug("a page was not read ahead", extra={"why": error.detail})

@@ -664,7 +664,7 @@ class CacheConfig:
 
     max_bytes: int = size(
         64 * MIB,
-        "The memory of the scan cache over all topics, up to an eighth of it for pages that are read again; 0 switches it off.",
+        "The memory of the scan cache over all topics, up to an eighth of it for pages that are read again, or ahead; 0 switches it off.",
         small="readers that keep up read from the store",
         large="memory that the rest of the daemon cannot use",
         low=0,

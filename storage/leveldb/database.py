@@ -269,11 +269,12 @@ class Readable:
             joined = map(PLAIN_GAP.join, pairs)
             joins = bool(prefix) and not packed
             size = 1 if packed else max(1, min(wanted, _LIST_ROWS))
+            step = _step_behind(len(begin[1]))
             while True:
                 block: Sequence[Row] = ()
                 some: list[Row] = []
                 if joins:
-                    items, item_bytes, failed = _some(joined, size, len)
+                    items, item_bytes, failed = _some(joined, size, len, step)
                     plain = _plain_before(items)
                     if plain < len(items):
                         joins, some = False, list(PlainItems(prefix, items[plain:]))
@@ -283,7 +284,7 @@ class Readable:
                     if block:
                         yield from _up_to(stop, block)
                 else:
-                    some, _, failed = _some(pairs, size, _value_bytes)
+                    some, _, failed = _some(pairs, size, _value_bytes, step)
                     joins = bool(prefix) and len(some) >= _JOINED_ROWS and _are_plain(some)
                     if prefix:
                         some = [(prefix + key, value) for key, value in some]
@@ -301,6 +302,7 @@ class Readable:
                     raise failed
                 if not block:
                     return
+                step = _step_behind(len(block[-1][1]))
 
     def _blocks_down(
         self, table: Table, start: bytes, stop: bytes, values: bool, cache: bool, wanted: int
@@ -348,11 +350,16 @@ def _value_bytes(row: Row) -> int:
     return len(row[1])
 
 
-def _some(stored: Iterator[S], most: int, bytes_of: Callable[[S], int]) -> tuple[list[S], int, BaseException | None]:
-    """The next rows as LevelDB has them, so many at most, how many bytes they are, and the error that ended them."""
+def _some(
+    stored: Iterator[S], most: int, bytes_of: Callable[[S], int], step: int
+) -> tuple[list[S], int, BaseException | None]:
+    """The next rows as LevelDB has them, so many at most, how many bytes they are, and the error that ended them.
+
+    Args:
+      step: how many to read before a look at what they take: ``_step_behind`` the row before them.
+    """
     some: list[S] = []
     read, size = 0, 0
-    step = 1 if most == 1 else min(most, _TOGETHER)
     try:
         while read < most and size < _LIST_BYTES:
             # What came before an error stays in the list.
@@ -361,10 +368,15 @@ def _some(stored: Iterator[S], most: int, bytes_of: Callable[[S], int]) -> tuple
                 break
             size += sum(map(bytes_of, some[read:]))
             read = len(some)
-            step = _TOGETHER if bytes_of(some[-1]) <= _TOGETHER_BYTES else 1
+            step = _step_behind(bytes_of(some[-1]))
     except FOREIGN as error:
         return some, size + sum(map(bytes_of, some[read:])), error
     return some, size, None
+
+
+def _step_behind(size: int) -> int:
+    """How many rows are read together behind one of so many bytes."""
+    return _TOGETHER if size <= _TOGETHER_BYTES else 1
 
 
 def _plain_before(items: list[bytes]) -> int:

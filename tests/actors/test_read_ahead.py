@@ -138,13 +138,26 @@ async def test_a_reader_that_leaves_while_it_waits_takes_nothing_along():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         await reader.page()
-        await reader.page()
         harness.store.stall("scan")
-        with trio.move_on_after(0):
-            await reader.page()
-        harness.store.release("scan")
-        assert await reader.scans() <= 2
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.page)
+            await harness.store.stalled("scan")
+            harness.store.release("scan")
+            harness.store.stall("scan")
+            await harness.store.stalled("scan")  # the third page is read ahead
+            with trio.CancelScope() as scope:
+                nursery.start_soon(cancelled_when_blocked, scope)
+                await reader.page()
+            assert scope.cancelled_caught
+            harness.store.release("scan")
+        await wait_all_tasks_blocked()
         assert not ahead._under_way
+        assert await reader.scans() == 1, "the third page is there, and the fourth is read ahead"
+
+
+async def cancelled_when_blocked(scope):
+    await wait_all_tasks_blocked()
+    scope.cancel()
 
 
 # --- who does not -----------------------------------------------------------------------------------
@@ -223,15 +236,57 @@ async def test_one_page_is_read_ahead_at_a_time():
         readers = [Reader(harness, ahead, name=name) for name in (NAME, OTHER)]
         for reader in readers:
             await reader.page()
-        scans = []
+        before = harness.store.calls["scan"]
+        harness.store.stall("scan")
         async with trio.open_nursery() as nursery:
-            before = harness.store.calls["scan"]
             for reader in readers:
                 nursery.start_soon(reader.page)
             await wait_all_tasks_blocked()
-            scans.append(harness.store.calls["scan"] - before)
-        assert AT_ONCE == 1
-        assert scans[0] <= 2 + 2
+            harness.store.release("scan")
+            harness.store.stall("scan")
+            await wait_all_tasks_blocked()
+            assert harness.store.calls["scan"] == before + len(readers) + AT_ONCE
+            harness.store.release("scan")
+
+
+async def test_what_is_read_ahead_is_no_more_than_may_be_kept():
+    async with reading(cache_bytes=8 * 200_000) as (harness, ahead):
+        await harness.create(OTHER)
+        for text in [LONG] * 20 + [LONG * 10] * 20:
+            await harness.publish(text, name=OTHER)
+        harness.directory.cache(OTHER).begin_anew()
+        reader, rows = Reader(harness, ahead, name=OTHER), []
+        scan = harness.store.scan
+
+        async def counted(table, start, stop, feed, **options):
+            def fed(some):
+                rows.extend(some)
+                return feed(some)
+
+            await scan(table, start, stop, fed, **options)
+
+        await reader.page()
+        harness.store.scan = counted
+        await reader.page()
+        rows.clear()
+        await wait_all_tasks_blocked()
+        assert sum(len(value) for _, value in rows) < 200_000 + 12 * 80_010  # a list of rows more
+        assert len(kept(harness, OTHER)) == 0
+        assert (await reader.page()).count == LIMIT
+
+
+async def test_a_page_that_takes_the_place_of_one_as_long_goes_with_its_topic():
+    async with reading(cache_bytes=8 * 161_000) as (harness, ahead):
+        await cold(harness, name=OTHER)
+        for name in (NAME, OTHER):
+            reader = Reader(harness, ahead, name=name)
+            await reader.page()
+            await reader.page()
+            await wait_all_tasks_blocked()
+        assert len(kept(harness)) > 0
+        await harness.ask(Remove(), OTHER)
+        await harness.ask(Remove())
+        assert len(kept(harness)) == 0
 
 
 async def test_while_it_does_not_run_nothing_is_read_ahead():

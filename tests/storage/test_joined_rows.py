@@ -185,6 +185,22 @@ def test_of_large_rows_behind_small_ones_few_are_in_memory_at_once(opened):
         assert max(sum(len(value) >= size for _, value in some) for some in found) <= _TOGETHER
 
 
+def test_large_rows_come_one_by_one(opened):
+    size = 300 << 10
+    for database in opened:
+        prefix = written(database, [plain_head(size) + bytes(size)] * 12, next(numbers))
+        found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
+        assert [len(some) for some in found] == [1] * 12 or max(
+            map(len, found)
+        ) <= 3  # pairs are put into lists of a MiB
+        read = 0
+        with database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, wanted=100) as rows:
+            for some in rows.lists:
+                read += 1
+                assert len(some) == 1
+        assert read == 12
+
+
 def test_a_range_that_is_not_within_one_generation_is_read_as_it_is(opened):
     for database in opened:
         one = next(numbers)
