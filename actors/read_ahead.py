@@ -3,12 +3,12 @@
 Such a reader asks for page after page, each from where the last one ended. Meanwhile either the store rests, while an
 answer is sent, decoded and acted upon, or the reader does, while the store reads. So the page behind the second one of
 a walk, and behind each that follows, is read before anybody asks for it, and kept for whoever does
-(``actors.kept_pages``). Who comes while it is being read waits for that, instead of reading it once more.
+(``actors.kept_pages``). A reader that comes while it is being read waits for it, instead of reading it once more.
 
-    a walk     page 1      page 2      page 3      page 4
-    the store  reads 1     reads 2, 3    reads 4     reads 5
+    a walk     page 1     page 2        page 3     page 4
+    the store  reads 1    reads 2, 3    reads 4    reads 5
 
-It is a page in vain where a walk ends. One page is read ahead at a time: several readers keep the store at work without.
+Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers keep the store at work without.
 Only pages that are the same for every reader are kept: of plain messages, ended by a limit.
 """
 
