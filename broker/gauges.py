@@ -50,7 +50,11 @@ def add_gauges(
         ),
         ("plainsong_cache_bytes", "Memory of the scan cache.", lambda: budget.bytes),
         ("plainsong_cache_hits_total", "Pages served from the scan cache since the start.", lambda: budget.hits),
-        ("plainsong_cache_misses_total", "Pages read from the store since the start, those read ahead included.", lambda: budget.misses),
+        (
+            "plainsong_cache_misses_total",
+            "Pages read from the store since the start, those read ahead included.",
+            lambda: budget.misses,
+        ),
         ("plainsong_store_bytes", "What the store occupies on its disk.", stored("bytes")),
         ("plainsong_store_volumes", "Volumes that the store's messages are in.", stored("volumes")),
         ("plainsong_store_volumes_open", "Those of them whose files are open.", stored("open_volumes")),
