@@ -2,7 +2,7 @@
 
 Readers that begin at the same place with the same limits, such as the consumers of a group that replay a topic, ask for
 the same pages, which are kept from the second time on. A page that was read before its reader asked for it
-(``actors.read_ahead``) is kept until then. A page of plain messages that a limit ended is the same for every reader for
+(``actors.pages``) is kept until then. A page of plain messages that a limit ended is the same for every reader for
 as long as its first message lives, whatever is published, committed or rolled back meanwhile.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from plainsong.protocol.ids import ID_BYTES
 from plainsong.protocol.page import Page
@@ -20,10 +20,41 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.topic.reading import Paging
 
+K = TypeVar("K")
 #: Pages that are remembered to have been read, so that those that are read again can be told.
 REMEMBERED = 1024
 #: Memory of a page beside its bytes.
 PAGE_OVERHEAD_BYTES = 700
+
+
+class Remembered(Generic[K]):
+    """What was added last, within a bound."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keys: OrderedDict[K, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._keys
+
+    def add(self, key: K) -> bool:
+        """Remember a key, as the latest; whether it was remembered before."""
+        known = key in self._keys
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+        if len(self._keys) > self._most:
+            self._keys.popitem(last=False)
+        return known
+
+    def forget(self, key: K) -> bool:
+        """Forget a key; whether it was remembered."""
+        known = key in self._keys
+        if known:
+            del self._keys[key]
+        return known
 
 
 class PageKind(NamedTuple):
@@ -57,7 +88,7 @@ class KeptPages:
         self._pages: OrderedDict[tuple[PageKind, bytes], KeptPage] = OrderedDict()
         #: The ids of the first messages, ascending.
         self._firsts: dict[PageKind, list[bytes]] = {}
-        self._read: OrderedDict[tuple[PageKind, bytes], None] = OrderedDict()
+        self._read: Remembered[tuple[PageKind, bytes]] = Remembered(REMEMBERED)
         #: Grows whenever pages are forgotten: what was read before then is not kept.
         self.turn = 0
 
@@ -73,7 +104,7 @@ class KeptPages:
         page = kept.page
         if kept.ahead:
             self._drop(key)
-            self._was_read(key)
+            self._read.add(key)
         else:
             self._pages.move_to_end(key)
         return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
@@ -117,7 +148,7 @@ class KeptPages:
             return None
         kind, first = PageKind(span.prefix, limit, max_bytes), page.parts[0][1 : 1 + ID_BYTES]
         key = kind, first
-        is_known = key in self._read if ahead else self._was_read(key)
+        is_known = key in self._read if ahead else self._read.add(key)
         if not (ahead or is_known):
             return None
         ahead &= not is_known
@@ -135,15 +166,6 @@ class KeptPages:
         while self.bytes > self.max_bytes:
             self._drop(next(iter(self._pages)))
         return self.bytes - before
-
-    def _was_read(self, key: tuple[PageKind, bytes]) -> bool:
-        """Whether a page was read before; from now on it was."""
-        known = key in self._read
-        self._read[key] = None
-        self._read.move_to_end(key)
-        if len(self._read) > REMEMBERED:
-            self._read.popitem(last=False)
-        return known
 
     def forget(self, prefixes: set[bytes]) -> int:
         """Drop the pages of generations; returns by how many bytes the kept pages have grown, which is not above 0."""

@@ -18,8 +18,8 @@ from actors.mailbox import Turns
 from actors.namespaces import Namespaces
 from actors.observe import SpaceGuard, SystemClock
 from actors.ownership import Alone
+from actors.pages import Pages
 from actors.pointers import PointerIndex
-from actors.read_ahead import ReadAhead
 from actors.scrub import Scrub
 from actors.set_aside import SetAsides
 from actors.topic import TopicEnvironment
@@ -41,7 +41,7 @@ from broker.api.health import Health
 from broker.api.messages import Messages
 from broker.api.openapi import description
 from broker.api.overview import Overview
-from broker.api.poll import Pages, Polling
+from broker.api.poll import Polling
 from broker.api.poll_many import LocalTopics, PollingMany
 from broker.api.problems import Problems
 from broker.api.producers import Producers
@@ -120,7 +120,7 @@ class Daemon:
     metrics: Metrics
     accounting: Accounting
     directory: Directory
-    ahead: ReadAhead
+    pages: Pages
     pointers: PointerIndex
     namespaces: Namespaces
     authority: Authority
@@ -155,7 +155,7 @@ class Daemon:
         actors.start_soon(self.space.run)
         actors.start_soon(self.namespaces.run)
         actors.start_soon(self.directory.run_sweeper)
-        actors.start_soon(self.ahead.run)
+        actors.start_soon(self.pages.run)
         actors.start_soon(janitor.run)
         actors.start_soon(self.scrub.run)
         actors.start_soon(_watch_loop, self.metrics)
@@ -282,8 +282,7 @@ async def assemble(
     links = None if cluster is None else cluster.links
     answers = AnswerBudget(config.http.max_answer_bytes)
     accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
-    ahead = ReadAhead(store)
-    pages = Pages(ahead, directory)
+    pages = Pages(store, directory)
     policies = Policies(namespaces, config.deduplication.default)
     topics = LocalTopics(directory, pages)
     polling_many = PollingMany(topics, transactions, pointers, rates, config.poll, stopping)
@@ -469,7 +468,7 @@ async def assemble(
         metrics=metrics,
         accounting=accounting,
         directory=directory,
-        ahead=ahead,
+        pages=pages,
         pointers=pointers,
         namespaces=namespaces,
         authority=authority,

@@ -468,12 +468,8 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
                 if chunk and rows:
                     yield chunk
                     chunk, size, wanted = [], 0, min(wanted * GROWTH, MAX_CHUNK_ROWS)
-                if 0 < len(rows) <= wanted:
-                    yield rows
-                    wanted = min(wanted * GROWTH, MAX_CHUNK_ROWS)
-                    continue
                 while at < len(rows):
-                    yield rows[at : at + wanted]
+                    yield rows if not at and len(rows) <= wanted else rows[at : at + wanted]
                     at, wanted = at + wanted, min(wanted * GROWTH, MAX_CHUNK_ROWS)
                 continue
             while at < len(rows):

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from actors.decisions import AskTopic
     from actors.directory import Directory
     from actors.observe import Clock
+    from actors.pages import Pages
     from actors.pointers import PointerIndex
-    from actors.read_ahead import ReadAhead
     from broker.api.readers import NamedReaders
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
@@ -91,41 +91,6 @@ class Found:
     def passed_set_aside(self) -> list[SetAside]:
         """The stretches between where the request began and where its page ends."""
         return self.span.passed_set_aside(self.page.last_id, self.asked_from)
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """Reads pages of topics, from the scan cache or the store."""
-
-    ahead: ReadAhead
-    directory: Directory
-
-    async def read(
-        self,
-        name: TopicName,
-        span: Span,
-        *,
-        limit: int,
-        max_bytes: int,
-        view: View | None = None,
-        with_pointers: bool = False,
-    ) -> Page:
-        """The next messages of a span.
-
-        Args:
-          view: what the reader may see; None: everything, undecided and rolled back.
-          with_pointers: fill in ``Page.pointers``.
-        Raises:
-          StoreError: the store could not be read.
-        """
-        return await self.ahead.page(
-            self.directory.cache(name),
-            span,
-            limit=limit,
-            max_bytes=max_bytes,
-            view=view,
-            with_pointers=with_pointers,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from actors.directory import Directory
+    from actors.pages import Pages
     from actors.pointers import PointerIndex
-    from broker.api.poll import Pages
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.messages import Request

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from actors.directory import Directory
-    from broker.api.poll import Pages
+    from actors.pages import Pages
     from broker.http.messages import Answer
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.records import Metadata

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.ownership import Ownership
+    from actors.pages import Pages
     from actors.pointers import PointerIndex
-    from broker.api.poll import Pages
     from broker.api.readers import NamedReaders
     from broker.authority import Transactions
     from broker.http.messages import Answer, Request

@@ -178,12 +178,6 @@ class OidcProvider:
 
     async def refresh(self) -> bool:
         """Fetches the keys; whether that succeeded."""
-        try:
-            return await self._refresh()
-        finally:
-            self._tried.set()
-
-    async def _refresh(self) -> bool:
         async with self._fetching:
             try:
                 data = await self._fetched()
@@ -195,6 +189,8 @@ class OidcProvider:
                     log.error("config_reload_failed", extra={"file": self._config.jwks, "why": why[:300]})
                     self._on_failure("keys")
                 return False
+            finally:
+                self._tried.set()
             self.failed = ""
             self.fetched_s = self._now_s()
             self._put(keys)

@@ -16,12 +16,12 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import PLAIN_GAP, PlainItems, PlainRows, plain_head, plain_wire
 from plainsong.protocol.topic.asks import Span
-from plainsong.protocol.topic.reading import Paging
 from storage.base import MAX_CHUNK_ROWS, Blocks, chunks_of_runs
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.database import _JOINED_ROWS, _LIST_ROWS, _TOGETHER, Database
 from storage.leveldb.packs import MARK, packs_of, stored
 from tests.storage.contract import LAST
+from tests.storage.fed_in_lists import page_in_lists
 
 NAME = TopicName("ns", "topic")
 PREFIX = generation_prefix(NAME, 1)
@@ -62,16 +62,10 @@ def test_a_page_of_joined_rows_is_that_of_rows_one_by_one(values, is_known, list
     assert joined.wire() == plain_wire([position(number) for number in range(len(values))], values)
     span = Span(1, PREFIX, position(since) + NO_PAYLOAD_PART, b"\xff" * 20, 2000, 0, None)
 
-    def page(some):
-        paging, at, goes_on = Paging(span, limit, max_bytes), 0, True
-        for size in (*lists, len(rows)):
-            goes_on = goes_on and paging.feed_rows(some[at : at + size])
-            at += size
-        made = paging.page()
-        return b"".join(made.parts), made.count, made.payload_bytes, made.last_id, made.end, goes_on
-
-    assert page(joined[since:]) == page(rows[since:])
-    assert page(joined) == page(rows) if not since else True
+    bounds = lists, span, limit, max_bytes
+    assert page_in_lists(joined[since:], *bounds) == page_in_lists(rows[since:], *bounds)
+    if not since:
+        assert page_in_lists(joined, *bounds) == page_in_lists(rows, *bounds)
 
 
 # --- lists of LevelDB -------------------------------------------------------------------------------

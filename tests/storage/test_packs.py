@@ -19,11 +19,11 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import MessageRow, PlainRows, encode_row, plain_head
 from plainsong.protocol.topic.asks import Span
-from plainsong.protocol.topic.reading import Paging
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore, packs, tidying
 from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, packs_of, stored
 from tests.storage.contract import LAST, everything
+from tests.storage.fed_in_lists import page_in_lists
 from tests.storage.rolling_contract import under
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.2" / "data"
@@ -116,17 +116,10 @@ def test_a_page_of_plain_rows_that_stay_together_is_that_of_rows_one_by_one(
     assert [together[at] for at in range(-len(rows), len(rows))] == rows + rows
     span = Span(1, PREFIX, pack_position(1000, since) + NO_PAYLOAD_PART, b"\xff" * 20, 2000, 0, None)
 
-    def page(some):
-        paging, at, goes_on = Paging(span, limit, max_bytes), 0, True
-        for size in (*lists, len(rows)):
-            goes_on = goes_on and paging.feed_rows(some[at : at + size])
-            at += size
-        made = paging.page()
-        return b"".join(made.parts), made.count, made.payload_bytes, made.last_id, made.end, goes_on
-
+    bounds = lists, span, limit, max_bytes
     reached = [row for row in rows if row[0] >= PREFIX + pack_position(1000, since)]
     behind = len(rows) - len(reached)
-    assert page(together[behind:]) == page(reached)
+    assert page_in_lists(together[behind:], *bounds) == page_in_lists(reached, *bounds)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reading ahead: the next page of a reader far behind is read while that reader takes in the one before.
+"""Pages of topics, and reading ahead: the next page of a reader far behind is read while it takes in the one before.
 
 Such a reader asks for page after page, each from where the last one ended. Meanwhile either the store rests, while an
 answer is sent, decoded and acted upon, or the reader does, while the store reads. So the page behind the second one of
@@ -8,20 +8,19 @@ a walk, and behind each that follows, is read before anybody asks for it, and ke
     a walk     page 1     page 2        page 3     page 4
     the store  reads 1    reads 2, 3    reads 4    reads 5
 
-Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers keep the store at work without.
-Only pages that are the same for every reader are kept: of plain messages, ended by a limit.
+Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers keep the store at
+work without. Only pages that are the same for every reader are kept: of plain messages, ended by a limit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
-from actors.kept_pages import PageKind
+from actors.kept_pages import PageKind, Remembered
 from actors.reading import read_page, walk_rows
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import after
@@ -30,6 +29,8 @@ from plainsong.protocol.transactions.view import AsOfView
 
 if TYPE_CHECKING:
     from actors.cache import TopicCache
+    from actors.directory import Directory
+    from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Page
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
@@ -47,13 +48,14 @@ LEAST_BYTES = 64 << 10
 REMEMBERED = 1024
 
 
-class ReadAhead:
-    """Reads pages of topics, and the next ones ahead while ``run`` is running."""
+class Pages:
+    """Reads pages of topics, from the scan cache or the store, and the next ones ahead while ``run`` is running."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, directory: Directory) -> None:
         self._store = store
+        self._directory = directory
         self._nursery: trio.Nursery | None = None
-        self._ends: OrderedDict[_Start, None] = OrderedDict()
+        self._ends: Remembered[_Start] = Remembered(REMEMBERED)
         #: What is set once a page that is being read ahead is there, or will not be.
         self._under_way: dict[_Start, trio.Event] = {}
 
@@ -65,9 +67,9 @@ class ReadAhead:
         finally:
             self._nursery = None
 
-    async def page(
+    async def read(
         self,
-        cache: TopicCache | None,
+        name: TopicName,
         span: Span,
         *,
         limit: int,
@@ -75,7 +77,8 @@ class ReadAhead:
         view: View | None = None,
         with_pointers: bool = False,
     ) -> Page:
-        """As ``actors.reading.read_page``."""
+        """The next messages of a span, as ``actors.reading.read_page`` reads them. Raises StoreError."""
+        cache = self._directory.cache(name)
         as_of = isinstance(view, AsOfView)
         if self._under_way and not as_of:
             under_way = self._under_way.get((PageKind(span.prefix, limit, max_bytes), span.start))
@@ -93,15 +96,10 @@ class ReadAhead:
         pages = cache.budget.pages
         if page.last_id is None or not pages.may_keep(kind, page):
             return
-        walks = (kind, span.start) in self._ends
-        if walks:
-            del self._ends[kind, span.start]
+        walks = self._ends.forget((kind, span.start))
         next_span = replace(span, since=after(page.last_id))
         start = kind, next_span.start
-        self._ends[start] = None
-        self._ends.move_to_end(start)
-        if len(self._ends) > REMEMBERED:
-            self._ends.popitem(last=False)
+        self._ends.add(start)
         if (
             walks
             and self._nursery is not None

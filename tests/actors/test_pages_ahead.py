@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.read_ahead import AT_ONCE, LEAST_BYTES, REMEMBERED, ReadAhead
+from actors.pages import AT_ONCE, LEAST_BYTES, REMEMBERED, Pages
 from actors.reading import read_page
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.names import TopicName
@@ -35,8 +35,7 @@ class Reader:
 
     async def page(self, **more):
         span = await self.harness.look(self.since, name=self.name)
-        cache = self.harness.directory.cache(self.name)
-        page = await self.ahead.page(cache, span, limit=self.limit, max_bytes=self.max_bytes, **more)
+        page = await self.ahead.read(self.name, span, limit=self.limit, max_bytes=self.max_bytes, **more)
         self.since = after(page.last_id)
         return page
 
@@ -48,6 +47,18 @@ class Reader:
         assert shown(await self.page()) == shown(stored)
         await wait_all_tasks_blocked()
         return self.harness.store.calls["scan"] - before
+
+
+async def while_the_third_page_is_read_ahead(reader, nursery):
+    """Reads two pages; the third is in the midst of being read ahead then, until the scan is released."""
+    store = reader.harness.store
+    await reader.page()
+    store.stall("scan")
+    nursery.start_soon(reader.page)
+    await store.stalled("scan")
+    store.release("scan")
+    store.stall("scan")
+    await store.stalled("scan")
 
 
 def shown(page):
@@ -64,9 +75,9 @@ async def cold(harness, count=80, name=NAME, text=LONG, **properties):
 
 @asynccontextmanager
 async def reading(cache_bytes=1 << 23):
-    """A harness, a ``ReadAhead`` that runs, and a topic of 80 messages of which none is in the cache."""
+    """A harness, ``Pages`` that run, and a topic of 80 messages of which none is in the cache."""
     async with actors(cache_bytes=cache_bytes) as harness, trio.open_nursery() as nursery:
-        ahead = ReadAhead(harness.store)
+        ahead = Pages(harness.store, harness.directory)
         nursery.start_soon(ahead.run)
         await wait_all_tasks_blocked()
         await cold(harness)
@@ -102,25 +113,19 @@ async def test_of_a_whole_walk_the_last_page_alone_is_read_twice_and_none_is_lef
 async def test_who_comes_while_the_page_is_being_read_waits_for_it():
     async with reading() as (harness, ahead):
         reader, pages = Reader(harness, ahead), []
-
-        async def read():
-            pages.append(await reader.page())
-
-        await read()
-        harness.store.stall("scan")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read)
-            await harness.store.stalled("scan")
-            harness.store.release("scan")
-            harness.store.stall("scan")
-            await harness.store.stalled("scan")  # the third page is read ahead
+            await while_the_third_page_is_read_ahead(reader, nursery)
+
+            async def read():
+                pages.append(await reader.page())
+
             before = harness.store.calls["scan"]
             nursery.start_soon(read)
             await wait_all_tasks_blocked()
-            assert (len(pages), harness.store.calls["scan"]) == (2, before), "nobody reads it besides"
+            assert (len(pages), harness.store.calls["scan"]) == (0, before), "nobody reads it besides"
             harness.store.release("scan")
-        assert [page.count for page in pages] == [LIMIT] * 3
-        assert len({page.last_id for page in pages}) == 3
+        ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
+        assert [(page.count, page.last_id) for page in pages] == [(LIMIT, ids[3 * LIMIT - 1])]
 
 
 async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead():
@@ -137,14 +142,8 @@ async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead
 async def test_a_reader_that_leaves_while_it_waits_takes_nothing_along():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
-        await reader.page()
-        harness.store.stall("scan")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader.page)
-            await harness.store.stalled("scan")
-            harness.store.release("scan")
-            harness.store.stall("scan")
-            await harness.store.stalled("scan")  # the third page is read ahead
+            await while_the_third_page_is_read_ahead(reader, nursery)
             with trio.CancelScope() as scope:
                 nursery.start_soon(cancelled_when_blocked, scope)
                 await reader.page()
@@ -292,7 +291,7 @@ async def test_a_page_that_takes_the_place_of_one_as_long_goes_with_its_topic():
 async def test_while_it_does_not_run_nothing_is_read_ahead():
     async with actors() as harness:
         await cold(harness)
-        reader = Reader(harness, ReadAhead(harness.store))
+        reader = Reader(harness, Pages(harness.store, harness.directory))
         assert [await reader.scans() for _ in range(4)] == [1] * 4
 
 
@@ -333,7 +332,7 @@ async def test_a_bug_in_reading_ahead_is_logged_and_nobody_falls_with_it(monkeyp
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         with monkeypatch.context() as patch:
-            patch.setattr("actors.read_ahead.walk_rows", None)
+            patch.setattr("actors.pages.walk_rows", None)
             assert [await reader.scans() for _ in range(3)] == [1] * 3
         assert "a page was not read ahead" in caplog.text
         assert await reader.scans() == 2
@@ -342,14 +341,8 @@ async def test_a_bug_in_reading_ahead_is_logged_and_nobody_falls_with_it(monkeyp
 async def test_a_topic_that_is_deleted_while_a_page_is_read_ahead_shows_nothing_of_it():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
-        await reader.page()
-        harness.store.stall("scan")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader.page)
-            await harness.store.stalled("scan")
-            harness.store.release("scan")
-            harness.store.stall("scan")
-            await harness.store.stalled("scan")
+            await while_the_third_page_is_read_ahead(reader, nursery)
             await harness.ask(Remove())
             harness.store.release("scan")
         await wait_all_tasks_blocked()
@@ -392,7 +385,7 @@ async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
 def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
     async def run():
         async with actors(cache_bytes=1 << 23) as harness, trio.open_nursery() as nursery:
-            ahead = ReadAhead(harness.store)
+            ahead = Pages(harness.store, harness.directory)
             nursery.start_soon(ahead.run)
             await harness.create(ttl_s=5)
             for _ in range(30):
@@ -413,7 +406,7 @@ def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
                     span = await harness.look(reader.since)
                     options = {"limit": reader.limit, "max_bytes": BYTES, "view": View.without_service(frozenset())}
                     stored = await read_page(harness.store, None, span, **options)
-                    page = await ahead.page(harness.directory.cache(NAME), span, **options)
+                    page = await ahead.read(NAME, span, **options)
                     assert shown(page) == shown(stored)
                     if page.last_id is not None:
                         reader.since = after(page.last_id)
