@@ -79,6 +79,7 @@ class Pages:
     ) -> Page:
         """The next messages of a span, as ``actors.reading.read_page`` reads them. Raises StoreError."""
         cache = self._directory.cache(name)
+        turn = 0 if cache is None else cache.budget.pages.turn
         as_of = isinstance(view, AsOfView)
         if self._under_way and not as_of:
             under_way = self._under_way.get((PageKind(span.prefix, limit, max_bytes), span.start))
@@ -88,11 +89,15 @@ class Pages:
             self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
         )
         if page.payload_bytes >= LEAST_BYTES and cache is not None and not as_of:
-            self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page)
+            self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page, turn)
         return page
 
-    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page) -> None:
-        """Remember where a page ended, and begin to read the next one if its reader walks."""
+    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, turn: int) -> None:
+        """Remember where a page ended, and begin to read the next one if its reader walks.
+
+        Args:
+          turn: ``KeptPages.turn`` when the span was new: what has been forgotten since may not be kept again.
+        """
         pages = cache.budget.pages
         if page.last_id is None or not pages.may_keep(kind, page):
             return
@@ -108,14 +113,13 @@ class Pages:
             and not cache.covers(next_span.prefix, next_span.start)
             and not pages.has(next_span, kind.limit, kind.max_bytes)
         ):
-            self._nursery.start_soon(self._read, cache, start, next_span)
+            self._nursery.start_soon(self._read, cache, start, next_span, turn)
             self._under_way[start] = trio.Event()
 
-    async def _read(self, cache: TopicCache, start: _Start, span: Span) -> None:
+    async def _read(self, cache: TopicCache, start: _Start, span: Span, turn: int) -> None:
         kind, _ = start
         try:
-            pages = cache.budget.pages
-            turn, most_bytes = pages.turn, min(kind.max_bytes, pages.max_bytes)
+            most_bytes = min(kind.max_bytes, cache.budget.pages.max_bytes)
             paging = Paging(span, kind.limit, most_bytes)
             cache.budget.misses += 1
             await walk_rows(self._store, paging)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench.load import post
 from plainsong.protocol.codec import AVRO, JSON
+from plainsong.protocol.ids import pack_id, unpack_id
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PollRequest, PublishRequest
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAMESPACE = "bench"
+#: Messages of one millisecond in a topic that was there before; see ``bench.seed``.
+BATCH_ROWS = 10_000
 AVRO_TYPE = "Content-Type: avro/binary"
 JSON_TYPE = "Content-Type: application/json"
 FRAMES = "Accept: application/vnd.plainsong.frames"
@@ -57,10 +60,10 @@ def held_poll(name: str, wait_ms: int) -> bytes:
     return post(path(name, "poll"), JSON.encode_poll(PollRequest(wait_ms=wait_ms)), [JSON_TYPE])
 
 
-def poll(name: str, encoding: str, start_from: bytes, limit: int) -> bytes:
-    """A poll of ``limit`` messages from an id on, inclusive."""
+def poll(name: str, encoding: str, start_from: bytes, limit: int, *, inclusive: bool = True) -> bytes:
+    """A poll of ``limit`` messages from an id on."""
     codec = JSON if encoding == "json" else AVRO
-    body = codec.encode_poll(PollRequest(start_from, limit=limit))
+    body = codec.encode_poll(PollRequest(start_from, limit=limit, inclusive=inclusive))
     return post(path(name, "poll"), body, ENCODINGS[encoding])
 
 
@@ -69,18 +72,32 @@ MOST_PAGES = 600
 
 
 class NewPages:
-    """Requests for pages of a topic that nobody has asked for before: each round through the topic has its own limit."""
+    """Requests of readers that walk through a topic, each page from where the one before ended.
 
-    def __init__(self, topic: str, starts: Sequence[bytes], page: int) -> None:
-        if not starts:
+    Nobody has asked for any of the pages before: each walk has its own limit.
+    """
+
+    def __init__(self, topic: str, firsts: Sequence[bytes], page: int) -> None:
+        """``firsts``: what ``bench.seed.seed`` returned; messages of the last one are left out."""
+        if len(firsts) < 2:
             raise ValueError(f"the topic {topic} has too few messages")
-        self._topic, self._starts = topic, starts
+        self._topic, self._firsts = topic, firsts
         self._limits = count_from(page, -1)
 
     def take(self, encoding: str, least: int) -> list[tuple[int, bytes]]:
         """So many of them, or a few more: how many messages each asks for, and its request."""
         taken: list[tuple[int, bytes]] = []
+        messages = (len(self._firsts) - 1) * BATCH_ROWS
         while len(taken) < least:
             limit = next(self._limits)
-            taken += [(limit, poll(self._topic, encoding, start, limit)) for start in self._starts]
+            taken.append((limit, poll(self._topic, encoding, self._id(0), limit)))
+            for at in range(limit, messages - limit + 1, limit):
+                request = poll(self._topic, encoding, self._id(at - 1), limit, inclusive=False)
+                taken.append((limit, request))
         return taken
+
+    def _id(self, number: int) -> bytes:
+        """The id of the topic's message with this number, from 0 on."""
+        batch, at = divmod(number, BATCH_ROWS)
+        first = unpack_id(self._firsts[batch])
+        return pack_id(first.publish_ts_ms, first.sequence_id + at)

@@ -132,7 +132,7 @@ class _Conditions:
         #: Messages a reader far behind reads, and of each topic that expires: a topic can expire once.
         if "readers" in profile.beside:
             self._seed("behind", profile.behind_messages)
-            self._pages = bodies.NewPages("behind", self._firsts["behind"][:-1], PAGE)
+            self._pages = bodies.NewPages("behind", self._firsts["behind"], PAGE)
         for number in range(len(SHARES) if "cleaning" in profile.beside else 0):
             self._seed(f"old-{number}", profile.cleaned_beside)
         if "copy" in profile.beside:

@@ -10,12 +10,13 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 from bench import bodies
+from bench.bodies import BATCH_ROWS
 from bench.daemon import daemon
 from bench.generator import loads_everywhere, run_load
 from bench.raw import TOPIC, raw_store, row_prefix, seed_raw
 from bench.rounds import Row, Section, Spread, in_turns
-from bench.seed import BATCH_ROWS, seed
-from plainsong.protocol.ids import ID_BYTES
+from bench.seed import seed
+from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +31,9 @@ _SMALLS = "small"
 SMALL = 10
 SAYS = f"""Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
 behind, read from LevelDB (whose files the system has in memory, for both sides), of messages that came in large requests
-or in requests of {SMALL}, and no page twice, since pages that are asked for again are kept. *Raw* is one thread that
-iterates over a row for each message with plyvel and the same read options, and does nothing with them. `avro` is
-version 1."""
+or in requests of {SMALL}: each reader walks through the topic, from the end of one page to the next, and asks for no page
+that was asked for before, since such pages are kept. *Raw* is one thread that iterates over a row for each message with
+plyvel and the same read options, through the same messages, and does nothing with them. `avro` is version 1."""
 
 
 def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
@@ -49,8 +50,8 @@ def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None])
     section = Section("poll", "Polling", SAYS)
     with daemon(home / "data") as ours, raw_store(home / "raw") as raw:
         cached = _fill_cache(ours.port, page)
-        start, stop = _raw_range(firsts[TOPIC][len(firsts[TOPIC]) // 2], page)
-        cold = {topic: bodies.NewPages(topic, starts[: len(starts) - 1], page) for topic, starts in firsts.items()}
+        start, stop = row_prefix() + FIRST_BOUND, row_prefix() + firsts[TOPIC][-1]
+        cold = {topic: bodies.NewPages(topic, starts, page) for topic, starts in firsts.items()}
         for connections in profile.poll_connections:
             sides: dict[str, Callable[[], float]] = {"raw scan": lambda: raw.scan(start, stop, seconds)}
             for encoding in bodies.ENCODINGS:
@@ -83,13 +84,6 @@ def _fill_cache(port: int, page: int) -> bytes:
         firsts.append(json.loads(connection.getresponse().read())["firstId"])
     connection.close()
     return bytes.fromhex(firsts[1])
-
-
-def _raw_range(first_id: bytes, page: int) -> tuple[bytes, bytes]:
-    """The keys of the page's rows; seeded batches are a millisecond each."""
-    ts_ms = int.from_bytes(first_id[:8], "big") + page // BATCH_ROWS
-    prefix = row_prefix()
-    return prefix + first_id[:10], prefix + ts_ms.to_bytes(8, "big")
 
 
 def _rate(port: int, connections: int, request: bytes, page: int, seconds: float) -> float:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import plyvel
 
-from bench.bodies import payloads, topic
-from bench.seed import BATCH_ROWS
+from bench.bodies import BATCH_ROWS, payloads, topic
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES, consecutive_ids, pack_position
 from plainsong.protocol.keys import generation_prefix

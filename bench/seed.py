@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from bench.bodies import payloads, topic
+from bench.bodies import BATCH_ROWS, payloads, topic
 from plainsong.protocol.effects import Put, Table, put_one
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.keys import HIGH_WATER, generation_prefix, metadata_key, system_key
@@ -19,9 +19,6 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-#: Messages of one millisecond.
-BATCH_ROWS = 10_000
 
 
 def seed(

@@ -351,6 +351,16 @@ async def test_a_topic_that_is_deleted_while_a_page_is_read_ahead_shows_nothing_
         assert await harness.read() == []
 
 
+async def test_what_is_forgotten_before_the_next_page_begins_to_be_read_is_not_kept_again():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead)
+        await reader.page()
+        await reader.page()
+        harness.directory.cache(NAME).clear()
+        await wait_all_tasks_blocked()
+        assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
+
+
 async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
     async with reading() as (harness, ahead):
         first_ms = harness.clock.ms

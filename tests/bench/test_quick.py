@@ -8,11 +8,14 @@ from dataclasses import fields
 import pytest
 
 from bench import __main__ as command
+from bench.bodies import NewPages
 from bench.profiles import QUICK
 from bench.report import verdict_line
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.scale_costs import Costs, derive
 from bench.targets import TARGETS, judge
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.ids import pack_id, unpack_id
 
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning"),
@@ -43,6 +46,18 @@ def test_publishing_covers_its_matrix(report):
     assert cells == wanted
     for row in rows:
         assert {"÷ bare", "÷ lane", "÷ raw request", "÷ raw group"} <= row["values"].keys()
+
+
+def test_readers_far_behind_walk_from_page_to_page_and_ask_for_none_twice():
+    firsts = [pack_id(ts_ms, 0) for ts_ms in (1, 2, 3)]
+    asked = NewPages("t", firsts, 8_000).take("avro", 5)
+    polls = [(limit, AVRO.decode_poll(request.partition(b"\r\n\r\n")[2])) for limit, request in asked]
+    behind = [(limit, poll.limit, unpack_id(poll.start_from)[:2], poll.inclusive) for limit, poll in polls]
+    assert behind == [
+        *((8_000, 8_000, (1, 0), True), (8_000, 8_000, (1, 7_999), False)),
+        *((7_999, 7_999, (1, 0), True), (7_999, 7_999, (1, 7_998), False)),
+        *((7_998, 7_998, (1, 0), True), (7_998, 7_998, (1, 7_997), False)),
+    ]
 
 
 def test_a_stream_is_measured_beside_single_requests_and_large_ones(report):
