@@ -21,40 +21,37 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.reading import Paging
 
 K = TypeVar("K")
+V = TypeVar("V")
 #: Pages that are remembered to have been read, so that those that are read again can be told.
 REMEMBERED = 1024
 #: Memory of a page beside its bytes.
 PAGE_OVERHEAD_BYTES = 700
 
 
-class Remembered(Generic[K]):
+class Remembered(Generic[K, V]):
     """What was added last, within a bound."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._keys: OrderedDict[K, None] = OrderedDict()
+        self._values: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._values)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._keys
+        return key in self._values
 
-    def add(self, key: K) -> bool:
-        """Remember a key, as the latest; whether it was remembered before."""
-        known = key in self._keys
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-        return known
+    def add(self, key: K, value: V) -> V | None:
+        """Remember a value, as the latest; returns the one of this key before."""
+        old = self._values.pop(key, None)
+        self._values[key] = value
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+        return old
 
-    def forget(self, key: K) -> bool:
-        """Forget a key; whether it was remembered."""
-        known = key in self._keys
-        if known:
-            del self._keys[key]
-        return known
+    def forget(self, key: K) -> V | None:
+        """Forget a key; returns its value, if it was remembered."""
+        return self._values.pop(key, None)
 
 
 class PageKind(NamedTuple):
@@ -88,7 +85,7 @@ class KeptPages:
         self._pages: OrderedDict[tuple[PageKind, bytes], KeptPage] = OrderedDict()
         #: The ids of the first messages, ascending.
         self._firsts: dict[PageKind, list[bytes]] = {}
-        self._read: Remembered[tuple[PageKind, bytes]] = Remembered(REMEMBERED)
+        self._read: Remembered[tuple[PageKind, bytes], bool] = Remembered(REMEMBERED)
         #: Grows whenever pages are forgotten: what was read before then is not kept.
         self.turn = 0
 
@@ -104,7 +101,7 @@ class KeptPages:
         page = kept.page
         if kept.ahead:
             self._drop(key)
-            self._read.add(key)
+            self._read.add(key, True)
         else:
             self._pages.move_to_end(key)
         return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
@@ -148,7 +145,7 @@ class KeptPages:
             return None
         kind, first = PageKind(span.prefix, limit, max_bytes), page.parts[0][1 : 1 + ID_BYTES]
         key = kind, first
-        is_known = key in self._read if ahead else self._read.add(key)
+        is_known = key in self._read if ahead else self._read.add(key, True) is not None
         if not (ahead or is_known):
             return None
         ahead &= not is_known

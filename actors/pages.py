@@ -8,14 +8,17 @@ a walk, and behind each that follows, is read before anybody asks for it, and ke
     a walk     page 1     page 2        page 3     page 4
     the store  reads 1    reads 2, 3    reads 4    reads 5
 
-Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers keep the store at
-work without. Only pages that are the same for every reader are kept: of plain messages, ended by a limit.
+A reader that is back at once gains nothing by it: what it asks for, and what is read for it, want the interpreter's lock
+at the same time. Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers
+keep the store at work without. Only pages that are the same for every reader are kept: of plain messages, ended by a
+limit.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import trio
@@ -28,6 +31,8 @@ from plainsong.protocol.topic.reading import Paging
 from plainsong.protocol.transactions.view import AsOfView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.cache import TopicCache
     from actors.directory import Directory
     from plainsong.protocol.names import TopicName
@@ -44,6 +49,9 @@ log = logging.getLogger(__name__)
 AT_ONCE = 1
 #: The least page, in bytes, behind which one is read ahead. To read a shorter one takes less than to do it ahead.
 LEAST_BYTES = 64 << 10
+#: How long a reader has to have taken for a page, from when it was read until the next one is asked for, to have the one
+#: behind read ahead. For 10 000 messages of 100 bytes a load generator in C takes 0.6 ms, the Python client 6.
+LEAST_PAUSE_S = 0.001
 #: Ends of pages that are remembered, so that a reader who goes on behind one can be told.
 REMEMBERED = 1024
 
@@ -51,11 +59,14 @@ REMEMBERED = 1024
 class Pages:
     """Reads pages of topics, from the scan cache or the store, and the next ones ahead while ``run`` is running."""
 
-    def __init__(self, store: Store, directory: Directory) -> None:
+    def __init__(self, store: Store, directory: Directory, *, clock: Callable[[], float] = perf_counter) -> None:
+        """``clock``: seconds from some moment on."""
         self._store = store
         self._directory = directory
+        self._clock = clock
         self._nursery: trio.Nursery | None = None
-        self._ends: Remembered[_Start] = Remembered(REMEMBERED)
+        #: When the page before each of these starts was there.
+        self._ends: Remembered[_Start, float] = Remembered(REMEMBERED)
         #: What is set once a page that is being read ahead is there, or will not be.
         self._under_way: dict[_Start, trio.Event] = {}
 
@@ -80,6 +91,7 @@ class Pages:
         """The next messages of a span, as ``actors.reading.read_page`` reads them. Raises StoreError."""
         cache = self._directory.cache(name)
         turn = 0 if cache is None else cache.budget.pages.turn
+        came_s = self._clock()
         as_of = isinstance(view, AsOfView)
         if self._under_way and not as_of:
             under_way = self._under_way.get((PageKind(span.prefix, limit, max_bytes), span.start))
@@ -89,24 +101,26 @@ class Pages:
             self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
         )
         if page.payload_bytes >= LEAST_BYTES and cache is not None and not as_of:
-            self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page, turn)
+            self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page, came_s, turn)
         return page
 
-    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, turn: int) -> None:
-        """Remember where a page ended, and begin to read the next one if its reader walks.
+    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, came_s: float, turn: int) -> None:
+        """Remember where a page ended, and begin to read the next one if its reader walks, and takes its time.
 
         Args:
+          came_s: when it was asked for.
           turn: ``KeptPages.turn`` when the span was new: what has been forgotten since may not be kept again.
         """
         pages = cache.budget.pages
         if page.last_id is None or not pages.may_keep(kind, page):
             return
-        walks = self._ends.forget((kind, span.start))
+        begun_s = self._ends.forget((kind, span.start))
         next_span = replace(span, since=after(page.last_id))
         start = kind, next_span.start
-        self._ends.add(start)
+        self._ends.add(start, self._clock())
         if (
-            walks
+            begun_s is not None
+            and came_s - begun_s >= LEAST_PAUSE_S
             and self._nursery is not None
             and len(self._under_way) < AT_ONCE
             and page.payload_bytes <= pages.max_bytes // 2  # the next one, which may be larger, is probably kept

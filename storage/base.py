@@ -248,7 +248,7 @@ class Reads(Protocol):
 
         Args:
           reverse: from the last row down.
-          first_chunk: rows in the first list, for callers that want few.
+          first_chunk: about how many rows are wanted: so many are in the first list, or as many as a list may have.
           values: False: every value is ``b""``, which is cheaper.
         Raises:
           StoreError: the rows fed so far were good.

@@ -11,7 +11,8 @@ import zlib
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from storage.leveldb.database import FOREIGN, KIB, MIB
+from storage.leveldb.database import KIB, MIB
+from storage.leveldb.errors import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -21,7 +21,7 @@ import trio
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import DataDirectory
-from storage.leveldb.database import without_folders
+from storage.leveldb.errors import without_folders
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, PendingWrite, own_error, write_group
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables, MarkDead, Pin, Seal

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Delete, Put, Table
 from storage.base import StoreConflict, StoreDamaged, StoreError, StoreUnusable, chunks
 from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
-from storage.leveldb.database import FOREIGN, Database, call_failed, without_folders
+from storage.leveldb.database import Database
+from storage.leveldb.errors import FOREIGN, call_failed, without_folders
 from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import ROW, Changes, Metadata, dead_key, encode_entry
 from storage.leveldb.packs import MARK, PACKED_TABLE, RowEdits, are_many, packs_of, stored

@@ -33,7 +33,8 @@ from storage.directory import (
     sync_directory,
     write_format,
 )
-from storage.leveldb.database import FOREIGN, Database, call_failed
+from storage.leveldb.database import Database
+from storage.leveldb.errors import FOREIGN, call_failed
 from storage.leveldb.metadata import ROW
 from storage.leveldb.volume_list import LIST_NAME, Listed
 from storage.leveldb.volumes import make_first

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
-from storage.leveldb.database import FOREIGN, call_failed, without_folders
+from storage.leveldb.errors import FOREIGN, call_failed, without_folders
 from storage.leveldb.packs import PACKED_TABLE, RowEdits, laid_out
 from storage.leveldb.volume import TABLES, Volume
 from storage.leveldb.volume_list import remove_volume

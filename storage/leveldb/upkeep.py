@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from storage.base import StoreError
-from storage.leveldb.database import without_folders
+from storage.leveldb.errors import without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable

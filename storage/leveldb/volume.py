@@ -19,7 +19,8 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
 from storage.directory import sync_directory
-from storage.leveldb.database import FOREIGN, MIB, Database, Shape, call_failed, size_of
+from storage.leveldb.database import MIB, Database, Shape, size_of
+from storage.leveldb.errors import FOREIGN, call_failed
 from storage.leveldb.packs import PACKED_TABLE
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Extent:
     """Those of them that are not known to be dead; an estimate."""
     packed: bool = False
     """Whether some may be in packs."""
+    largest: int = 0
+    """No row's value has more bytes, of those that are in no pack; 0: that is not known."""
 
 
 @dataclass(eq=False)
@@ -175,8 +178,10 @@ class Volume:
         """Write what is known of the volume beside it, so that it need not be read at the next start."""
         groups = {
             str(int(table)): [
-                [*map(bytes.hex, (group, extent.first, extent.last)), extent.rows, extent.size, round(extent.live)]
-                + [True] * extent.packed
+                [
+                    *map(bytes.hex, (group, extent.first, extent.last)),
+                    *(extent.rows, extent.size, round(extent.live), extent.packed, extent.largest),
+                ]
                 for group, extent in extents.items()
             ]
             for table, extents in self.extents.items()
@@ -206,10 +211,11 @@ class Volume:
                 return False
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
             for table in TABLES:
-                for group, first, last, rows, size, live, *packed in found["extents"][str(int(table))]:
-                    extent = Extent(
-                        self, bytes.fromhex(first), bytes.fromhex(last), rows, size, float(live), any(packed)
-                    )
+                for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
+                    # What an earlier version wrote lacks the last of these, or both.
+                    packed, largest = more[0] if more else False, more[1] if len(more) > 1 else 0
+                    keys = bytes.fromhex(first), bytes.fromhex(last)
+                    extent = Extent(self, *keys, rows, size, float(live), packed, largest)
                     self.extents[table][bytes.fromhex(group)] = extent
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
@@ -265,11 +271,13 @@ class Volume:
         return found
 
     def _count(self, found: dict[bytes, Extent], group: bytes, rows: list[tuple[bytes, bytes]]) -> None:
-        size = sum(len(value) for _, value in rows) + len(rows) * len(rows[0][0])
+        sizes = [len(value) for _, value in rows]
+        size, largest = sum(sizes) + len(rows) * len(rows[0][0]), max(sizes)
         extent = found.get(group)
         if extent is None:
-            found[group] = Extent(self, rows[0][0], rows[-1][0], len(rows), size, size)
+            found[group] = Extent(self, rows[0][0], rows[-1][0], len(rows), size, size, largest=largest)
         else:
+            extent.largest = max(extent.largest, largest)
             extent.last = rows[-1][0]
             extent.rows += len(rows)
             extent.size += size

@@ -21,7 +21,8 @@ from plainsong.protocol.ids import POSITION_BYTES
 from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable, chunks_of_runs, rolled_back
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.compression import Stretch, is_worth_it
-from storage.leveldb.database import FOREIGN, Database, Shape, call_failed, without_folders
+from storage.leveldb.database import Database, Shape
+from storage.leveldb.errors import FOREIGN, call_failed, without_folders
 from storage.leveldb.index import DeadRanges, Index, live_part
 from storage.leveldb.manifest import check_files
 from storage.leveldb.packs import RowEdits, is_of_topic
@@ -68,6 +69,8 @@ class VolumeRange(NamedTuple):
     volume: Volume
     packed: bool
     """Whether some may be in packs."""
+    largest: int
+    """See ``Extent``."""
 
 
 class Volumes:
@@ -297,7 +300,7 @@ class Volumes:
                         last = _last_before(database, table, span, values=values)
                         stop = span.stop if last is None else last[0]
                     options = {"reverse": reverse, "values": values, "cache": cache, "packed": span.packed}
-                    found = database.rows(table, span.start, stop, **options, wanted=first)
+                    found = database.rows(table, span.start, stop, **options, wanted=first, largest=span.largest)
                     each = stack.enter_context(found)
                     if self._borders_dead(table, span, view, reverse=reverse):
                         rest = partial(_few_rows, database, table, span.start, values=values) if reverse else None
@@ -363,14 +366,14 @@ class Volumes:
                 continue
             low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
             for first, end in dead.live_parts(low, high):
-                yield VolumeRange(first, end, extent.volume, extent.packed)
+                yield VolumeRange(first, end, extent.volume, extent.packed, extent.largest)
 
     @contextmanager
     def rows_of(self, volumes: Sequence[Volume], table: Table) -> Iterator[Iterable[Row]]:
         """The live rows of some volumes alone; iterating raises plyvel's errors, and StoreError."""
         with self._lock:
             ranges = [
-                VolumeRange(first, stop, volume, extent.packed)
+                VolumeRange(first, stop, volume, extent.packed, extent.largest)
                 for volume in volumes
                 for extent in volume.extents[table].values()
                 for first, stop in self.dead[table].live_parts(extent.first, extent.last + b"\x00")
@@ -470,15 +473,18 @@ class Volumes:
             if packs is not None:
                 volume.memory_bytes += sum(len(key) + len(value) + MEMORY_ROW_BYTES for key, value in packs)
             volume.has_packs |= packed
+            largest = max(map(len, put.values), default=0) if packs is None else 0
             for group, first, last, rows, size in runs_of(put):
                 if packs is None:
                     volume.memory_bytes += size + rows * MEMORY_ROW_BYTES
                 extent = extents.get(group)
                 if extent is None:
-                    extents[group] = extent = Extent(volume, first, last, rows, size, size, packed)
+                    extents[group] = extent = Extent(volume, first, last, rows, size, size, packed, largest)
                     self._index[put.table].add(group, extent)
                     continue
                 extent.packed |= packed
+                if extent.largest:
+                    extent.largest = max(extent.largest, largest)
                 extent.first, extent.last = min(extent.first, first), max(extent.last, last)
                 extent.rows += rows
                 extent.size += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.pages import AT_ONCE, LEAST_BYTES, REMEMBERED, Pages
+from actors.pages import AT_ONCE, LEAST_BYTES, LEAST_PAUSE_S, REMEMBERED, Pages
 from actors.reading import read_page
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.names import TopicName
@@ -61,13 +62,18 @@ async def while_the_third_page_is_read_ahead(reader, nursery):
     await store.stalled("scan")
 
 
+def pages_of(harness):
+    """Pages whose readers take their time."""
+    return Pages(harness.store, harness.directory, clock=count(step=LEAST_PAUSE_S).__next__)
+
+
 def shown(page):
     return list(page.messages()), page.count, page.payload_bytes, page.last_id, page.end
 
 
-async def cold(harness, count=80, name=NAME, text=LONG, **properties):
+async def cold(harness, messages=80, name=NAME, text=LONG, **properties):
     await harness.create(name, **properties)
-    for _ in range(count):
+    for _ in range(messages):
         harness.clock.ms += 10
         await harness.publish(text, name=name)
     harness.directory.cache(name).begin_anew()
@@ -77,7 +83,7 @@ async def cold(harness, count=80, name=NAME, text=LONG, **properties):
 async def reading(cache_bytes=1 << 23):
     """A harness, ``Pages`` that run, and a topic of 80 messages of which none is in the cache."""
     async with actors(cache_bytes=cache_bytes) as harness, trio.open_nursery() as nursery:
-        ahead = Pages(harness.store, harness.directory)
+        ahead = pages_of(harness)
         nursery.start_soon(ahead.run)
         await wait_all_tasks_blocked()
         await cold(harness)
@@ -179,6 +185,42 @@ async def test_pages_with_other_limits_are_another_walk():
         for limit in (10, 11, 12, 13):
             reader.limit = limit
             assert await reader.scans() == 1
+
+
+@pytest.mark.parametrize("pause_s", [0.0, LEAST_PAUSE_S / 2])
+async def test_for_a_reader_that_is_back_at_once_nothing_is_read_ahead_until_it_takes_its_time(pause_s):
+    async with reading() as (harness, _), trio.open_nursery() as nursery:
+        now_s = 0.0
+        ahead = Pages(harness.store, harness.directory, clock=lambda: now_s)
+        nursery.start_soon(ahead.run)
+        await wait_all_tasks_blocked()
+        reader, scans = Reader(harness, ahead), []
+        for more_s in (pause_s, pause_s, LEAST_PAUSE_S, pause_s, pause_s):
+            now_s += more_s
+            scans.append(await reader.scans())
+        # The fourth page was read with the third one.
+        assert scans == [1, 1, 2, 0, 1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_how_long_a_reader_waited_for_its_page_is_none_of_its_time():
+    async with reading() as (harness, _), trio.open_nursery() as nursery:
+        now_s = 0.0
+        ahead = Pages(harness.store, harness.directory, clock=lambda: now_s)
+        nursery.start_soon(ahead.run)
+        await wait_all_tasks_blocked()
+        reader = Reader(harness, ahead)
+        await reader.page()
+        harness.store.stall("scan")
+        async with trio.open_nursery() as asking:
+            asking.start_soon(reader.page)
+            await harness.store.stalled("scan")
+            now_s += 1
+            harness.store.release("scan")
+        before = harness.store.calls["scan"]
+        await wait_all_tasks_blocked()
+        assert harness.store.calls["scan"] == before
+        nursery.cancel_scope.cancel()
 
 
 async def test_small_pages_are_not_read_ahead():
@@ -291,7 +333,7 @@ async def test_a_page_that_takes_the_place_of_one_as_long_goes_with_its_topic():
 async def test_while_it_does_not_run_nothing_is_read_ahead():
     async with actors() as harness:
         await cold(harness)
-        reader = Reader(harness, Pages(harness.store, harness.directory))
+        reader = Reader(harness, pages_of(harness))
         assert [await reader.scans() for _ in range(4)] == [1] * 4
 
 
@@ -395,7 +437,7 @@ async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
 def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
     async def run():
         async with actors(cache_bytes=1 << 23) as harness, trio.open_nursery() as nursery:
-            ahead = Pages(harness.store, harness.directory)
+            ahead = pages_of(harness)
             nursery.start_soon(ahead.run)
             await harness.create(ttl_s=5)
             for _ in range(30):

@@ -133,6 +133,16 @@ def test_a_start_inside_a_position_is_behind_its_message():
         assert [payload for _, payload in page_of(rows, span(inside)).messages()] == [b"b"]
 
 
+@pytest.mark.parametrize(("first_ttl_s", "second_ttl_s"), [(None, None), (60, None), (None, 60)])
+def test_a_page_is_plain_if_its_own_messages_are_whatever_the_one_before_its_start(first_ttl_s, second_ttl_s):
+    rows = rows_of([(4_000, 0, b"a", first_ttl_s), (4_000, 1, b"b", second_ttl_s), (4_000, 2, b"c", None)])
+    for lists in ([rows], [rows[:1], rows[1:]]):
+        paging = Paging(span(after(pack_id(4_000, 0))), 10, 10**6)
+        assert [paging.feed_rows(some) for some in lists] == [True] * len(lists)
+        assert [payload for _, payload in paging.page().messages()] == [b"b", b"c"]
+        assert paging.is_plain == (second_ttl_s is None)
+
+
 def test_an_end_is_exclusive_and_one_inside_a_position_is_behind_its_message():
     rows = rows_of([(4_000, 0, b"a", None), (4_000, 1, b"b", None)])
     at = pack_id(4_000, 1)

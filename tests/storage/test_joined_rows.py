@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.reading import walk_rows
 from plainsong.protocol.effects import Put, Table
-from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
+from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import PLAIN_GAP, PlainItems, PlainRows, plain_head, plain_wire
 from plainsong.protocol.topic.asks import Span
+from plainsong.protocol.topic.reading import Paging
 from storage.base import MAX_CHUNK_ROWS, Blocks, chunks_of_runs
 from storage.leveldb import LevelDBOptions, LevelDBStore
-from storage.leveldb.database import _JOINED_ROWS, _LIST_ROWS, _TOGETHER, Database
+from storage.leveldb.database import Database
 from storage.leveldb.packs import MARK, packs_of, stored
+from storage.leveldb.ranges import JOINED_ROWS, LIST_ROWS, TOGETHER
 from tests.storage.contract import LAST
 from tests.storage.fed_in_lists import page_in_lists
 
@@ -105,10 +108,13 @@ RUNS = st.lists(
     runs=RUNS,
     bounds=st.tuples(st.integers(-2, 150), st.integers(-2, 150)),
     first=st.integers(1, 300),
+    largest=st.sampled_from([0, 1, 40, 6000]),
     random=st.randoms(),
 )
 @settings(max_examples=150)
-def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(opened, runs, bounds, first, random):
+def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(
+    opened, runs, bounds, first, largest, random
+):
     for may_pack, database in zip((True, False), opened, strict=True):
         prefix = generation_prefix(NAME, next(numbers))
         rows: list[tuple[bytes, bytes]] = []
@@ -125,7 +131,7 @@ def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(ope
         stop = prefix + (position(high) + random.choice([b"", b"\x00"]) if high >= 0 else b"\xff" * 10)
         if start >= stop:
             continue
-        found = lists_of(database, start, stop, first)
+        found = lists_of(database, start, stop, first, largest=largest)  # which may be wrong
         assert [row for some in found for row in some] == [row for row in rows if start <= row[0] < stop]
         assert all(0 < len(some) <= MAX_CHUNK_ROWS for some in found)
         joined = [row for some in found if isinstance(some, PlainItems) for row in some]
@@ -152,7 +158,7 @@ def test_plain_rows_are_joined_in_lists_that_grow(opened):
         joined = [isinstance(some, PlainItems) for some in found]
         assert joined.index(True) <= 3  # where there may be packs it finds out that these are none
         assert all(joined[joined.index(True) :])
-        assert max(map(len, found)) == _LIST_ROWS
+        assert max(map(len, found)) == LIST_ROWS
 
 
 def test_behind_rows_that_are_not_plain_others_are_joined_once_a_whole_list_is_plain(opened):
@@ -166,7 +172,7 @@ def test_behind_rows_that_are_not_plain_others_are_joined_once_a_whole_list_is_p
         assert len(joined) == len(before) + len(behind)
         assert len(before) > 650
         assert len(behind) > 450
-        assert len(before) + len(behind) < 2200 + _JOINED_ROWS
+        assert len(before) + len(behind) < 2200 + JOINED_ROWS
 
 
 def test_of_large_rows_behind_small_ones_few_are_in_memory_at_once(opened):
@@ -176,7 +182,26 @@ def test_of_large_rows_behind_small_ones_few_are_in_memory_at_once(opened):
         prefix = written(database, values, next(numbers))
         found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
         assert sum(map(len, found)) == 960
-        assert max(sum(len(value) >= size for _, value in some) for some in found) <= _TOGETHER
+        assert max(sum(len(value) >= size for _, value in some) for some in found) <= TOGETHER
+
+
+def test_where_it_is_known_how_large_rows_are_no_list_takes_more_memory_than_others(opened):
+    _, database = opened
+    values = [plain_head(1000) + bytes(1000)] * 1500
+    prefix = written(database, values, next(numbers))
+    found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 1000, largest=len(values[0]))
+    longest = max(map(len, found))
+    assert TOGETHER < longest < LIST_ROWS
+    assert sum(len(value) for _, value in found[0]) <= 256 << 10
+
+
+def test_no_rows_are_read_that_nobody_asked_for(opened):
+    for database in opened:
+        prefix = written(database, [plain_head(1) + b"m"] * 2000, next(numbers))
+        with database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, packed=False, wanted=1201) as rows:
+            lengths = [len(some) for some in rows.lists]
+        assert lengths[:3] == [500, 500, 201]
+        assert sum(lengths) == 2000
 
 
 def test_large_rows_come_one_by_one(opened):
@@ -274,3 +299,25 @@ async def test_a_scan_of_small_requests_gives_rows_that_are_joined_and_one_of_a_
         lists.clear()
         await store.scan(MESSAGE, b"", LAST, feed, first_chunk=50)
         assert [row for some in lists for row in some] == rows
+
+
+async def test_a_page_of_small_requests_reads_one_row_more_than_it_has_room_for(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        for first in range(0, 1000, 10):
+            suffixes = [position(number) for number in range(first, first + 10)]
+            await store.write([Put(MESSAGE, PREFIX, suffixes, [plain_head(1) + b"m"] * 10)], claim=None)
+        for limit in (1, 10, 300, 700):
+            walk = Counted(Span(1, PREFIX, FIRST_BOUND, b"\xff" * 20, 2000, 0, None), limit, 1 << 20)
+            await walk_rows(store, walk)
+            page = walk.page()
+            assert (page.count, page.end, walk.rows) == (limit, "more", limit + 1)
+
+
+class Counted(Paging):
+    """A page that counts the rows it is fed with."""
+
+    rows = 0
+
+    def feed_rows(self, rows):
+        self.rows += len(rows)
+        return super().feed_rows(rows)

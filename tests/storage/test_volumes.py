@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import plyvel
@@ -553,6 +555,48 @@ async def test_an_index_that_is_missing_or_garbled_is_made_again(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
     assert set(indexes) <= set((tmp_path / "data" / "volumes").glob("*.index"))
+
+
+async def test_how_large_the_largest_row_of_a_topic_is_stays_known_for_each_volume(tmp_path):
+    sizes = [10, 4000, 20, 700, 10] * 4
+    rows = [(key(number), b"v" * size) for number, size in enumerate(sizes)]
+
+    def largest(store):
+        return [extent.largest for volume in store._db.volumes.all for extent in volume.extents[MESSAGE].values()]
+
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        for name, value in rows:
+            await store.write([put_one(MESSAGE, name, value)], claim=None)
+        known = largest(store)
+        assert len(known) > 4
+        assert [max(known), min(known)] == [4000, 700]
+        assert await everything(store) == rows
+    indexes = sorted((tmp_path / "data" / "volumes").glob("*.index"))
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert largest(store) == known
+    for index in indexes[::2]:
+        index.unlink()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert largest(store) == known, "counted anew"
+        assert await everything(store) == rows
+
+
+@pytest.mark.parametrize("packed", [[], [True]])
+async def test_an_index_that_does_not_say_how_large_rows_are_is_read_as_well(tmp_path, packed):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+    for index in (tmp_path / "data" / "volumes").glob("*.index"):
+        found = json.loads(index.read_bytes().partition(b"\n")[2])
+        for table, extents in found["extents"].items():
+            found["extents"][table] = [extent[:6] + packed for extent in extents]
+        content = json.dumps(found).encode()
+        index.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        for volume in store._db.volumes.all:
+            assert {(each.packed, each.largest) for each in volume.extents[MESSAGE].values()} <= {(bool(packed), 0)}
+        assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
+        await fill(store, 10, 40)
+        assert len(await everything(store)) == 50
 
 
 async def test_folders_that_are_not_listed_are_removed_and_foreign_files_are_not(tmp_path):

@@ -103,7 +103,7 @@ class Walk(InlineDelivery):
 
     @property
     def wanted(self) -> int:
-        """The number of rows with which the next scan should begin."""
+        """About how many rows the next scan should begin with."""
         return _FIRST_CHUNK_ROWS
 
     def scans(self) -> Iterator[Scan]:
@@ -138,6 +138,8 @@ class Walk(InlineDelivery):
         if self._starts_inside and rows[0][0].endswith(self._start[:POSITION_BYTES]):
             own_payload = not _flags(rows[0][1]) & NO_PAYLOAD
             rows = rows[own_payload:]  # its own message is before the start
+            if not rows:
+                return not self.done
         if self._as_of is not None and rows and rows[-1][0] >= self._later_key:
             return self._feed_later(rows, self._as_of)
         return self._feed(rows)
@@ -273,7 +275,7 @@ class Paging(Walk):
     @property
     def wanted(self) -> int:
         """As for ``Walk``: one row more than there is room for shows whether there are more."""
-        return min(self._room + 1, super().wanted)
+        return self._room + 1
 
     def cut_by_damage(self) -> bool:
         """End the page with what it has, since the next row cannot be read; False: it has nothing to show."""

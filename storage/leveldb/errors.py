@@ -1,0 +1,65 @@
+"""What LevelDB says when it fails, as errors for callers and lines for the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+
+import plyvel
+
+from storage.base import StoreError, Unreadable
+from storage.directory import DAMAGED_HINT, message_of
+
+log = logging.getLogger(__name__)
+#: The folders of a path, but not its last part.
+_FOLDERS = re.compile(r"/(?:[^/:]+/)+")
+#: The exceptions of calls into the database; plyvel raises RuntimeError for a closed handle.
+FOREIGN = (plyvel.Error, OSError, RuntimeError, MemoryError)
+#: Texts in LevelDB's messages → the hint. The first match counts.
+_RUNNING: tuple[tuple[str, str], ...] = (
+    ("No space left", "free some space; the store opens itself again"),
+    ("Disk quota exceeded", "raise the quota; the store opens itself again"),
+    ("Corruption", DAMAGED_HINT),
+    ("No such file", "a file of the store is missing: put it back from a copy, or restore a backup"),
+    ("Input/output error", "the disk fails: see the kernel's log, and have a copy ready"),
+)
+#: Texts in LevelDB's messages about a block, or a table, whose neighbours may be read.
+_UNREADABLE = ("Corruption", "Input/output error", "No such file")
+
+
+#: A failure that comes again within so long is logged at debug: looking for the end of a damaged block meets it some
+#: hundred times.
+QUIET_S = 10.0
+
+
+class _Failures:
+    """The failure that was logged last, as an error."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._at_s = 0.0
+
+    def level_of(self, text: str) -> int:
+        now_s = time.monotonic()
+        if text == self._last and now_s - self._at_s < QUIET_S:
+            return logging.DEBUG
+        self._last, self._at_s = text, now_s
+        return logging.ERROR
+
+
+_failures = _Failures()
+
+
+def call_failed(error: BaseException, doing: str) -> StoreError:
+    """The error to raise when a call into an open database failed."""
+    text = message_of(error)
+    log.log(_failures.level_of(f"{doing}: {text}"), "the store failed", extra={"doing": doing, "why": text})
+    hint = next((hint for words, hint in _RUNNING if words in text), "")
+    kind = Unreadable if any(words in text for words in _UNREADABLE) else StoreError
+    return kind(f"{doing}: {without_folders(text)}", hint=hint)
+
+
+def without_folders(text: str) -> str:
+    """A text for clients: they learn what failed; the log alone has the paths of files."""
+    return _FOLDERS.sub("", text)
