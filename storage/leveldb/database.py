@@ -21,7 +21,7 @@ from storage.leveldb.errors import FOREIGN, call_failed
 from storage.leveldb.manifest import check_files
 from storage.leveldb.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
 from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, is_of_topic
-from storage.leveldb.ranges import ListsUp, RangeScan, lists_down, look_behind, look_for_damage, one_by_one
+from storage.leveldb.ranges import RangeScan, lists_down, lists_up, look_behind, look_for_damage, one_by_one
 from storage.leveldb.shrinking import old_logs
 from storage.leveldb.torn_end import left_out, torn_end
 
@@ -149,7 +149,7 @@ class Readable:
             with one_by_one(scan, reverse=reverse) as rows:
                 yield rows
             return
-        with closing(lists_down(scan) if reverse else ListsUp(scan, prefix).lists()) as lists:
+        with closing(lists_down(scan) if reverse else lists_up(scan, prefix)) as lists:
             yield Blocks(lists)
 
     def _prefix_of(self, table: Table, start: bytes, stop: bytes) -> bytes:

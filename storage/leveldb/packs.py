@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_left, bisect_right, insort
-from itertools import accumulate, groupby, islice, pairwise, repeat
+from itertools import accumulate, chain, groupby, islice, pairwise, repeat
 from operator import lt
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
@@ -44,8 +44,9 @@ PACKED_TABLE = Table.MESSAGE
 #: A pack has so many bytes and up to twice as many, unless the request has less: then each is a block of LevelDB's
 #: tables, whose bytes are read together, and lost together when one of them is damaged, whatever is in it.
 PACK_BYTES = 16 << 10
-#: Fewer rows than these stay what they are: a pack of them saves little.
-MIN_ROWS = 16
+#: Fewer rows than these stay what they are: to write a pack of sixteen takes as long as to write them, and to read it
+#: twice as long.
+MIN_ROWS = 32
 #: As do rows that are larger on average: what a row costs beside its bytes is little then.
 MAX_MEAN_BYTES = 1 << 10
 #: And rows among which there is a larger one: a reader of its neighbours would read it too.
@@ -270,6 +271,12 @@ class Pack:
         if at < stop:
             yield at, stop, False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is one plain stretch."""
+        flags = self._flags() if self._tail <= POSITION_BYTES else None
+        return flags is not None and flags.count(PLAIN) == self.count
+
     def _flags(self) -> bytes | None:
         """The first byte of each value; None: some have none."""
         value, bounds = self._value, self._bounds
@@ -300,6 +307,11 @@ class Pack:
         parts = [b""] * (2 * rows)
         parts[::2], parts[1::2] = cut_rows(memoryview(heads), f"{PLAIN_BESIDE_BYTES}s"), self.values(first, stop)
         return b"".join(parts)
+
+    def wire_bytes(self, first: int, stop: int) -> int:
+        """How many bytes the wire form of rows from one index to another has, if they are plain."""
+        bounds, rows = self._bounds, stop - first
+        return PLAIN_BESIDE_BYTES * rows + (self._length * rows if bounds is None else bounds[stop] - bounds[first])
 
     def within(self, first: int, stop: int, most_bytes: int) -> int:
         """How many rows from one index to another take so many bytes in wire form at most, if they are plain."""
@@ -351,6 +363,61 @@ class PlainPart(PlainRows):
     def wire(self) -> bytes:
         """See ``PlainRows``."""
         return self._pack.wire(self._first, self._stop)
+
+    @property
+    def wire_bytes(self) -> int:
+        """How many bytes that has."""
+        return self._pack.wire_bytes(self._first, self._stop)
+
+
+class PlainParts(PlainRows):
+    """Rows of several packs one behind the other: of small ones that were written by commits of few messages."""
+
+    __slots__ = ("_ends", "_parts")
+
+    def __init__(self, parts: Sequence[PlainPart]) -> None:
+        self._parts = parts
+        #: How many rows there are up to the end of each.
+        self._ends = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[Row]:
+        return chain.from_iterable(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PlainParts: ...
+
+    def __getitem__(self, index: int | slice) -> Row | PlainParts:
+        if isinstance(index, slice):
+            first, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("rows of packs are sliced one behind the other")
+            begins = zip(self._parts, (0, *self._ends), strict=False)
+            cut = (part[max(0, first - begin) : max(0, stop - begin)] for part, begin in begins)
+            return PlainParts([part for part in cut if part])
+        at = range(len(self))[index]
+        part = bisect_right(self._ends, at)
+        return self._parts[part][at - (self._ends[part - 1] if part else 0)]
+
+    def within(self, most: int, most_bytes: int) -> int:
+        """See ``PlainRows``."""
+        found = 0
+        for part in self._parts:
+            taken = part.within(most - found, most_bytes)
+            found += taken
+            if taken < len(part):
+                break
+            most_bytes -= part.wire_bytes
+        return found
+
+    def wire(self) -> bytes:
+        """See ``PlainRows``."""
+        return b"".join([part.wire() for part in self._parts])
 
 
 def _damaged(key: bytes) -> Exception:

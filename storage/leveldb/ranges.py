@@ -8,19 +8,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice, repeat, takewhile
+from itertools import chain, groupby, islice, repeat, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import stop_after
 from plainsong.protocol.rows import JOINED_VALUE, PLAIN, PLAIN_GAP, PlainItems
 from storage.base import GROWTH
 from storage.leveldb.errors import FOREIGN
-from storage.leveldb.packs import MARK, Pack, PlainPart
+from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+    from plainsong.protocol.rows import PlainRows
     from storage.base import Row
 
 S = TypeVar("S")
@@ -108,128 +110,223 @@ def _nothing_behind(scan: RangeScan, *, reverse: bool) -> Iterator[Row]:
 # --- lists of them ---------------------------------------------------------------------------------
 
 
-class ListsUp:
-    """The rows of a range upwards, some at a time, of which some may be in packs. Iterating raises plyvel's errors.
+def lists_up(scan: RangeScan, prefix: bytes) -> Generator[Sequence[Row], None, None]:
+    """The rows of a range upwards, some at a time. Iterating raises plyvel's errors.
 
-    plyvel takes off a prefix that all keys have, and each row that is plain is joined as it comes: no pair, no key and no
-    slice is made of it. Among rows that are not plain that would be work for nothing: behind them come pairs again, until
-    a whole list of them is plain.
+    Args:
+      prefix: what all keys have before the position, which plyvel takes off; empty: that may differ.
     """
+    rows = scan.rows.prefixed_db(prefix) if prefix else scan.rows
+    bounds, end = {"start": scan.start[len(prefix) :]}, scan.byte + scan.stop
+    if scan.packed:
+        end = stop_after(scan.byte + prefix)  # the pack that has the last row of a range ends behind the range
+    else:
+        bounds["stop"] = scan.stop[len(prefix) :]
+    with closing(scan.stored(rows, **bounds)) as pairs:
+        first: Row | None = next(pairs, None)
+        if first is None:
+            scan.look_for_damage(stop=end)
+            return
+        stored = _Stored(scan, pairs, first, end)
+        yield from _lists(scan, prefix, stored)
+        if stored.failed is not None:
+            raise stored.failed
 
-    def __init__(self, scan: RangeScan, prefix: bytes) -> None:
-        """``prefix``: what all keys have before the position; empty: that may differ, and nothing is joined."""
+
+class _Stored:
+    """Rows as LevelDB has them, taken some at a time."""
+
+    def __init__(self, scan: RangeScan, pairs: Iterator[Row], first: Row, end: bytes) -> None:
+        """``first``: the one before ``pairs``; ``end``: the whole key where these end."""
         self._scan = scan
-        self._prefix = prefix
-        self._joins = bool(prefix) and not scan.packed
-        #: The whole key where plyvel's iterator ends: the pack that has the last row of a range ends behind the range.
-        self._end = stop_after(scan.byte + prefix) if scan.packed else scan.byte + scan.stop
+        self._first = [first]
+        self._pairs = pairs
+        self._joined = map(PLAIN_GAP.join, pairs)
+        self._end = end
         #: How many rows may be read without a look at their sizes; 0: that is not known.
         together = _LIST_BYTES // scan.largest if scan.largest and not scan.packed else 0
         self._together = together if together > TOGETHER else 0
         #: How many are read before the next look.
-        self._step = 1
-        #: What ended the rows; it is raised behind those that came before it.
-        self._failed: BaseException | None = None
-        self._has_ended = False
+        self._step = _step_behind(len(first[1]))
+        self.has_ended = False
+        self.failed: BaseException | None = None
+        """What ended the rows; it is to be raised behind those that came before it."""
 
-    def lists(self) -> Generator[Sequence[Row], None, None]:
-        """The lists, in order; each row once."""
-        scan, prefix = self._scan, self._prefix
-        rows = scan.rows.prefixed_db(prefix) if prefix else scan.rows
-        bounds = {"start": scan.start[len(prefix) :]}
-        if not scan.packed:
-            bounds["stop"] = scan.stop[len(prefix) :]
-        with closing(scan.stored(rows, **bounds)) as pairs:
-            first: Row | None = next(pairs, None)
-            if first is None:
-                scan.look_for_damage(stop=self._end)
-                return
-            self._step = _step_behind(len(first[1]))
-            joined = map(PLAIN_GAP.join, pairs)
-            size, left = 1 if scan.packed else max(1, min(scan.wanted, LIST_ROWS)), scan.wanted
-            ahead = [first]
-            while not self._has_ended:
-                block: Sequence[Row] = ()
-                some: list[Row] = []
-                if self._joins:
-                    block, some = self._parted(*self._take(joined, [PLAIN_GAP.join(row) for row in ahead], size, len))
-                else:
-                    some, _ = self._take(pairs, ahead, size, _value_bytes)
-                    self._joins = bool(prefix) and len(some) >= JOINED_ROWS and _are_plain(some)
-                    if prefix:
-                        some = [(prefix + key, value) for key, value in some]
-                ahead = []
-                left -= len(block) + len(some)
-                # Those that nobody wants are read for nothing.
-                size = min(left if left > 0 and not scan.packed else size * GROWTH, LIST_ROWS)
-                if block:
-                    yield from _up_to(scan.stop, block)
-                if some:
-                    block = some
-                    if not scan.packed or max(map(_VALUE, some)) < MARK:
-                        yield from _up_to(scan.stop, some if scan.values else [(key, b"") for key, _ in some])
-                    else:
-                        yield from _taken_apart(some, scan)
-                        size = 1
-                if block and block[-1][0] >= scan.stop:
-                    return
-            if self._failed is not None:
-                raise self._failed
+    def pairs(self, most: int) -> list[Row]:
+        """The next rows, so many at most."""
+        some, self._first = self._first, []
+        return self._take(self._pairs, some, most, _value_bytes)[0]
+
+    def items(self, most: int) -> tuple[list[bytes], int | None]:
+        """As ``pairs``, joined as in ``PlainItems``; and how many bytes they are at most, if that is known."""
+        some, self._first = [PLAIN_GAP.join(row) for row in self._first], []
+        return self._take(self._joined, some, most, len)
 
     def _take(
-        self, stored: Iterator[S], some: list[S], most: int, bytes_of: Callable[[S], int]
+        self, rows: Iterator[S], some: list[S], most: int, bytes_of: Callable[[S], int]
     ) -> tuple[list[S], int | None]:
-        """``some`` and the rows behind it: so many at most; and how many bytes they are at most, if that is known.
-
-        Where an error ends them, it is ``_failed``, and what came before it is there.
-        """
         size = read = 0
         try:
             if self._together:
-                self._extend(some, stored, min(most, self._together))
+                self._extend(some, rows, min(most, self._together))
                 return some, len(some) * (JOINED_VALUE + self._scan.largest)
-            while read < most and size < _LIST_BYTES and not self._has_ended:
-                self._extend(some, stored, min(read + self._step, most))
+            while read < most and size < _LIST_BYTES and not self.has_ended:
+                self._extend(some, rows, min(read + self._step, most))
                 size += sum(map(bytes_of, some[read:]))
                 read = len(some)
                 if some:
                     self._step = _step_behind(bytes_of(some[-1]))
         except FOREIGN as error:
-            self._failed, self._has_ended = error, True
+            self.failed, self.has_ended = error, True
             return some, None
         return some, size
 
-    def _extend(self, some: list[S], stored: Iterator[S], length: int) -> None:
+    def _extend(self, some: list[S], rows: Iterator[S], length: int) -> None:
         """Add rows to a list until it has so many, or there are no more. Those before an error are added."""
-        some.extend(islice(stored, length - len(some)))
+        some.extend(islice(rows, length - len(some)))
         if len(some) < length:
-            self._has_ended = True
+            self.has_ended = True
             self._scan.look_behind(stop=self._end)
 
-    def _parted(self, items: list[bytes], item_bytes: int | None) -> tuple[Sequence[Row], list[Row]]:
-        """The plain ones of joined rows, and those from the first one on that is not."""
-        plain = _plain_before(items)
-        if plain == len(items):
-            return PlainItems(self._prefix, items, item_bytes), []
-        self._joins = False
-        return PlainItems(self._prefix, items[:plain]), list(PlainItems(self._prefix, items[plain:]))
+
+def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence[Row]]:
+    """See ``lists_up``.
+
+    Each row that is plain is joined as it comes: no pair, no key and no slice is made of it. Among rows that are not plain
+    that would be work for nothing: behind them come pairs again, until a whole list of them is plain. Of packs, about as
+    many are read at a time as have the bytes of the largest.
+    """
+    until = scan.stop[len(prefix) :]
+    joins = bool(prefix) and not scan.packed
+    size, left = 1 if scan.packed else max(1, min(scan.wanted, LIST_ROWS)), scan.wanted
+    last: bytes | None = b""
+    while last is not None and last < until and not stored.has_ended:
+        before, most, last = left, LIST_ROWS, None
+        if joins:
+            items, item_bytes = stored.items(size)
+            read, plain = len(items), _plain_before(items)
+            if plain:
+                last = items[plain - 1][:POSITION_BYTES]
+                left -= plain
+                yield from _up_to(scan.stop, PlainItems(prefix, items if plain == read else items[:plain], item_bytes))
+            some = [(item[:POSITION_BYTES], item[JOINED_VALUE:]) for item in items[plain:]]
+            joins = not some
+        else:
+            some = stored.pairs(size)
+            read = len(some)
+            joins = bool(prefix) and read >= JOINED_ROWS and _are_plain(some)
+        if some:
+            last = some[-1][0]
+            if not scan.packed or max(map(_VALUE, some)) < MARK:
+                found = _of_rows(some, scan, prefix)
+            else:
+                found = _taken_apart(some, scan, prefix)
+                most = max(1, 2 * PACK_BYTES * len(some) // sum(map(_value_bytes, some)))
+            for rows in found:
+                left -= len(rows)
+                yield rows
+        size = min(size * GROWTH, most)
+        if left > 0:
+            # Those that nobody asked for would be read for nothing.
+            size = min(size, -(-left * read // max(1, before - left))) if scan.packed else min(left, LIST_ROWS)
+
+
+def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Those before a key."""
+    if rows[-1][0] >= stop:
+        rows = rows[: bisect_left(rows, stop, key=_KEY)]
+    if rows:
+        yield rows
+
+
+def _of_rows(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequence[Row]]:
+    """Those of some rows that are in the range, none of which is a pack."""
+    rows: Sequence[Row]
+    if prefix and len(some) >= JOINED_ROWS and _are_plain(some):
+        rows = PlainItems(prefix, list(map(PLAIN_GAP.join, some)))
+    else:
+        rows = _whole(some, prefix, values=scan.values)
+    yield from _up_to(scan.stop, rows)
+
+
+def _taken_apart(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequence[Row]]:
+    """The rows of the range in some rows as LevelDB has them, of which some are packs."""
+    for is_pack, run in groupby(some, _is_pack):
+        if not is_pack:
+            yield from _of_rows(list(run), scan, prefix)
+            continue
+        parts: list[PlainPart] = []
+        for key, value in run:
+            pack = Pack(prefix + key, value)
+            if scan.values and pack.is_plain and scan.start <= pack.key_at(0) and pack.key < scan.stop:
+                parts.append(PlainPart(pack, 0, pack.count))
+                continue
+            yield from _together(parts)
+            parts = []
+            yield from _of_pack(pack, scan)
+        yield from _together(parts)
+
+
+def _together(parts: list[PlainPart]) -> Iterator[PlainRows]:
+    """The rows of packs as one list."""
+    if parts:
+        yield parts[0] if len(parts) == 1 else PlainParts(parts)
 
 
 def lists_down(scan: RangeScan) -> Generator[Sequence[Row], None, None]:
     """The rows of a range from the last one down, some at a time, of which some are in packs."""
     with closing(scan.stored(start=scan.stop)) as iterator:
         above = next(iterator, None)
-    if above is not None and above[1][:1] == MARK:
-        yield from _taken_apart([above], scan, reverse=True)
+    if above is not None and _is_pack(above):
+        yield from _of_pack(Pack(*above), scan, reverse=True)
     with closing(scan.stored(stop=scan.stop, reverse=True)) as iterator:
         begin = next(iterator, None)
         if begin is None:
             scan.look_for_damage(reverse=True)
             return
         for row in chain((begin,), iterator, _nothing_behind(scan, reverse=True)):
-            yield from _taken_apart((row,), scan, reverse=True)
+            if _is_pack(row):
+                yield from _of_pack(Pack(*row), scan, reverse=True)
+            elif row[0] >= scan.start:
+                yield [row if scan.values else (row[0], b"")]
             if row[0] < scan.start:
                 return
+
+
+def _of_pack(pack: Pack, scan: RangeScan, *, reverse: bool = False) -> Iterator[Sequence[Row]]:
+    """The rows of the range in a pack, those that are asked for before others."""
+    low, end = pack.index(scan.start), pack.index(scan.stop)
+    part = max(scan.wanted, _FEW_ROWS) if scan.wanted else end - low
+    if reverse:
+        if part < end - low:
+            yield pack.rows(end - part, end, values=scan.values)[::-1]
+            end -= part
+        yield pack.rows(low, end, values=scan.values)[::-1]
+    elif scan.values:
+        for first, after, is_plain in pack.stretches(low, end):
+            if is_plain:
+                yield PlainPart(pack, first, after)
+                continue
+            few = min(first + part, after)
+            yield pack.rows(first, few)
+            if few < after:
+                yield pack.rows(few, after)
+    else:
+        if part < end - low:
+            yield pack.rows(low, low + part, values=False)
+            low += part
+        yield pack.rows(low, end, values=False)
+
+
+def _whole(some: list[Row], prefix: bytes, *, values: bool) -> list[Row]:
+    """Rows with whole keys."""
+    if not values:
+        return [(prefix + key, b"") for key, _ in some]
+    return [(prefix + key, value) for key, value in some] if prefix else some
+
+
+def _is_pack(row: Row) -> bool:
+    return row[1][:1] == MARK
 
 
 def _value_bytes(row: Row) -> int:
@@ -254,52 +351,6 @@ def _plain_before(items: list[bytes]) -> int:
 def _are_plain(rows: list[Row]) -> bool:
     """Whether all of them have a payload and nothing else."""
     return all(map(_VALUE, rows)) and max(map(_VALUE, rows))[0] == PLAIN
-
-
-def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Those before a key."""
-    if rows[-1][0] >= stop:
-        rows = rows[: bisect_left(rows, stop, key=_KEY)]
-    if rows:
-        yield rows
-
-
-def _taken_apart(stored: Iterable[Row], scan: RangeScan, *, reverse: bool = False) -> Iterator[Sequence[Row]]:
-    """The rows of a range in rows as LevelDB has them, in the order in which these come."""
-    start, stop, values, wanted = scan.start, scan.stop, scan.values, scan.wanted
-    plain: list[Row] = []
-    for key, value in stored:
-        if value[:1] != MARK:
-            if start <= key < stop:
-                plain.append((key, value if values else b""))
-            continue
-        if plain:
-            yield plain
-            plain = []
-        pack = Pack(key, value)
-        low, end = pack.index(start), pack.index(stop)
-        part = max(wanted, _FEW_ROWS) if wanted else end - low
-        if reverse:
-            if part < end - low:
-                yield pack.rows(end - part, end, values=values)[::-1]
-                end -= part
-            yield pack.rows(low, end, values=values)[::-1]
-        elif values:
-            for first, after, is_plain in pack.stretches(low, end):
-                if is_plain:
-                    yield PlainPart(pack, first, after)
-                    continue
-                few = min(first + part, after)
-                yield pack.rows(first, few)
-                if few < after:
-                    yield pack.rows(few, after)
-        else:
-            if part < end - low:
-                yield pack.rows(low, low + part, values=False)
-                low += part
-            yield pack.rows(low, end, values=False)
-    if plain:
-        yield plain
 
 
 # --- damage at the ends --------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from plainsong.protocol.topic.reading import Paging
 from storage.base import MAX_CHUNK_ROWS, Blocks, chunks_of_runs
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.database import Database
-from storage.leveldb.packs import MARK, packs_of, stored
+from storage.leveldb.packs import MARK, MIN_ROWS, packs_of, stored
 from storage.leveldb.ranges import JOINED_ROWS, LIST_ROWS, TOGETHER
 from tests.storage.contract import LAST
 from tests.storage.fed_in_lists import page_in_lists
@@ -96,7 +96,7 @@ numbers = iter(range(1, 1 << 20))
 RUNS = st.lists(
     st.one_of(
         st.lists(PLAIN, min_size=1, max_size=40).map(lambda values: (values, False)),
-        st.lists(PLAIN, min_size=16, max_size=40).map(lambda values: (values, True)),
+        st.lists(PLAIN, min_size=MIN_ROWS, max_size=60).map(lambda values: (values, True)),
         st.lists(OTHER, min_size=1, max_size=20).map(lambda values: (values, False)),
         st.lists(st.one_of(PLAIN, OTHER, LARGE), min_size=1, max_size=20).map(lambda values: (values, False)),
     ),
@@ -154,7 +154,7 @@ def written(database: Database, values: list[bytes], generation: int) -> bytes:
 def test_plain_rows_are_joined_in_lists_that_grow(opened):
     for database in opened:
         prefix = written(database, [plain_head(1) + b"m"] * 2000, next(numbers))
-        found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
+        found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 5000)
         joined = [isinstance(some, PlainItems) for some in found]
         assert joined.index(True) <= 3  # where there may be packs it finds out that these are none
         assert all(joined[joined.index(True) :])
@@ -299,6 +299,15 @@ async def test_a_scan_of_small_requests_gives_rows_that_are_joined_and_one_of_a_
         lists.clear()
         await store.scan(MESSAGE, b"", LAST, feed, first_chunk=50)
         assert [row for some in lists for row in some] == rows
+
+
+@pytest.mark.parametrize(("messages", "rows"), [(MIN_ROWS - 1, MIN_ROWS - 1), (MIN_ROWS, 1)])
+async def test_a_commit_of_few_messages_of_a_topic_has_a_row_for_each(tmp_path, messages, rows):
+    async with await LevelDBStore.open(tmp_path / "data") as store:
+        suffixes = [position(number) for number in range(messages)]
+        await store.write([Put(MESSAGE, PREFIX, suffixes, [plain_head(1) + b"m"] * messages)], claim=None)
+    with plyvel.DB(str(tmp_path / "data" / "volumes" / "00000001")) as database:
+        assert sum(name[:1] == BYTE for name, _ in database) == rows
 
 
 async def test_a_page_of_small_requests_reads_one_row_more_than_it_has_room_for(tmp_path):

@@ -21,7 +21,7 @@ from plainsong.protocol.rows import MessageRow, PlainRows, encode_row, plain_hea
 from plainsong.protocol.topic.asks import Span
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore, packs, tidying
-from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, packs_of, stored
+from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts, packs_of, stored
 from tests.storage.contract import LAST, everything
 from tests.storage.fed_in_lists import page_in_lists
 from tests.storage.rolling_contract import under
@@ -30,6 +30,12 @@ KEPT = Path(__file__).parents[1] / "kept" / "0.2" / "data"
 NAME = TopicName("ns", "topic")
 PREFIX = generation_prefix(NAME, 1)
 MESSAGE = Table.MESSAGE
+
+
+@pytest.fixture(autouse=True)
+def of_sixteen_rows(monkeypatch):
+    """Small packs, such as earlier versions made."""
+    monkeypatch.setattr(packs, "MIN_ROWS", 16)
 
 
 def request(first: int, values: list[bytes]) -> Put:
@@ -109,9 +115,40 @@ def test_a_page_of_plain_rows_that_stay_together_is_that_of_rows_one_by_one(
     ((key, value),) = packs_of(PREFIX, [pack_position(1000, first + n) for n in range(len(values))], values)
     pack = Pack(key, value)
     assert list(pack.stretches(0, pack.count)) == [(0, pack.count, True)]
+    assert pack.is_plain
     low, stop = sorted(min(each, pack.count) for each in cut)
     together = PlainPart(pack, low, stop)
-    rows = pack.rows(low, stop)
+    assert together.wire_bytes == len(together.wire())
+    check_rows_that_stay_together(together, pack.rows(low, stop), lists, limit, max_bytes, since)
+
+
+@given(
+    requests=st.lists(PLAIN_VALUES, max_size=4),
+    cut=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    lists=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    limit=st.integers(1, 200),
+    max_bytes=st.integers(1, 9000),
+    since=st.integers(0, 300),
+    bounds=st.tuples(st.integers(-5, 250), st.integers(-5, 250)),
+)
+def test_a_page_of_several_packs_that_stay_together_is_that_of_rows_one_by_one(
+    requests, cut, lists, limit, max_bytes, since, bounds
+):
+    parts, expected, at = [], [], 0
+    for values in requests:
+        ((key, value),) = packs_of(PREFIX, [pack_position(1000, at + n) for n in range(len(values))], values)
+        at += len(values)
+        pack = Pack(key, value)
+        low, stop = sorted(min(each, pack.count) for each in cut)
+        first = low if not parts else 0  # what is between was skipped
+        parts.append(PlainPart(pack, first, max(first, stop)))
+        expected += pack.rows(first, stop)
+    together = PlainParts(parts)
+    check_rows_that_stay_together(together, expected, lists, limit, max_bytes, since)
+    assert list(together[slice(*bounds)]) == expected[slice(*bounds)]
+
+
+def check_rows_that_stay_together(together, rows, lists, limit, max_bytes, since):
     assert (list(together), len(together)) == (rows, len(rows))
     assert [together[at] for at in range(-len(rows), len(rows))] == rows + rows
     span = Span(1, PREFIX, pack_position(1000, since) + NO_PAYLOAD_PART, b"\xff" * 20, 2000, 0, None)
