@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from actors.topic import TopicEnvironment
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import Look, Span
     from plainsong.protocol.topic.state import TopicState
     from storage.base import Deposed
 
@@ -107,6 +108,12 @@ class Directory:
     async def ask(self, name: TopicName, ask: Ask[A]) -> A:
         """Ask the topic's actor; opens the topic if it is not open. Raises as ``Mailbox.ask`` does."""
         return await self.entry(name).mailbox.ask(ask)
+
+    def look_now(self, name: TopicName, look: Look) -> Span | None:
+        """The topic's answer to a look, if it is open and has nothing else to do; None: ``ask`` it."""
+        if name not in self._entries:
+            return None
+        return self.entry(name).actor.look_now(look)
 
     def put(
         self,

@@ -110,6 +110,11 @@ class KeptPages:
         """Whether the page that begins at the start of ``span`` is kept."""
         return self._key(span, limit, max_bytes) is not None
 
+    def bytes_of(self, span: Span, limit: int, max_bytes: int) -> int | None:
+        """The bytes of the page that begins at the start of ``span``; None: it is not kept."""
+        key = self._key(span, limit, max_bytes)
+        return None if key is None else self._pages[key].page.payload_bytes
+
     def _key(self, span: Span, limit: int, max_bytes: int) -> tuple[PageKind, bytes] | None:
         kind = PageKind(span.prefix, limit, max_bytes)
         firsts = self._firsts.get(kind)

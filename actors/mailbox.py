@@ -171,6 +171,11 @@ class Mailbox:
             self.wake()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits in it, and something may be put into it."""
+        return not (self._queue or self._is_closed or self.closed_for is not None)
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether the receiver sleeps until something arrives."""
         return self._receiver is not None

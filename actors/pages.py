@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.kept_pages import PageKind, Remembered
-from actors.reading import read_page, walk_rows
+from actors.reading import feed_cached, read_page, walk_rows
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import after
+from plainsong.protocol.page import Page
 from plainsong.protocol.topic.reading import Paging
 from plainsong.protocol.transactions.view import AsOfView
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from actors.cache import TopicCache
     from actors.directory import Directory
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.page import Page
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.transactions.view import View
     from storage.base import Store
@@ -103,6 +103,37 @@ class Pages:
         if page.payload_bytes >= LEAST_BYTES and cache is not None and not as_of:
             self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page, came_s, turn)
         return page
+
+    def read_now(
+        self,
+        name: TopicName,
+        span: Span,
+        *,
+        limit: int,
+        max_bytes: int,
+        at_once_bytes: int,
+        view: View | None,
+        with_pointers: bool = False,
+    ) -> Page | None:
+        """The page that ``read`` would return, if it is in memory, and small; None: that takes longer.
+
+        Args:
+          at_once_bytes: a small page has no more wire bytes than these.
+          view: none of a moment.
+        """
+        if span.start >= span.until:
+            return Page(last_id=span.resume)
+        cache = self._directory.cache(name)
+        if cache is None:
+            return None
+        paging = Paging(span, limit, min(max_bytes, at_once_bytes), view, with_pointers=with_pointers)
+        if feed_cached(cache, span, paging):
+            page = paging.page()
+            is_cut = page.end == "more" and page.count < limit and at_once_bytes < max_bytes
+            # A page has one message, however large that is.
+            return None if is_cut or page.payload_bytes > at_once_bytes else page
+        size = cache.budget.pages.bytes_of(span, limit, max_bytes)
+        return None if size is None or size > at_once_bytes else cache.kept_page(span, limit, max_bytes)
 
     def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, came_s: float, turn: int) -> None:
         """Remember where a page ended, and begin to read the next one if its reader walks, and takes its time.

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from actors.pointers import Enlistments, Term
     from plainsong.protocol.effects import Operation
     from plainsong.protocol.names import TopicName
+    from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.topic.producer_state import NamespacePolicy
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Claim, Store
@@ -132,6 +133,15 @@ class TopicActor(Actor[TopicCore, Step]):
     def is_idle(self) -> bool:
         """Whether no caller would notice if the topic were closed now."""
         return not (self._in_turn or len(self._mailbox) or (self.core and len(self.core.parking)))
+
+    def look_now(self, look: Look) -> Span | None:
+        """The answer to a look that the next step would give, while there is none to come; None: ask the mailbox."""
+        core = self.core
+        if core is None or self._shared or self._in_turn or not self._mailbox.is_empty:
+            return None
+        if self.name in self._environment.pointers.decided_topics:
+            return None  # a step applies them first
+        return core.look_now(look, self._now())
 
     # --- life -------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import trio
 
 from broker.api.readers import READER_HEADER
-from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
+from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, NO_LIMIT, body_of, in_steps, off_loop
 from broker.api.set_aside import passed
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
@@ -49,18 +49,22 @@ if TYPE_CHECKING:
     from actors.pages import Pages
     from actors.pointers import PointerIndex
     from broker.api.readers import NamedReaders
+    from broker.api.route import Limit
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import Request
     from broker.metrics import Rates
     from plainsong.protocol.codec import Codec
+    from plainsong.protocol.codec.media import FramesOptions
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held
     from plainsong.protocol.records import SetAside
     from plainsong.protocol.requests import Isolation, PollRequest
     from plainsong.protocol.topic.asks import Span
 
+#: A longer page is made by a task, in turns with others, once there is room for its answer.
+START_BYTES = 64 << 10
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
 _PARAMETERS = ("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs")
@@ -93,6 +97,22 @@ class Found:
         return self.span.passed_set_aside(self.page.last_id, self.asked_from)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What a request asks for."""
+
+    name: TopicName
+    codec: Codec
+    body: PollRequest
+    options: PageOptions | None
+    frames: FramesOptions | None
+    reading: Reading
+
+    def is_streamed(self, page: Page) -> bool:
+        """Whether the answer goes on behind a page: version 1 has no other way to say that there is more."""
+        return not self.codec.bounded and page.end == "more" and page.count != self.body.limit
+
+
 @dataclass(frozen=True, slots=True)
 class Polling:
     """The route of a poll."""
@@ -120,7 +140,73 @@ class Polling:
         Raises:
           PlainsongError: nothing happened, as nothing ever does by reading.
         """
-        name = request.name
+        asked = self._asked(request)
+        name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
+        asked_ms = self.clock.now_ms()
+        found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
+        page = found.page
+        self._note(request, asked, found, asked_ms)
+        if frames is not None:
+            self.rates.delivered(name, page.count, trio.current_time())
+            content = body_of(await in_steps(page.payload_bytes, frames_pieces(page, frames)))
+            return _answer(content, frames.content_type, found)
+        if accepts_events(request.headers.get("accept")):
+            content = await self._written(name, found, reading, _events_of(name, asked.options), BYTES_EACH)
+            self.rates.delivered(name, found.page.count, trio.current_time())
+            return _answer(content, BATCH_TYPE, found)
+        if asked.is_streamed(page):
+            self.rates.delivered(name, page.count, trio.current_time())
+            return Answer(200, self._stream(name, found, body.limit, request.room), codec.content_type)
+        at_once = LOOP_BYTES if codec.bounded else LOOP_AVRO_BYTES
+        content = await self._written(
+            name, found, reading, partial(_pieces, codec, asked.options), at_once_bytes=at_once
+        )
+        self.rates.delivered(name, found.page.count, trio.current_time())
+        return _answer(content, codec.content_type, found)
+
+    def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        """As ``poll``, without a task: of small pages that the scan cache has. See ``route.Start``."""
+        asked = self._asked(request)
+        name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
+        is_committed = body.isolation == "committed"
+        if (
+            body.transaction is not None
+            or body.as_of_ms is not None
+            or (is_committed and isinstance(self.transactions, SwitchedOff))
+            or accepts_events(request.headers.get("accept"))
+        ):
+            return None
+        asked_ms = self.clock.now_ms()
+        deadline_s = self._deadline_s(body, request.waited_ms)
+        span = self.directory.look_now(name, Look(body.since, body.end_before, deadline_s, undecided=int(is_committed)))
+        if span is None or span.undecided:
+            return None
+        view = View.without_service(span.undecided) if is_committed else None
+        page = self.pages.read_now(
+            name,
+            span,
+            limit=reading.limit,
+            max_bytes=reading.max_bytes,
+            at_once_bytes=START_BYTES,
+            view=view,
+            with_pointers=reading.with_pointers,
+        )
+        if (
+            page is None
+            or page.held is not None
+            or (body.wait_ms and not page.count)
+            or (frames is None and asked.is_streamed(page))
+        ):
+            return None
+        found = Found(span, view, page, asked_from=body.since)
+        self._note(request, asked, found, asked_ms)
+        pieces = _pieces(codec, asked.options, page) if frames is None else frames_pieces(page, frames)
+        answered(_answer(b"".join(pieces), codec.content_type if frames is None else frames.content_type, found))
+        self.rates.delivered(name, page.count, trio.current_time())
+        return NO_LIMIT
+
+    def _asked(self, request: Request) -> _Asked:
+        """What a request asks for. Raises PlainsongError for one that makes no sense."""
         codec = codec_for(request.headers.get("content-type"))
         body = decode_poll(request, codec)
         options = apply_query(body, request.query)
@@ -129,28 +215,15 @@ class Polling:
         if READER_HEADER in request.headers:
             reader_name(request.headers[READER_HEADER])  # refused before anything is waited for
         reading = self._reading(body, request, with_pointers=frames is not None and frames.pointers)
-        asked_ms = self.clock.now_ms()
-        found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
+        return _Asked(request.name, codec, body, options, frames, reading)
+
+    def _note(self, request: Request, asked: _Asked, found: Found, asked_ms: int) -> None:
+        """Note what a poll delivers, and how far its reader is."""
         page = found.page
-        if body.wait_ms and page.count:
-            self._note_delivery(name, found, asked_ms)
+        if asked.body.wait_ms and page.count:
+            self._note_delivery(asked.name, found, asked_ms)
         if READER_HEADER in request.headers:
-            self.named_readers.polled(name, request, page.last_id, self.clock.now_ms())
-        if frames is not None:
-            self.rates.delivered(name, page.count, trio.current_time())
-            content = body_of(await in_steps(page.payload_bytes, frames_pieces(page, frames)))
-            return _answer(content, frames.content_type, found)
-        if accepts_events(request.headers.get("accept")):
-            content = await self._written(name, found, reading, _events_of(name, options), BYTES_EACH)
-            self.rates.delivered(name, found.page.count, trio.current_time())
-            return _answer(content, BATCH_TYPE, found)
-        if not codec.bounded and page.end == "more" and page.count != body.limit:
-            self.rates.delivered(name, page.count, trio.current_time())
-            return Answer(200, self._stream(name, found, body.limit, request.room), codec.content_type)
-        at_once = LOOP_BYTES if codec.bounded else LOOP_AVRO_BYTES
-        content = await self._written(name, found, reading, partial(_pieces, codec, options), at_once_bytes=at_once)
-        self.rates.delivered(name, found.page.count, trio.current_time())
-        return _answer(content, codec.content_type, found)
+            self.named_readers.polled(asked.name, request, page.last_id, self.clock.now_ms())
 
     def _note_delivery(self, name: TopicName, found: Found, asked_ms: int) -> None:
         """Measures from the publish of a page's first message, if the poll had to wait for it."""

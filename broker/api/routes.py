@@ -340,6 +340,7 @@ ROUTES: tuple[Route[Any], ...] = (
         owner="topic",
         reads_only=True,
         hot=True,
+        start=Polling.start,
         wait_ms=poll_wait_ms,
         verb="poll",
         on="topic",

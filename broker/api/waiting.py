@@ -176,9 +176,13 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
             answer.body = _Metered(answer.body, pause_s, waits=waits)
         return answer
 
+    def started_to_read(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        assert start is not None  # else this is not used
+        return None if quotas.concern(request.who) else start(request, answered)
+
     if route.name in PUBLISHES:
         return Endpoint(route, published, None if start is None else started)
-    return Endpoint(route, read, start)
+    return Endpoint(route, read, None if start is None else started_to_read)
 
 
 class _Metered:

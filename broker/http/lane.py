@@ -334,8 +334,13 @@ class Lane:
     def _framed(self, answer: Answer, head: Head, *, keep: bool) -> bytes | None:
         """The bytes of an answer; None if the task is to send it."""
         body = answer.body
-        if not isinstance(body, bytes) or len(body) > FREE_BYTES or len(body) >= self._parts.settings.gzip_min_bytes:
+        if not isinstance(body, bytes) or len(body) > FREE_BYTES:
             return None
+        if len(body) >= self._parts.settings.gzip_min_bytes:
+            if "accept-encoding" in head.headers:
+                return None
+            if wire.VARY not in answer.headers:
+                answer.headers = [*answer.headers, wire.VARY]
         return wire.answer_head(answer, self._request_id, chunks=head.chunks, close=not keep) + body
 
     def _answered(self, answer: Answer) -> None:

@@ -224,12 +224,16 @@ def _weight(parameters: str) -> float:
     return 1.0
 
 
+#: What caches are told of an answer that might be compressed for others.
+VARY = ("Vary", "Accept-Encoding")
+
+
 async def compress(answer: Answer, accept_encoding: str | None, min_bytes: int) -> None:
     """Turns the body of ``answer`` into gzip if it is worth it and the client takes it; tells caches either way."""
     body = answer.body
     if isinstance(body, bytes) and len(body) < min_bytes:
         return
-    answer.headers = [*answer.headers, ("Vary", "Accept-Encoding")]
+    answer.headers = [*answer.headers, VARY]
     if accept_encoding is None or not accepts_gzip(accept_encoding):
         return
     answer.headers.append(("Content-Encoding", "gzip"))

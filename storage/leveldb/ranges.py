@@ -127,10 +127,7 @@ def lists_up(scan: RangeScan, prefix: bytes) -> Generator[Sequence[Row], None, N
         if first is None:
             scan.look_for_damage(stop=end)
             return
-        stored = _Stored(scan, pairs, first, end)
-        yield from _lists(scan, prefix, stored)
-        if stored.failed is not None:
-            raise stored.failed
+        yield from _lists(scan, prefix, _Stored(scan, pairs, first, end))
 
 
 class _Stored:
@@ -229,6 +226,8 @@ def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence
         if left > 0:
             # Those that nobody asked for would be read for nothing.
             size = min(size, -(-left * read // max(1, before - left))) if scan.packed else min(left, LIST_ROWS)
+    if stored.failed is not None and (last is None or last < until):  # else the damage is behind the range
+        raise stored.failed
 
 
 def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:

@@ -295,8 +295,9 @@ async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener)
         assert 'plainsong_quota_refusals_total{quota="publish_requests_per_s"}' in text
 
 
-async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(tmp_path):
-    async with named(tmp_path) as daemon:
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(tmp_path, listener):
+    async with named(tmp_path, listener=listener) as daemon:
         frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000] * 20})

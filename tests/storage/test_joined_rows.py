@@ -266,6 +266,9 @@ def test_what_stands_before_a_damaged_block_comes_and_then_the_damage(tmp_path, 
         # What is not beside that block is read, and ends.
         with database.rows(MESSAGE, prefix + position(100), prefix + position(300), wanted=100) as rows:
             assert len(list(rows)) == 200
+        near = len(found) - 5
+        with database.rows(MESSAGE, prefix + position(near - 60), prefix + position(near), wanted=5000) as rows:
+            assert len(list(rows)) == 60
         with pytest.raises(plyvel.CorruptionError), database.rows(MESSAGE, prefix + position(2999), LAST) as rows:
             list(rows)
     finally:

@@ -131,6 +131,25 @@ class TopicCore:
             self._write_about(step, is_due=is_due or ahead)
         return step
 
+    def look_now(self, look: Look, now: Now) -> Span | None:
+        """The answer to a look beside all steps; None: it takes one, to write something first, to refuse it, or to park it.
+
+        Args:
+          look: with no moment.
+        """
+        state = self.state
+        state.time_ms = max(state.time_ms, now.wall_ms)
+        if (
+            state.torn
+            or state.torn_payloads
+            or (state.chain is not None and state.chain.due)
+            or not state.follows(now.deduplication)
+            or state.expires_ahead()
+        ):
+            return None
+        span = self._span(look)
+        return None if not isinstance(span, Span) or self._may_park(look, span, now) else span
+
     def _write_about(self, step: Step, *, is_due: bool) -> None:
         """Write the rows about the topic itself that are due, behind the message rows of the step."""
         state = self.state
