@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from actors.kept_pages import KeptPages
 from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, NO_PAYLOAD_PART, after
+from plainsong.protocol.page import offsets_in
 from plainsong.protocol.transactions.view import Verdict
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.reading import Paging
     from plainsong.protocol.transactions.view import View
 
+#: No item has a time to live of its own.
+NO_EXPIRIES: Mapping[int, int] = MappingProxyType({})
 #: No item has attributes.
 NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 #: Bytes at which an open chunk is sealed: large enough to slice well, small enough to drop finely.
@@ -183,10 +186,23 @@ class TopicCache:
         self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False
     ) -> None:
         """Keep a page from the store if it is worth it; see ``KeptPages.offer``."""
-        grown = self.budget.pages.offer(paging, page, limit, max_bytes, turn, ahead=ahead)
-        if grown is not None:
-            self._prefixes.add(paging.span.prefix)
-            self.budget.changed(grown)
+        self._kept(paging, self.budget.pages.offer(paging, page, limit, max_bytes, turn, ahead=ahead))
+
+    def offer_stretch(self, paging: Paging, page: Page, turn: int) -> bool:
+        """Keep the messages of a page as a stretch, if it may be one; see ``KeptPages.offer_stretch``."""
+        if not page.count:
+            return False
+        wire = b"".join(page.parts)
+        chunk = Chunk(wire[1 : 1 + ID_BYTES])
+        chunk.hold(wire, offsets_in(wire), NO_EXPIRIES, (), NONE)
+        return self._kept(paging, self.budget.pages.offer_stretch(paging, page, chunk, turn))
+
+    def _kept(self, paging: Paging, grown: int | None) -> bool:
+        if grown is None:
+            return False
+        self._prefixes.add(paging.span.prefix)
+        self.budget.changed(grown)
+        return True
 
     def drop_oldest(self) -> None:
         """Give the oldest chunk's memory back."""

@@ -4,11 +4,14 @@ Readers that begin at the same place with the same limits, such as the consumers
 the same pages, which are kept from the second time on. A page that was read before its reader asked for it
 (``actors.pages``) is kept until then. A page of plain messages that a limit ended is the same for every reader for
 as long as its first message lives, whatever is published, committed or rolled back meanwhile.
+
+A **stretch** is many small pages at once, kept for a reader that walks through a topic in such steps: plain messages one
+behind the other, in which a page of any limits begins anywhere.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -17,6 +20,7 @@ from plainsong.protocol.ids import ID_BYTES
 from plainsong.protocol.page import Page
 
 if TYPE_CHECKING:
+    from actors.cache import Chunk
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.topic.reading import Paging
 
@@ -49,6 +53,10 @@ class Remembered(Generic[K, V]):
             self._values.popitem(last=False)
         return old
 
+    def get(self, key: K) -> V | None:
+        """The value of a key, if it is remembered."""
+        return self._values.get(key)
+
     def forget(self, key: K) -> V | None:
         """Forget a key; returns its value, if it was remembered."""
         return self._values.pop(key, None)
@@ -73,6 +81,13 @@ class KeptPage:
     cost: int
     ahead: bool = False
     """Read for one reader who has not come yet: it goes with the page."""
+    chunk: Chunk | None = None
+    """The messages of a stretch."""
+
+
+def stretch_kind(prefix: bytes) -> PageKind:
+    """The kind of all stretches of a generation."""
+    return PageKind(prefix, 0, 0)
 
 
 class KeptPages:
@@ -153,18 +168,47 @@ class KeptPages:
         is_known = key in self._read if ahead else self._read.add(key, True) is not None
         if not (ahead or is_known):
             return None
+        # What is sent again and again is sent sooner as one part.
         ahead &= not is_known
+        parts = page.parts if ahead else (b"".join(page.parts),)
+        kept = Page(parts, page.count, page.payload_bytes, page.last_id, page.end)
+        return self._keep(key, KeptPage(span.start, span.until, kept, size, ahead))
+
+    def offer_stretch(self, paging: Paging, page: Page, chunk: Chunk, turn: int) -> int | None:
+        """Keep the messages of a page as a stretch; see ``offer``."""
+        span = paging.span
+        if not paging.is_plain or span.set_aside or chunk.cost > self.max_bytes or turn != self.turn:
+            return None
+        key = stretch_kind(span.prefix), chunk.first
+        return self._keep(key, KeptPage(span.start, span.until, page, chunk.cost, chunk=chunk))
+
+    def stretch(self, span: Span) -> Chunk | None:
+        """The stretch in which the messages from the start of ``span`` on are, if it is kept."""
+        kind = stretch_kind(span.prefix)
+        firsts = self._firsts.get(kind)
+        if firsts is None or span.set_aside:
+            return None
+        start = span.start
+        at = bisect_right(firsts, start)
+        for first in firsts[max(0, at - 1) : at + 1]:
+            key = kind, first
+            kept = self._pages[key]
+            last_id = kept.page.last_id
+            if kept.since <= start and last_id is not None and start <= last_id:
+                self._pages.move_to_end(key)
+                return kept.chunk
+        return None
+
+    def _keep(self, key: tuple[PageKind, bytes], kept: KeptPage) -> int:
+        """Keep it in the place of what had its key; returns by how many bytes the kept pages have grown."""
         before = self.bytes
         old = self._pages.pop(key, None)
         if old is None:
-            insort(self._firsts.setdefault(kind, []), first)
+            insort(self._firsts.setdefault(key[0], []), key[1])
         else:
             self.bytes -= old.cost
-        # What is sent again and again is sent sooner as one part.
-        parts = page.parts if ahead else (b"".join(page.parts),)
-        kept = Page(parts, page.count, page.payload_bytes, page.last_id, page.end)
-        self._pages[key] = KeptPage(span.start, span.until, kept, size, ahead)
-        self.bytes += size
+        self._pages[key] = kept
+        self.bytes += kept.cost
         while self.bytes > self.max_bytes:
             self._drop(next(iter(self._pages)))
         return self.bytes - before

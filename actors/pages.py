@@ -12,6 +12,9 @@ A reader that is back at once gains nothing by it: what it asks for, and what is
 at the same time. Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers
 keep the store at work without. Only pages that are the same for every reader are kept: of plain messages, ended by a
 limit.
+
+To read a page of a few messages takes the store hardly longer than to begin with it. So behind small pages of a walk a
+*stretch* of hundreds is read, from which pages of any limits are cut, and the next stretch once half of it was asked for.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.kept_pages import PageKind, Remembered
-from actors.reading import feed_cached, read_page, walk_rows
+from actors.kept_pages import PageKind, Remembered, stretch_kind
+from actors.reading import feed_cached, feed_chunk, read_page, walk_rows
 from plainsong.protocol.errors import PlainsongError
-from plainsong.protocol.ids import after
+from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, after
 from plainsong.protocol.page import Page
 from plainsong.protocol.topic.reading import Paging
 from plainsong.protocol.transactions.view import AsOfView
@@ -47,11 +50,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Pages that are read ahead at a time.
 AT_ONCE = 1
-#: The least page, in bytes, behind which one is read ahead. To read a shorter one takes less than to do it ahead.
+#: The least page, in bytes, behind which one is read ahead. To read a shorter one takes less than to do it ahead; behind
+#: such pages a stretch of many is read instead.
 LEAST_BYTES = 64 << 10
 #: How long a reader has to have taken for a page, from when it was read until the next one is asked for, to have the one
 #: behind read ahead. For 10 000 messages of 100 bytes a load generator in C takes 0.6 ms, the Python client 6.
 LEAST_PAUSE_S = 0.001
+#: A stretch of small pages has no more, in bytes and messages.
+STRETCH_BYTES, STRETCH_MESSAGES = 256 << 10, 5_000
 #: Ends of pages that are remembered, so that a reader who goes on behind one can be told.
 REMEMBERED = 1024
 
@@ -67,7 +73,9 @@ class Pages:
         self._nursery: trio.Nursery | None = None
         #: When the page before each of these starts was there.
         self._ends: Remembered[_Start, float] = Remembered(REMEMBERED)
-        #: What is set once a page that is being read ahead is there, or will not be.
+        #: From where to where no stretch could be made of a generation, the last time.
+        self._in_vain: Remembered[bytes, tuple[bytes, bytes]] = Remembered(REMEMBERED)
+        #: What is set once a page or stretch that is being read ahead is there, or will not be.
         self._under_way: dict[_Start, trio.Event] = {}
 
     async def run(self) -> None:
@@ -93,15 +101,21 @@ class Pages:
         turn = 0 if cache is None else cache.budget.pages.turn
         came_s = self._clock()
         as_of = isinstance(view, AsOfView)
-        if self._under_way and not as_of:
-            under_way = self._under_way.get((PageKind(span.prefix, limit, max_bytes), span.start))
+        if cache is None or as_of:
+            return await read_page(
+                self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
+            )
+        kind = PageKind(span.prefix, limit, max_bytes)
+        for each in (kind, stretch_kind(span.prefix)) if self._under_way else ():
+            under_way = self._under_way.get((each, span.start))
             if under_way is not None:
                 await under_way.wait()
-        page = await read_page(
-            self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
-        )
-        if page.payload_bytes >= LEAST_BYTES and cache is not None and not as_of:
-            self._go_on(cache, PageKind(span.prefix, limit, max_bytes), span, page, came_s, turn)
+        page = self._of_stretch(cache, span, Paging(span, limit, max_bytes, view, with_pointers=with_pointers))
+        if page is None:
+            page = await read_page(
+                self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
+            )
+            self._go_on(cache, kind, span, page, came_s, turn)
         return page
 
     def read_now(
@@ -133,10 +147,27 @@ class Pages:
             # A page has one message, however large that is.
             return None if is_cut or page.payload_bytes > at_once_bytes else page
         size = cache.budget.pages.bytes_of(span, limit, max_bytes)
-        return None if size is None or size > at_once_bytes else cache.kept_page(span, limit, max_bytes)
+        if size is None:
+            return self._of_stretch(cache, span, paging)
+        return None if size > at_once_bytes else cache.kept_page(span, limit, max_bytes)
+
+    def _of_stretch(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
+        """A page that ends within a stretch, if one is kept that has all of it; then the next stretch is read in time."""
+        chunk = cache.budget.pages.stretch(span)
+        if chunk is None or cache.covers(span.prefix, span.start):
+            return None
+        feed_chunk(chunk, span, paging)
+        page = paging.page()
+        if page.end != "more" or page.last_id is None:
+            return None  # it may go on behind the stretch
+        cache.budget.hits += 1
+        if chunk.find(page.last_id) > len(chunk) // 2:
+            behind = replace(span, since=after(chunk.id_at(len(chunk) - 1)))
+            self._begin(cache, stretch_kind(span.prefix), behind, cache.budget.pages.turn)
+        return page
 
     def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, came_s: float, turn: int) -> None:
-        """Remember where a page ended, and begin to read the next one if its reader walks, and takes its time.
+        """Remember where a page ended, and begin to read ahead behind it if its reader walks, and takes its time.
 
         Args:
           came_s: when it was asked for.
@@ -146,35 +177,53 @@ class Pages:
         if page.last_id is None or not pages.may_keep(kind, page):
             return
         begun_s = self._ends.forget((kind, span.start))
-        next_span = replace(span, since=after(page.last_id))
-        start = kind, next_span.start
-        self._ends.add(start, self._clock())
+        behind = replace(span, since=after(page.last_id))
+        self._ends.add((kind, behind.start), self._clock())
+        if begun_s is None:
+            return
+        if page.payload_bytes < LEAST_BYTES:
+            self._begin(cache, stretch_kind(span.prefix), behind, turn)
+        elif came_s - begun_s >= LEAST_PAUSE_S and page.payload_bytes <= pages.max_bytes // 2:
+            # The next one, which may be larger, is probably kept.
+            self._begin(cache, kind, behind, turn)
+
+    def _begin(self, cache: TopicCache, kind: PageKind, span: Span, turn: int) -> None:
+        """Begin to read a page or stretch ahead, unless it is there, or too much is being read already."""
+        start, pages = (kind, span.start), cache.budget.pages
         if (
-            begun_s is not None
-            and came_s - begun_s >= LEAST_PAUSE_S
-            and self._nursery is not None
-            and len(self._under_way) < AT_ONCE
-            and page.payload_bytes <= pages.max_bytes // 2  # the next one, which may be larger, is probably kept
-            and not cache.covers(next_span.prefix, next_span.start)
-            and not pages.has(next_span, kind.limit, kind.max_bytes)
+            self._nursery is None
+            or len(self._under_way) >= AT_ONCE
+            or span.start >= span.until
+            or cache.covers(span.prefix, span.start)
         ):
-            self._nursery.start_soon(self._read, cache, start, next_span, turn)
-            self._under_way[start] = trio.Event()
+            return
+        if kind.limit:
+            if pages.has(span, kind.limit, kind.max_bytes):
+                return
+        else:
+            first, last = self._in_vain.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)
+            if first <= span.start <= last or pages.stretch(span) is not None:
+                return
+        self._nursery.start_soon(self._read, cache, start, span, turn)
+        self._under_way[start] = trio.Event()
 
     async def _read(self, cache: TopicCache, start: _Start, span: Span, turn: int) -> None:
         kind, _ = start
         try:
-            most_bytes = min(kind.max_bytes, cache.budget.pages.max_bytes)
-            paging = Paging(span, kind.limit, most_bytes)
+            most_bytes = min(kind.max_bytes or STRETCH_BYTES, cache.budget.pages.max_bytes)
+            paging = Paging(span, kind.limit or STRETCH_MESSAGES, most_bytes)
             cache.budget.misses += 1
             await walk_rows(self._store, paging)
             page = paging.page()
-            if most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have ended too early
+            if not kind.limit:
+                if not cache.offer_stretch(paging, page, turn):
+                    self._in_vain.add(span.prefix, (span.start, page.last_id or span.until))
+            elif most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have ended too early
                 cache.offer_page(paging, page, kind.limit, kind.max_bytes, turn, ahead=True)
         except PlainsongError as error:
             # Its reader meets that again, and is told.
-            log.debug("a page was not read ahead", extra={"why": error.detail})
-        except Exception:  # a bug: nobody waits for this page, so nobody has to fall with it
-            log.exception("a page was not read ahead")
+            log.debug("nothing was read ahead", extra={"why": error.detail})
+        except Exception:  # a bug: nobody waits for this, so nobody has to fall with it
+            log.exception("nothing was read ahead")
         finally:
             self._under_way.pop(start).set()

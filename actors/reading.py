@@ -119,12 +119,13 @@ def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:
         return False
     cache.budget.hits += 1
     for chunk in cache.chunks_from(span.start):
-        if chunk.first >= span.until or not _feed_chunk(chunk, span, paging):
+        if chunk.first >= span.until or not feed_chunk(chunk, span, paging):
             break
     return True
 
 
-def _feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
+def feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
+    """Feed a page with the messages of a chunk that are in the span; False: it wants no more."""
     start, stop = chunk.find(span.start), chunk.find(span.until)
     if start >= stop:
         return True

@@ -10,6 +10,7 @@ So an answer of version 1 is a join, and every other encoding is a walk over the
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from itertools import chain
 from struct import calcsize, iter_unpack
@@ -155,7 +156,7 @@ def items_in(part: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += size
 
 
-# --- items of one length: for the encodings that are no join of a page ------------------------------
+# --- items of one length, which need not be walked one by one ------------------------------
 
 
 #: Shorter parts are walked at once: looking for equal lengths would cost more.
@@ -167,19 +168,37 @@ def messages_of(page: Page) -> Iterator[tuple[bytes, bytes]]:
     return chain.from_iterable(map(_messages_in, page.parts))
 
 
+def offsets_in(part: bytes) -> array[int] | range:
+    """Where each of the concatenated items begins, and where the last one ends."""
+    alike = _alike(part)
+    if alike is not None:
+        return range(0, len(part) + 1, sum(alike))
+    offsets = array("Q", (0,))
+    at, end = 0, len(part)
+    while at < end:
+        size, at = read_varint(part, at + ITEM_HEAD_BYTES)
+        at += size
+        offsets.append(at)
+    return offsets
+
+
 def _messages_in(part: bytes) -> Iterable[tuple[bytes, bytes]]:
     """The items of a part. Items of one length are cut like a table, three times as fast."""
-    if len(part) >= _MIN_BYTES:
-        size, start = read_varint(part, ITEM_HEAD_BYTES)
-        stride = start + size
-        if len(part) % stride == 0 and _alike(part, start, stride):
-            items = iter_unpack(f"x20s{start - ITEM_HEAD_BYTES}x{size}s", part)
-            return cast("Iterable[tuple[bytes, bytes]]", items)
-    return items_in(part)
+    alike = _alike(part)
+    if alike is None:
+        return items_in(part)
+    size, start = alike
+    items = iter_unpack(f"x20s{start - ITEM_HEAD_BYTES}x{size}s", part)
+    return cast("Iterable[tuple[bytes, bytes]]", items)
 
 
-def _alike(part: bytes, start: int, stride: int) -> bool:
-    """Whether every item has the first one's length prefix, and so its length: compared column by column."""
-    count = len(part) // stride
+def _alike(part: bytes) -> tuple[int, int] | None:
+    """Bytes of each payload, and before it, if all items have the first one's length prefix: compared column by column."""
+    if len(part) < _MIN_BYTES:
+        return None
+    size, start = read_varint(part, ITEM_HEAD_BYTES)
+    count, rest = divmod(len(part), start + size)
     columns = range(ITEM_HEAD_BYTES, start)
-    return all(part[column::stride] == part[column : column + 1] * count for column in columns)
+    if rest or any(part[column :: start + size] != part[column : column + 1] * count for column in columns):
+        return None
+    return size, start
