@@ -142,14 +142,15 @@ class Pages:
             return None
         paging = Paging(span, limit, min(max_bytes, at_once_bytes), view, with_pointers=with_pointers)
         if feed_cached(cache, span, paging):
-            page = paging.page()
-            is_cut = page.end == "more" and page.count < limit and at_once_bytes < max_bytes
-            # A page has one message, however large that is.
-            return None if is_cut or page.payload_bytes > at_once_bytes else page
-        size = cache.budget.pages.bytes_of(span, limit, max_bytes)
-        if size is None:
-            return self._of_stretch(cache, span, paging)
-        return None if size > at_once_bytes else cache.kept_page(span, limit, max_bytes)
+            page: Page | None = paging.page()
+        elif (size := cache.budget.pages.bytes_of(span, limit, max_bytes)) is not None:
+            return cache.kept_page(span, limit, max_bytes) if size <= at_once_bytes else None
+        else:
+            page = self._of_stretch(cache, span, paging)
+        if page is None or page.payload_bytes > at_once_bytes:  # a page has one message, however large that is
+            return None
+        is_cut = page.end == "more" and page.count < limit and at_once_bytes < max_bytes
+        return None if is_cut else page
 
     def _of_stretch(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
         """A page that ends within a stretch, if one is kept that has all of it; then the next stretch is read in time."""

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 #: A longer body is sent behind its head as it is; below it, one piece is cheaper than two.
 COPIED_BYTES = 64 << 10
+#: Answers of handlers that were started without the task are sent without it up to this size.
+SENT_NOW_BYTES = 64 << 10
 log = logging.getLogger("plainsong.http")
 
 
@@ -167,6 +169,7 @@ class Lane:
         finally:
             self._started = False  # an answer that still comes has no reader
             self._held.release()
+            self._room.release()
             self._connection.leave()
         # An answer broke off, or a time-out, a client that left, or the end of a stop's grace: no time to be polite.
         self._connection.reset_on_close()
@@ -334,7 +337,7 @@ class Lane:
     def _framed(self, answer: Answer, head: Head, *, keep: bool) -> bytes | None:
         """The bytes of an answer; None if the task is to send it."""
         body = answer.body
-        if not isinstance(body, bytes) or len(body) > FREE_BYTES:
+        if not isinstance(body, bytes) or len(body) > SENT_NOW_BYTES:
             return None
         if len(body) >= self._parts.settings.gzip_min_bytes:
             if "accept-encoding" in head.headers:
@@ -357,7 +360,11 @@ class Lane:
             data = prepared[2]
         else:
             data = self._framed(answer, head, keep=keep)
+        if data is not None and len(data) > FREE_BYTES and not self._room.takes_now(len(data)):
+            data = None
         whole = data is not None and connection.send_now(data)
+        if whole:
+            self._room.release()
         self._held.release()
         parts.reactor.answered(connection)
         if data is None:
@@ -424,6 +431,7 @@ class Lane:
                 await self._send_made(answer, keep=keep)
                 self._leaving = not keep
             await connection.send_rest()
+            self._room.release()
             if self._leaving or connection.pending:
                 return
             if connection.ended:

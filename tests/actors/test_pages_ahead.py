@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.pages import AT_ONCE, LEAST_BYTES, LEAST_PAUSE_S, REMEMBERED, Pages
+from actors.pages import AT_ONCE, LEAST_PAUSE_S, REMEMBERED, Pages
 from actors.reading import read_page
-from plainsong.protocol.ids import FIRST_BOUND, after
+from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, after
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Remove
 from plainsong.protocol.transactions.view import AsOfView, Moment, View
@@ -223,12 +223,6 @@ async def test_how_long_a_reader_waited_for_its_page_is_none_of_its_time():
         nursery.cancel_scope.cancel()
 
 
-async def test_small_pages_are_not_read_ahead():
-    async with reading() as (harness, ahead):
-        reader = Reader(harness, ahead, limit=LEAST_BYTES // len(LONG) - 1)
-        assert [await reader.scans() for _ in range(4)] == [1] * 4
-
-
 async def test_pages_of_which_the_next_might_be_too_large_to_be_kept_are_not_read_ahead():
     async with reading(cache_bytes=8 * 150_000) as (harness, ahead):
         assert kept(harness).max_bytes == 150_000
@@ -344,6 +338,122 @@ async def test_the_ends_that_are_remembered_are_bounded():
         assert len(ahead._ends) == REMEMBERED
 
 
+# --- small pages ------------------------------------------------------------------------------------
+
+
+async def test_behind_small_pages_of_a_walk_a_stretch_is_read_and_the_next_one_in_time():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead, limit=2)
+        scans = [await reader.scans() for _ in range(40)]
+        # A stretch has 32 of these messages. A page that does not end within one is read; so is what is behind the last.
+        assert (scans[:3], sum(scans)) == ([1, 2, 0], 2 + 3 + 3 + 1)
+
+
+async def test_of_a_stretch_every_reader_has_pages_wherever_they_begin_and_end():
+    async with reading() as (harness, ahead):
+        first = Reader(harness, ahead, limit=2)
+        for _ in range(2):
+            await first.scans()
+        ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
+        for at in (4, 9, 15):
+            for bounds in ({"limit": 3}, {"limit": 100, "max_bytes": 20_000}, {"limit": 1, "max_bytes": 1}):
+                for since in (ids[at], after(ids[at])):
+                    reader = Reader(harness, ahead, **bounds)
+                    reader.since = since
+                    assert await reader.scans() == 0
+        reader = Reader(harness, ahead, limit=40)
+        reader.since = ids[4]
+        assert await reader.scans() == 1, "it goes on behind the stretch"
+
+
+async def test_who_comes_while_the_stretch_is_being_read_waits_for_it():
+    async with reading() as (harness, ahead):
+        reader, pages = Reader(harness, ahead, limit=2), []
+        async with trio.open_nursery() as nursery:
+            await while_the_third_page_is_read_ahead(reader, nursery)
+
+            async def read():
+                pages.append(await reader.page())
+
+            before = harness.store.calls["scan"]
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            assert (len(pages), harness.store.calls["scan"]) == (0, before)
+            harness.store.release("scan")
+        assert [page.count for page in pages] == [2]
+        assert harness.store.calls["scan"] == before
+
+
+async def test_a_stretch_that_comes_to_the_end_of_the_topic_shows_nothing_of_the_end():
+    async with reading() as (harness, ahead):
+        await cold(harness, messages=9, name=OTHER)
+        reader = Reader(harness, ahead, name=OTHER, limit=2)
+        assert [await reader.scans() for _ in range(4)] == [1, 2, 0, 1]
+        await harness.publish(LONG, LONG, name=OTHER)
+        harness.directory.cache(OTHER).begin_anew()
+        assert await reader.scans() == 1
+        assert (await reader.page()).count == 1
+
+
+async def test_where_no_stretch_can_be_made_none_is_tried_again():
+    async with reading() as (harness, ahead):
+        await cold(harness, messages=6, name=OTHER)
+        for number in range(30):
+            more = {"message_ttls_s": [3600]} if number == 24 else {}
+            await harness.publish(LONG, name=OTHER, **more)
+        harness.directory.cache(OTHER).begin_anew()
+        reader = Reader(harness, ahead, name=OTHER, limit=2)
+        assert [await reader.scans() for _ in range(6)] == [1, 2, 1, 1, 1, 1]
+        other = Reader(harness, ahead, limit=2)
+        assert [await other.scans() for _ in range(3)] == [1, 2, 0], "what is so of one topic is not of others"
+
+
+async def test_stretches_are_forgotten_with_their_topic_and_what_has_expired_is_not_given():
+    async with reading() as (harness, ahead):
+        first_ms = harness.clock.ms
+        await cold(harness, name=OTHER, ttl_s=3600)
+        for name in (NAME, OTHER):
+            reader = Reader(harness, ahead, name=name, limit=2)
+            for _ in range(2):
+                await reader.scans()
+        harness.clock.ms = first_ms + 3_600_000 + 95
+        page = await reader.page()
+        assert page.parts[0][1:9] == (first_ms + 100).to_bytes(8, "big")
+        await wait_all_tasks_blocked()
+        await harness.ask(Remove(), OTHER)
+        await harness.ask(Remove())
+        assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
+
+
+async def test_stretches_take_no_more_memory_than_pages_may():
+    async with reading(cache_bytes=8 * 100_000) as (harness, ahead):
+        reader = Reader(harness, ahead, limit=2)
+        for _ in range(30):
+            await reader.scans()
+            assert kept(harness).bytes <= kept(harness).max_bytes == 100_000
+
+
+async def test_a_page_that_is_in_memory_is_there_at_once_and_no_other():
+    async with reading() as (harness, ahead):
+
+        async def now(since, **bounds):
+            span = await harness.look(since)
+            return ahead.read_now(
+                NAME, span, view=None, **{"limit": 2, "max_bytes": BYTES, "at_once_bytes": 1 << 16} | bounds
+            )
+
+        ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
+        assert await now(ids[4]) is None
+        reader = Reader(harness, ahead, limit=2)
+        for _ in range(2):
+            await reader.scans()
+        page = await now(ids[4])
+        assert [message_id for message_id, _ in page.messages()] == ids[4:6]
+        assert await now(ids[4], limit=9) is None, "it is not small"
+        assert await now(ids[30], limit=7) is None, "it goes on behind the stretch"
+        assert (await now(LAST_BOUND)).count == 0
+
+
 # --- what goes wrong --------------------------------------------------------------------------------
 
 
@@ -425,13 +535,13 @@ async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
         st.one_of(
             st.tuples(st.just("publish"), st.integers(1, 30), st.sampled_from([2_000, 9_000, 30_000])),
             st.tuples(st.just("cold")),
-            st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
-            st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
-            st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
-            st.tuples(st.just("back"), st.integers(0, 2)),
+            st.tuples(st.just("read"), st.integers(0, 4), st.booleans()),
+            st.tuples(st.just("read"), st.integers(0, 4), st.booleans()),
+            st.tuples(st.just("read"), st.integers(0, 4), st.booleans()),
+            st.tuples(st.just("back"), st.integers(0, 4)),
             st.tuples(st.just("later"), st.integers(1, 3_000)),
         ),
-        max_size=40,
+        max_size=60,
     )
 )
 def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
@@ -443,7 +553,7 @@ def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
             for _ in range(30):
                 await harness.publish(LONG)
             harness.directory.cache(NAME).begin_anew()
-            readers = [Reader(harness, ahead, limit=limit, max_bytes=BYTES) for limit in (10, 10, 17)]
+            readers = [Reader(harness, ahead, limit=limit, max_bytes=BYTES) for limit in (10, 10, 17, 2, 3)]
             for action, *given in actions:
                 if action == "publish":
                     await harness.publish(*["x" * given[1]] * given[0])

@@ -19,7 +19,7 @@ from broker.api.route import NO_LIMIT, Endpoint, Limit
 from broker.api.routes import ROUTES
 from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
-from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, Lane
+from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, SENT_NOW_BYTES, Lane
 from broker.http.messages import Answer
 from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEEP_S, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
@@ -357,6 +357,59 @@ async def test_a_large_answer_is_left_to_the_task_and_counted():
         await client.send_all(post("task/publish", b"on"))
         assert (await client.reply()).body == b"task:on"
         assert server.by_task == 1
+
+
+async def test_an_answer_that_is_not_large_is_sent_without_the_task_and_leaves_no_room_taken(monkeypatch):
+    monkeypatch.setattr(Lane, "_send_made", None)
+    async with started() as server, await server.connect() as client:
+        for size in (FREE_BYTES, FREE_BYTES + 1, SENT_NOW_BYTES):
+            await client.send_all(post("t/publish", b"one"))
+            await server.until_waiting(1)
+            server.answer(b"y" * size)
+            assert (await client.reply()).body == b"y" * size
+            assert server.budget.answers.reserved_bytes == 0
+
+
+async def test_what_a_reader_has_not_taken_of_such_an_answer_takes_room_until_it_has():
+    async with started() as server, await server.connect() as client:
+        answers, sent = server.budget.answers, 0
+        while not answers.reserved_bytes:
+            assert sent < 1000, "the kernel takes it all"
+            await client.send_all(post("t/publish", b"one"))
+            await server.until_waiting(1)
+            server.answer(b"%05d" % sent + b"y" * 60_000)
+            sent += 1
+        assert answers.reserved_bytes > 60_000
+        for number in range(sent):
+            assert (await client.reply()).body == b"%05d" % number + b"y" * 60_000
+        await until(lambda: not answers.reserved_bytes)
+
+
+async def test_the_room_of_an_answer_that_its_reader_leaves_behind_is_given_back():
+    async with started() as server:
+        async with await server.connect() as client:
+            while not server.budget.answers.reserved_bytes:
+                await client.send_all(post("t/publish", b"one"))
+                await server.until_waiting(1)
+                server.answer(b"y" * 60_000)
+        await until(lambda: not server.budget.answers.reserved_bytes)
+
+
+async def test_where_little_room_is_left_such_an_answer_is_left_to_the_task(monkeypatch):
+    made = []
+    send_made = Lane._send_made
+    monkeypatch.setattr(
+        Lane, "_send_made", lambda lane, *args, **more: made.append(lane) or send_made(lane, *args, **more)
+    )
+    async with started() as server, await server.connect() as client:
+        answers = server.budget.answers
+        answers.reserved_bytes += answers.max_bytes // 2
+        await client.send_all(post("t/publish", b"one"))
+        await server.until_waiting(1)
+        server.answer(b"y" * 60_000)
+        assert (await client.reply()).body == b"y" * 60_000
+        assert len(made) == 1
+        await until(lambda: answers.reserved_bytes == answers.max_bytes // 2)
 
 
 class LoopTurns(trio.abc.Instrument):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from model_store import NAME, page_of
 
 from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, LAST_BOUND, NO_PAYLOAD_PART, after, pack_id, pack_position
 from plainsong.protocol.keys import DamagedRow, generation_prefix
-from plainsong.protocol.page import ITEM_HEAD_BYTES, Page, item, messages_of
+from plainsong.protocol.page import ITEM_HEAD_BYTES, Page, item, messages_of, offsets_in
 from plainsong.protocol.rows import MessageRow, encode_row
 from plainsong.protocol.topic.asks import Span
 from plainsong.protocol.topic.reading import Paging
@@ -103,6 +105,17 @@ def test_a_page_of_items_is_the_page_of_the_rows(written, limit, max_bytes, chun
     assert list(from_items.messages()) == list(from_rows.messages())
     assert (from_items.count, from_items.payload_bytes) == (from_rows.count, from_rows.payload_bytes)
     assert (from_items.last_id, from_items.end) == (from_rows.last_id, from_rows.end)
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=8), st.sampled_from([b"y" * 63, b"y" * 64, b"y" * 9000])), max_size=60),
+    st.integers(0, 60),
+    st.integers(0, 200),
+)
+def test_where_each_item_of_a_part_begins_is_told_whether_they_are_alike_or_not(payloads, alike, size):
+    for some in (payloads, [b"z" * size] * alike):
+        items = [item(pack_id(7, number), payload) for number, payload in enumerate(some)]
+        assert list(offsets_in(b"".join(items))) == list(accumulate(map(len, items), initial=0))
 
 
 def test_one_message_always_comes_however_large():
