@@ -226,7 +226,8 @@ class Walk:
             answer = await self._ask(route, topic)
             if answer.status_code != expected:
                 self._note(route, answer, f"refused with {expected}")
-            kept = [each for each in answer.headers.multi_items() if each[0] not in ALTERS]
+            # In the order of neither listener: which of the two answers is no matter of the topic.
+            kept = sorted(each for each in answer.headers.multi_items() if each[0] not in ALTERS)
             said.add(f"{kept} {answer.text}".replace(topic, "T"))
             challenge = answer.headers.get("www-authenticate", "")
             wants = 'Bearer realm="plainsong"' if expected == 401 else 'error="insufficient_scope", scope="'
