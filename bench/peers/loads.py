@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.bodies import payloads
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 SIZE = 100
 BATCH = 1000
 PAGE = 10_000
+#: Of a consumer that asks for little at a time.
+SMALL_PAGE, SMALL_STEP = 10, 100
 SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
 #: Connections of the open loop.
 OPEN_CONNECTIONS = 32
@@ -81,7 +84,8 @@ QUICK = PeersProfile(
 
 RATES_SAY = """Messages a second; requests of one message (*single*) or of 1000 (*batch*) of 100 B, each answered once it was synced.
 *÷* is Plainsong's rate divided by the peer's, within each round: above 1 Plainsong is faster. *Page* is the same 10 000
-messages again and again, *walk* a topic from its start to its end in pages of 10 000, on one connection."""
+messages again and again, *walk* a topic from its start to its end in pages of 10 000, on one connection; *page of 10* and
+*walk by 100* the same with pages of so many."""
 WAITS_SAY = """The same loads: how long a request waited for its answer, the processor time that the peer's processes spent on
 a message, and how much of one core the load generator took. Where that is near 100 the generator is the limit."""
 OPEN_SAY = """Single messages of 100 B in an open loop over 32 connections: due at a fixed rate, waits counted from when they were
@@ -195,12 +199,12 @@ class Comparison:
         used_s = [side.running.cpu_s() - before for side, before in zip(self.sides, before_s, strict=True)]
         return 100 * sum(used_s) / seconds
 
-    def _walk(self, side: _Side) -> _Measured:
-        asked = side.peer.walk(side.running, self.reading[side.peer.name], PAGE)
+    def _walk(self, side: _Side, limit: int = PAGE) -> _Measured:
+        asked = side.peer.walk(side.running, self.reading[side.peer.name], limit)
         return side.load([asked], 1, 0, "--walk", str(asked.position_at))
 
-    def _page(self, side: _Side) -> _Measured | None:
-        asked = side.peer.page(side.running, self.reading[side.peer.name], PAGE)
+    def _page(self, side: _Side, limit: int = PAGE) -> _Measured | None:
+        asked = side.peer.page(side.running, self.reading[side.peer.name], limit)
         if asked is None:
             return None
         return side.load([asked], 1, 0, "--messages", "--seconds", str(self.profile.seconds))
@@ -228,7 +232,9 @@ class Comparison:
                 publishing(4, BATCH, lasts_s=profile.sustained_s),
             ),
             "page": (rounds, self._page),
+            f"page of {SMALL_PAGE}": (rounds, partial(self._page, limit=SMALL_PAGE)),
             "walk": (rounds, self._walk),
+            f"walk by {SMALL_STEP}": (rounds, partial(self._walk, limit=SMALL_STEP)),
         }
 
     def measure(self, settle: Callable[[], None]) -> tuple[Section, Section]:

@@ -171,7 +171,8 @@ def test_all_loads_are_put_on_a_peer_and_reported():
     loads = [row["what"]["load"] for row in sections["peers-rates"]["rows"]]
     assert loads == [
         *("single, 1 connection", "single, 16 connections", "batch, 4 connections"),
-        *("batch over 4 topics, 4 connections", "batch for 0.5 s, 4 connections", "page", "walk"),
+        *("batch over 4 topics, 4 connections", "batch for 0.5 s, 4 connections"),
+        *("page", "page of 10", "walk", "walk by 100"),
     ]
     rates = [row["what"]["rate"] for row in sections["peers-open"]["rows"]]
     assert rates == ["100 a second", "1/4 of its highest", "1/2 of its highest", "3/4 of its highest"]
