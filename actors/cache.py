@@ -341,7 +341,12 @@ class Chunk:
 
     def find(self, bound: bytes) -> int:
         """The index of the first item whose id is not before ``bound``."""
-        return bisect_left(range(len(self)), bound, key=self.id_at)
+        count = len(self)
+        if bound <= self.first:
+            return 0
+        if bound > self.id_at(count - 1):  # the end of what may be read mostly is
+            return count
+        return bisect_left(range(count), bound, key=self.id_at)
 
     def id_at(self, index: int) -> bytes:
         """The id of an item."""

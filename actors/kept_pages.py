@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from plainsong.protocol.ids import ID_BYTES
+from plainsong.protocol.ids import ID_BYTES, after
 from plainsong.protocol.page import Page
 
 if TYPE_CHECKING:
@@ -182,22 +182,28 @@ class KeptPages:
         key = stretch_kind(span.prefix), chunk.first
         return self._keep(key, KeptPage(span.start, span.until, page, chunk.cost, chunk=chunk))
 
-    def stretch(self, span: Span) -> Chunk | None:
-        """The stretch in which the messages from the start of ``span`` on are, if it is kept."""
+    def stretch(self, span: Span) -> list[Chunk]:
+        """The messages from the start of ``span`` on that are kept as a stretch, and as the one behind it; or none."""
         kind = stretch_kind(span.prefix)
         firsts = self._firsts.get(kind)
         if firsts is None or span.set_aside:
-            return None
+            return []
         start = span.start
-        at = bisect_right(firsts, start)
-        for first in firsts[max(0, at - 1) : at + 1]:
+        at = max(0, bisect_right(firsts, start) - 1)
+        found: list[Chunk] = []
+        for first in firsts[at : at + 3]:
             key = kind, first
             kept = self._pages[key]
-            last_id = kept.page.last_id
-            if kept.since <= start and last_id is not None and start <= last_id:
+            chunk, last_id = kept.chunk, kept.page.last_id
+            assert chunk is not None  # as of every stretch
+            assert last_id is not None  # it has a message
+            if kept.since <= start <= last_id:
                 self._pages.move_to_end(key)
-                return kept.chunk
-        return None
+                found.append(chunk)
+                start = after(last_id)
+            elif found:
+                break
+        return found
 
     def _keep(self, key: tuple[PageKind, bytes], kept: KeptPage) -> int:
         """Keep it in the place of what had its key; returns by how many bytes the kept pages have grown."""

@@ -154,15 +154,17 @@ class Pages:
 
     def _of_stretch(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
         """A page that ends within a stretch, if one is kept that has all of it; then the next stretch is read in time."""
-        chunk = cache.budget.pages.stretch(span)
-        if chunk is None or cache.covers(span.prefix, span.start):
+        chunks = cache.budget.pages.stretch(span)
+        if not chunks or cache.covers(span.prefix, span.start):
             return None
-        feed_chunk(chunk, span, paging)
+        for chunk in chunks:
+            if not feed_chunk(chunk, span, paging):
+                break
         page = paging.page()
         if page.end != "more" or page.last_id is None:
             return None  # it may go on behind the stretch
         cache.budget.hits += 1
-        if chunk.find(page.last_id) > len(chunk) // 2:
+        if len(chunks) == 1 and page.last_id > chunk.id_at(len(chunk) // 2):
             behind = replace(span, since=after(chunk.id_at(len(chunk) - 1)))
             self._begin(cache, stretch_kind(span.prefix), behind, cache.budget.pages.turn)
         return page
@@ -203,7 +205,7 @@ class Pages:
                 return
         else:
             first, last = self._in_vain.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)
-            if first <= span.start <= last or pages.stretch(span) is not None:
+            if first <= span.start <= last or pages.stretch(span):
                 return
         self._nursery.start_soon(self._read, cache, start, span, turn)
         self._under_way[start] = trio.Event()

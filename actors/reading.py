@@ -169,9 +169,11 @@ def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()],
         return _feed_each(chunk, list(islice(living, paging.room + 1)), paging)
     whole = stop
     if not paging.fits(stop - start, chunk.size_to(start, stop)):
-        ends = range(start + 1, start + 1 + min(stop - start, paging.room))
-        fit = bisect_left(ends, True, key=lambda end: not paging.fits(end - start, chunk.size_to(start, end)))
-        whole = start + fit
+        whole = start + min(stop - start, paging.room)
+        if not paging.fits(whole - start, chunk.size_to(start, whole)):  # mostly the number of messages is the bound
+            ends = range(start + 1, whole + 1)
+            fit = bisect_left(ends, True, key=lambda end: not paging.fits(end - start, chunk.size_to(start, end)))
+            whole = start + fit
     if start < whole:
         pointers = _pointers(chunk, start, whole) if paging.with_pointers else None
         attributes = chunk.attributes_to(start, whole) if chunk.attributes else None

@@ -345,8 +345,8 @@ async def test_behind_small_pages_of_a_walk_a_stretch_is_read_and_the_next_one_i
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         scans = [await reader.scans() for _ in range(40)]
-        # A stretch has 32 of these messages. A page that does not end within one is read; so is what is behind the last.
-        assert (scans[:3], sum(scans)) == ([1, 2, 0], 2 + 3 + 3 + 1)
+        # A stretch has 32 of these messages. Read are two pages, three stretches, the last page, and what is behind it.
+        assert (scans[:3], sum(scans)) == ([1, 2, 0], 2 + 3 + 1 + 1)
 
 
 async def test_of_a_stretch_every_reader_has_pages_wherever_they_begin_and_end():

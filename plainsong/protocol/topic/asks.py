@@ -68,7 +68,7 @@ class Span:
     @property
     def start(self) -> bytes:
         """The bound where reading begins: ``since``, or that of the oldest living message."""
-        return max(self.since, bound_at(self.oldest_ms))
+        return max(self.since, bound_at(self.oldest_ms)) if self.oldest_ms > 0 else self.since
 
     def passed_set_aside(self, to: bytes | None, since: bytes | None = None) -> list[SetAside]:
         """The stretches from ``since`` to the id ``to``, both included; of None, from the start, to the end of the span."""
