@@ -20,7 +20,7 @@ from plainsong.protocol.ids import ID_BYTES, after
 from plainsong.protocol.page import Page
 
 if TYPE_CHECKING:
-    from actors.cache import Chunk
+    from actors.chunks import Chunk
     from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.topic.reading import Paging
 

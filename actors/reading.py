@@ -23,7 +23,8 @@ from storage.base import Unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from actors.cache import Chunk, TopicCache
+    from actors.cache import TopicCache
+    from actors.chunks import Chunk
     from actors.directory import Directory
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ProducerView, Span
