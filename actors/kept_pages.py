@@ -180,7 +180,8 @@ class KeptPages:
         if not paging.is_plain or span.set_aside or chunk.cost > self.max_bytes or turn != self.turn:
             return None
         key = stretch_kind(span.prefix), chunk.first
-        return self._keep(key, KeptPage(span.start, span.until, page, chunk.cost, chunk=chunk))
+        ends = Page((), page.count, page.payload_bytes, page.last_id, page.end)  # the chunk has the messages
+        return self._keep(key, KeptPage(span.start, span.until, ends, chunk.cost, chunk=chunk))
 
     def stretch(self, span: Span) -> list[Chunk]:
         """The messages from the start of ``span`` on that are kept as a stretch, and as the one behind it; or none."""

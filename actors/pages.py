@@ -111,7 +111,9 @@ class Pages:
             if under_way is not None:
                 await under_way.wait()
         page = self._of_stretch(cache, span, Paging(span, limit, max_bytes, view, with_pointers=with_pointers))
-        if page is None:
+        if page is not None:
+            cache.budget.hits += 1
+        else:
             page = await read_page(
                 self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
             )
@@ -149,21 +151,26 @@ class Pages:
             page = self._of_stretch(cache, span, paging)
         if page is None or page.payload_bytes > at_once_bytes:  # a page has one message, however large that is
             return None
-        is_cut = page.end == "more" and page.count < limit and at_once_bytes < max_bytes
-        return None if is_cut else page
+        if page.end == "more" and page.count < limit and at_once_bytes < max_bytes:
+            return None  # it was cut
+        cache.budget.hits += 1
+        return page
 
     def _of_stretch(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
         """A page that ends within a stretch, if one is kept that has all of it; then the next stretch is read in time."""
         chunks = cache.budget.pages.stretch(span)
         if not chunks or cache.covers(span.prefix, span.start):
             return None
+        rest = span
         for chunk in chunks:
-            if not feed_chunk(chunk, span, paging):
+            if not feed_chunk(chunk, rest, paging):
                 break
+            rest = replace(
+                span, since=after(chunk.id_at(len(chunk) - 1))
+            )  # the next one may begin before this one ends
         page = paging.page()
         if page.end != "more" or page.last_id is None:
             return None  # it may go on behind the stretch
-        cache.budget.hits += 1
         if len(chunks) == 1 and page.last_id > chunk.id_at(len(chunk) // 2):
             behind = replace(span, since=after(chunk.id_at(len(chunk) - 1)))
             self._begin(cache, stretch_kind(span.prefix), behind, cache.budget.pages.turn)
@@ -219,7 +226,7 @@ class Pages:
             await walk_rows(self._store, paging)
             page = paging.page()
             if not kind.limit:
-                if not cache.offer_stretch(paging, page, turn):
+                if not cache.offer_stretch(paging, page, turn) and turn == cache.budget.pages.turn:
                     self._in_vain.add(span.prefix, (span.start, page.last_id or span.until))
             elif most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have ended too early
                 cache.offer_page(paging, page, kind.limit, kind.max_bytes, turn, ahead=True)

@@ -58,6 +58,8 @@ async def read_page(
         return Page(last_id=span.resume)
     paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
     if feed_cached(cache, span, paging):
+        if cache is not None:
+            cache.budget.hits += 1
         return paging.page()
     if isinstance(view, AsOfView):
         cache = None  # the pages that are kept are those of readers as of now
@@ -118,7 +120,6 @@ def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:
         return False
     if not cache.covers(span.prefix, span.start):
         return False
-    cache.budget.hits += 1
     for chunk in cache.chunks_from(span.start):
         if chunk.first >= span.until or not feed_chunk(chunk, span, paging):
             break

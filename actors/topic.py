@@ -137,7 +137,7 @@ class TopicActor(Actor[TopicCore, Step]):
     def look_now(self, look: Look) -> Span | None:
         """The answer to a look that the next step would give, while there is none to come; None: ask the mailbox."""
         core = self.core
-        if core is None or self._shared or self._in_turn or not self._mailbox.is_empty:
+        if core is None or self._shared or self._in_turn or self._failure is not None or not self._mailbox.is_empty:
             return None
         if self.name in self._environment.pointers.decided_topics:
             return None  # a step applies them first

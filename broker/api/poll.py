@@ -165,7 +165,7 @@ class Polling:
         return _answer(content, codec.content_type, found)
 
     def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``poll``, without a task: of small pages that the scan cache has. See ``route.Start``."""
+        """As ``poll``, without a task: of small pages that are in memory. See ``route.Start``."""
         asked = self._asked(request)
         name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
         is_committed = body.isolation == "committed"

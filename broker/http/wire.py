@@ -233,7 +233,8 @@ async def compress(answer: Answer, accept_encoding: str | None, min_bytes: int) 
     body = answer.body
     if isinstance(body, bytes) and len(body) < min_bytes:
         return
-    answer.headers = [*answer.headers, VARY]
+    if VARY not in answer.headers:
+        answer.headers = [*answer.headers, VARY]
     if accept_encoding is None or not accepts_gzip(accept_encoding):
         return
     answer.headers.append(("Content-Encoding", "gzip"))

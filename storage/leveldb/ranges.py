@@ -64,7 +64,7 @@ class RangeScan:
     wanted: int = 0
     """About how many rows are asked for; 0: that is not known."""
     largest: int = 0
-    """No row's value has more bytes; 0: that is not known. It decides how much memory a list may take, and no more."""
+    """No row's value has more bytes; 0: that is not known. Lists are as long as it allows, and pages trust it."""
 
     def stored(self, rows: Any = None, **bounds: Any) -> Any:
         """plyvel's iterator over rows as LevelDB has them; of this table, or of these."""
@@ -252,12 +252,23 @@ def _taken_apart(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Se
     """The rows of the range in some rows as LevelDB has them, of which some are packs."""
     for is_pack, run in groupby(some, _is_pack):
         if not is_pack:
-            yield from _of_rows(list(run), scan, prefix)
+            rows = list(run)
+            yield from _of_rows(rows, scan, prefix)
+            if prefix + rows[-1][0] >= scan.stop:
+                return
             continue
         parts: list[PlainPart] = []
         for key, value in run:
-            pack = Pack(prefix + key, value)
-            if scan.values and pack.is_plain and scan.start <= pack.key_at(0) and pack.key < scan.stop:
+            try:
+                pack = Pack(prefix + key, value)
+            except FOREIGN:
+                yield from _together(parts)  # what stands before the damage
+                raise
+            first = pack.key_at(0)
+            if first >= scan.stop:
+                yield from _together(parts)
+                return
+            if scan.values and pack.is_plain and scan.start <= first and pack.key < scan.stop:
                 parts.append(PlainPart(pack, 0, pack.count))
                 continue
             yield from _together(parts)

@@ -88,7 +88,7 @@ class Extent:
     packed: bool = False
     """Whether some may be in packs."""
     largest: int = 0
-    """No row's value has more bytes, of those that are in no pack; 0: that is not known."""
+    """No row's value has more bytes, of those that are in no pack; 0: no bound is known."""
 
 
 @dataclass(eq=False)

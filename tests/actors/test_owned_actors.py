@@ -13,6 +13,7 @@ from actors.ownership import ClaimPauses
 from actors.topic import FEW_ROWS
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ShuttingDown, StorageFailed
+from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.keys import HIGH_WATER, system_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Description, Look
@@ -33,6 +34,15 @@ async def test_a_topic_that_is_not_ours_is_not_opened():
         assert (caught_error.value.outcome, caught_error.value.retry_after_s) == ("not-applied", 1)
         assert len(harnesses["b"].directory) == 0
         assert harnesses["b"].store._shared.epochs[NAME] == 1
+
+
+async def test_where_others_may_own_the_topic_by_now_no_look_is_answered_beside_the_turns():
+    async with instances("a") as harnesses:
+        a = harnesses["a"]
+        await a.create()
+        await a.publish("m")
+        assert (await a.page()).count == 1
+        assert a.directory.look_now(NAME, Look(FIRST_BOUND)) is None
 
 
 async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_all_that_was_acknowledged():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -16,6 +17,7 @@ from actors.pages import AT_ONCE, LEAST_PAUSE_S, REMEMBERED, Pages
 from actors.reading import read_page
 from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, after
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import SetAside
 from plainsong.protocol.topic.asks import Remove
 from plainsong.protocol.transactions.view import AsOfView, Moment, View
 from storage.base import StoreError
@@ -425,6 +427,65 @@ async def test_stretches_are_forgotten_with_their_topic_and_what_has_expired_is_
         assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
 
 
+async def test_where_two_stretches_overlap_no_message_comes_twice():
+    async with reading() as (harness, ahead):
+        ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
+        from_the_middle = Reader(harness, ahead, limit=2)
+        from_the_middle.since = ids[20]
+        from_the_start = Reader(harness, ahead, limit=2)
+        for reader in (from_the_middle, from_the_start):
+            for _ in range(2):
+                await reader.scans()
+        one, other = kept(harness).stretch(await harness.look(ids[20]))
+        assert other.first < one.id_at(len(one) - 1)
+        for at in range(4, 40):
+            reader = Reader(harness, ahead, limit=20)
+            reader.since = ids[at]
+            await reader.scans()  # which looks whether it is the store's page
+
+
+async def test_a_stretch_is_not_kept_if_its_topic_was_forgotten_meanwhile_nor_given_where_rows_were_set_aside():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead, limit=2)
+        await reader.page()
+        await reader.page()
+        harness.directory.cache(NAME).clear()
+        await wait_all_tasks_blocked()
+        assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
+        reader = Reader(harness, ahead, limit=2)
+        for _ in range(2):
+            await reader.scans()
+        span = await harness.look(reader.since)
+        assert kept(harness).stretch(span)
+        assert not kept(harness).stretch(replace(span, set_aside=(SetAside(reader.since, reader.since, 1),)))
+
+
+async def test_the_memory_of_a_stretch_is_that_of_its_messages():
+    async with reading() as (harness, ahead):
+        reader = Reader(harness, ahead, limit=2)
+        for _ in range(2):
+            await reader.scans()
+        (stretch,) = [each for each in kept(harness)._pages.values() if each.chunk is not None]
+        assert stretch.page.parts == ()
+        assert stretch.cost == stretch.chunk.cost > 30 * len(LONG)
+
+
+async def test_each_page_is_counted_once_wherever_it_is_from():
+    async with reading() as (harness, ahead):
+        budget = harness.directory.cache(NAME).budget
+        reader = Reader(harness, ahead, limit=2)
+        for _ in range(2):
+            await reader.scans()
+        before = budget.hits, budget.misses
+        span = await harness.look(reader.since)
+        bounds = {"limit": 12, "max_bytes": BYTES, "view": None}
+        assert ahead.read_now(NAME, span, at_once_bytes=1 << 16, **bounds) is None
+        assert (budget.hits, budget.misses) == before
+        await ahead.read(NAME, span, **bounds)
+        ahead.read_now(NAME, span, at_once_bytes=1 << 20, **bounds)
+        assert (budget.hits, budget.misses) == (before[0] + 2, before[1])
+
+
 async def test_stretches_take_no_more_memory_than_pages_may():
     async with reading(cache_bytes=8 * 100_000) as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
@@ -539,6 +600,7 @@ async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
             st.tuples(st.just("read"), st.integers(0, 4), st.booleans()),
             st.tuples(st.just("read"), st.integers(0, 4), st.booleans()),
             st.tuples(st.just("back"), st.integers(0, 4)),
+            st.tuples(st.just("jump"), st.integers(0, 4), st.integers(0, 200)),
             st.tuples(st.just("later"), st.integers(1, 3_000)),
         ),
         max_size=60,
@@ -561,6 +623,11 @@ def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
                     harness.directory.cache(NAME).begin_anew()
                 elif action == "later":
                     harness.clock.ms += given[0]
+                elif action == "jump":
+                    ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()] or [
+                        FIRST_BOUND
+                    ]
+                    readers[given[0]].since = ids[given[1] % len(ids)]
                 elif action == "back":
                     readers[given[0]].since = FIRST_BOUND
                 else:

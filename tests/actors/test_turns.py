@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.mailbox import Turns
 from plainsong.protocol.errors import OutcomeUnknown, ShuttingDown, StorageFailed, TopicNotFound
+from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Create, Look, Publish, Remove
@@ -106,6 +107,27 @@ async def test_what_is_brought_during_a_commit_goes_into_the_next_which_begins_b
         await store.finish()
         assert len(answers) == 2
         assert await payloads(around) == [b"first", b"second", b"third"]
+
+
+async def test_a_look_is_answered_beside_the_turns_only_while_the_topic_has_nothing_to_do():
+    async with background() as (around, store, turns, bring, answers):
+
+        def look():
+            return around.directory.look_now(NAME, Look(FIRST_BOUND))
+
+        before = look()
+        assert before == await around.look()
+        bring(b"x")
+        assert look() is None, "there is mail"
+        turns.run()
+        assert look() is None, "a commit is under way"
+        store.fail(StoreError("the disk is gone"))
+        assert look() is None, "the topic is about to be loaded again"
+        await wait_all_tasks_blocked()
+        assert isinstance(answers[0], OutcomeUnknown)
+        assert await around.look() == before
+        assert look() == before
+        assert around.directory.look_now(NAME._replace(topic="other"), Look(FIRST_BOUND)) is None
 
 
 async def test_a_refusal_is_answered_without_a_commit():

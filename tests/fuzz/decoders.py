@@ -192,10 +192,10 @@ def _read_manifest(data: bytes) -> object:
 
 
 _PACKED_PREFIX = b"ns:t:" + bytes(10)
-_PACKED_ROWS = [number.to_bytes(4, "big") for number in range(20)]
+_PACKED_ROWS = [number.to_bytes(4, "big") for number in range(40)]
 _PACKS = [
     value
-    for values in ([b"\0same length"] * 20, [bytes(number) for number in range(20)])
+    for values in ([b"\0same length"] * 40, [bytes(number) for number in range(40)])
     for _, value in packs_of(_PACKED_PREFIX, _PACKED_ROWS, values) or ()
 ]
 

@@ -128,9 +128,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "page",
-        "if len(part) % stride == 0 and _alike(part, start, stride):",
-        "if len(part) / stride == 0 and _alike(part, start, stride):",
-        "the items are cut one by one, the same and later",
+        "if alike is None:",
+        "if (alike is None) or True:",
+        "the items are cut, or counted, one by one, the same and later",
     ),
     Equivalent(
         "topic/publish",

@@ -67,6 +67,25 @@ def test_reads_write_the_topics_time_only_when_something_expires_and_once_in_a_s
     assert written == [False, True, False, False]
 
 
+def test_a_look_beside_all_steps_is_that_of_a_step_where_that_writes_nothing_and_answers_at_once():
+    def beside(core, look, now_ms, mono_s=0.0):
+        return core.look_now(look, Now(now_ms, mono_s))
+
+    core, other = a_topic(), a_topic()
+    for look in (Look(bytes(20)), Look(bytes(20), end_before=b"\xff" * 20), Look(b"\xff" * 20)):
+        assert beside(core, look, NOW_MS + 10) == ask(other, look, NOW_MS + 10)[0]
+    assert beside(core, Look(bytes(20)), NOW_MS) == ask(other, Look(bytes(20)), NOW_MS)[0], "its time does not go back"
+    # To wait, to refuse, or to write something first takes a step.
+    assert beside(core, Look(b"\xff" * 20, deadline_s=5.0), NOW_MS + 10) is None
+    assert beside(core, Look(b"\xff" * 20, deadline_s=5.0), NOW_MS + 10, 6.0) is not None
+    assert beside(core, Look(bytes(20)), NOW_MS + 11_001) is None
+    assert beside(TopicCore(TopicState(NAME)), Look(bytes(20)), NOW_MS) is None
+    for torn in ("torn", "torn_payloads"):
+        core = a_topic()
+        setattr(core.state, torn, [b"key"])
+        assert beside(core, Look(bytes(20)), NOW_MS + 10) is None
+
+
 def test_reads_write_nothing_while_space_is_low():
     core = a_topic()
     step = core.step([("caller", Look(bytes(20)))], Now(NOW_MS + 11_001, 0.0, low_space=True))

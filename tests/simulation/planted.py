@@ -125,8 +125,8 @@ MISTAKES = (
         "the topic's time goes back with the clock",
         "ids ascend",
         CORE,
-        "        state.time_ms = max(state.time_ms, now.wall_ms)",
-        "        state.time_ms = now.wall_ms",
+        "        self.state.time_ms = max(self.state.time_ms, now.wall_ms)",
+        "        self.state.time_ms = now.wall_ms",
     ),
     Mistake(
         "rows behind the mark are not replayed",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.reading import walk_rows
 from plainsong.protocol.effects import Put, Table
-from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, pack_position
+from plainsong.protocol.ids import FIRST_BOUND, NO_PAYLOAD_PART, after, pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import PLAIN_GAP, PlainItems, PlainRows, plain_head, plain_wire
@@ -275,6 +275,29 @@ def test_what_stands_before_a_damaged_block_comes_and_then_the_damage(tmp_path, 
         database.close()
 
 
+@pytest.mark.parametrize("wanted", [0, 1, 40, 5000])
+def test_what_stands_before_a_pack_that_is_damaged_comes_and_what_is_behind_the_range_does_not_matter(opened, wanted):
+    database, _ = opened
+    prefix = generation_prefix(NAME, next(numbers))
+    value = plain_head(1) + b"m"
+    with database.batch(sync=False) as batch:
+        for number in range(6):
+            suffixes = [position(number * MIN_ROWS + at) for at in range(MIN_ROWS)]
+            ((name, pack),) = packs_of(prefix, suffixes, [value] * MIN_ROWS)
+            batch.put(BYTE + name, pack[:-1] if number == 4 else pack)
+    good = [(prefix + position(number), value) for number in range(4 * MIN_ROWS)]
+    found: list = []
+    with (
+        database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, wanted=wanted) as rows,
+        pytest.raises(plyvel.CorruptionError),
+    ):
+        found.extend(chain.from_iterable(rows.lists))
+    assert found == good
+    for stop in range(MIN_ROWS, 3 * MIN_ROWS + 5, 7):
+        with database.rows(MESSAGE, prefix + position(0), prefix + position(stop), wanted=wanted) as rows:
+            assert list(rows) == good[:stop]
+
+
 # --- of a store -------------------------------------------------------------------------------------
 
 
@@ -318,11 +341,13 @@ async def test_a_page_of_small_requests_reads_one_row_more_than_it_has_room_for(
         for first in range(0, 1000, 10):
             suffixes = [position(number) for number in range(first, first + 10)]
             await store.write([Put(MESSAGE, PREFIX, suffixes, [plain_head(1) + b"m"] * 10)], claim=None)
-        for limit in (1, 10, 300, 700):
-            walk = Counted(Span(1, PREFIX, FIRST_BOUND, b"\xff" * 20, 2000, 0, None), limit, 1 << 20)
-            await walk_rows(store, walk)
-            page = walk.page()
-            assert (page.count, page.end, walk.rows) == (limit, "more", limit + 1)
+        for since, own in ((FIRST_BOUND, 0), (after(position(20) + NO_PAYLOAD_PART), 1)):
+            for limit in (1, 10, 300, 700):
+                walk = Counted(Span(1, PREFIX, since, b"\xff" * 20, 2000, 0, None), limit, 1 << 20)
+                await walk_rows(store, walk)
+                page = walk.page()
+                # Behind a message also the row of that one.
+                assert (page.count, page.end, walk.rows) == (limit, "more", limit + 1 + own)
 
 
 class Counted(Paging):

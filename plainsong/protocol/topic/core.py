@@ -97,7 +97,7 @@ class TopicCore:
     def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: Now) -> Step:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
-        state.time_ms = max(state.time_ms, now.wall_ms)
+        self._tell_time(now)
         if now.decided:
             apply_decisions(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
@@ -131,6 +131,10 @@ class TopicCore:
             self._write_about(step, is_due=is_due or ahead)
         return step
 
+    def _tell_time(self, now: Now) -> None:
+        """The topic's time never goes back."""
+        self.state.time_ms = max(self.state.time_ms, now.wall_ms)
+
     def look_now(self, look: Look, now: Now) -> Span | None:
         """The answer to a look beside all steps; None: it takes one, to write something first, to refuse it, or to park it.
 
@@ -138,7 +142,7 @@ class TopicCore:
           look: with no moment.
         """
         state = self.state
-        state.time_ms = max(state.time_ms, now.wall_ms)
+        self._tell_time(now)
         if (
             state.torn
             or state.torn_payloads

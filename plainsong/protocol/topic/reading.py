@@ -274,8 +274,11 @@ class Paging(Walk):
 
     @property
     def wanted(self) -> int:
-        """As for ``Walk``: one row more than there is room for shows whether there are more."""
-        return self._room + 1
+        """As for ``Walk``: one row more than there is room for shows whether there are more.
+
+        And a page that begins behind a message reads the row of that one, too.
+        """
+        return self._room + 1 + self._starts_inside
 
     def cut_by_damage(self) -> bool:
         """End the page with what it has, since the next row cannot be read; False: it has nothing to show."""
