@@ -147,7 +147,7 @@ def test_a_page_that_ends_inside_a_large_transaction_reads_no_more_than_it_needs
     read = dict.fromkeys(Table, 0)
     paging = Paging(topic.span(topic.messages[100].message_id), 10, 10**9, SEEN)
     for table, start, stop, feed, _ in paging.scans():
-        assert paging.wanted <= 11
+        assert paging.wanted <= 12  # one more shows that there are more, and one stands before the start
         for row in topic.tables[table].walk(start, stop, reverse=False):
             read[table] += 1
             if not feed([row]):
