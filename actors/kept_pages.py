@@ -121,10 +121,6 @@ class KeptPages:
             self._pages.move_to_end(key)
         return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
 
-    def has(self, span: Span, limit: int, max_bytes: int) -> bool:
-        """Whether the page that begins at the start of ``span`` is kept."""
-        return self._key(span, limit, max_bytes) is not None
-
     def bytes_of(self, span: Span, limit: int, max_bytes: int) -> int | None:
         """The bytes of the page that begins at the start of ``span``; None: it is not kept."""
         key = self._key(span, limit, max_bytes)
@@ -161,7 +157,7 @@ class KeptPages:
         """
         span = paging.span
         size = page.payload_bytes + PAGE_OVERHEAD_BYTES
-        if page.end != "more" or not paging.is_plain or span.set_aside or size > self.max_bytes or turn != self.turn:
+        if page.end != "more" or not self._takes(paging, size, turn):
             return None
         kind, first = PageKind(span.prefix, limit, max_bytes), page.parts[0][1 : 1 + ID_BYTES]
         key = kind, first
@@ -177,11 +173,15 @@ class KeptPages:
     def offer_stretch(self, paging: Paging, page: Page, chunk: Chunk, turn: int) -> int | None:
         """Keep the messages of a page as a stretch; see ``offer``."""
         span = paging.span
-        if not paging.is_plain or span.set_aside or chunk.cost > self.max_bytes or turn != self.turn:
+        if not self._takes(paging, chunk.cost, turn):
             return None
         key = stretch_kind(span.prefix), chunk.first
         ends = Page((), page.count, page.payload_bytes, page.last_id, page.end)  # the chunk has the messages
         return self._keep(key, KeptPage(span.start, span.until, ends, chunk.cost, chunk=chunk))
+
+    def _takes(self, paging: Paging, cost: int, turn: int) -> bool:
+        """Whether what a page has read is the same for every reader, is still so, and fits."""
+        return paging.is_plain and not paging.span.set_aside and cost <= self.max_bytes and turn == self.turn
 
     def stretch(self, span: Span) -> list[Chunk]:
         """The messages from the start of ``span`` on that are kept as a stretch, and as the one behind it; or none."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -98,13 +99,11 @@ class Pages:
     ) -> Page:
         """The next messages of a span, as ``actors.reading.read_page`` reads them. Raises StoreError."""
         cache = self._directory.cache(name)
-        turn = 0 if cache is None else cache.budget.pages.turn
-        came_s = self._clock()
-        as_of = isinstance(view, AsOfView)
-        if cache is None or as_of:
-            return await read_page(
-                self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
-            )
+        bounds = {"limit": limit, "max_bytes": max_bytes}
+        from_store = partial(read_page, self._store, cache, span, **bounds, view=view, with_pointers=with_pointers)
+        if cache is None or isinstance(view, AsOfView):
+            return await from_store()
+        came_s, turn = self._clock(), cache.budget.pages.turn
         kind = PageKind(span.prefix, limit, max_bytes)
         for each in (kind, stretch_kind(span.prefix)) if self._under_way else ():
             under_way = self._under_way.get((each, span.start))
@@ -114,9 +113,7 @@ class Pages:
         if page is not None:
             cache.budget.hits += 1
         else:
-            page = await read_page(
-                self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
-            )
+            page = await from_store()
             self._go_on(cache, kind, span, page, came_s, turn)
         return page
 
@@ -208,7 +205,7 @@ class Pages:
         ):
             return
         if kind.limit:
-            if pages.has(span, kind.limit, kind.max_bytes):
+            if pages.bytes_of(span, kind.limit, kind.max_bytes) is not None:
                 return
         else:
             first, last = self._in_vain.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)

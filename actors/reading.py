@@ -57,9 +57,8 @@ async def read_page(
     if span.start >= span.until:
         return Page(last_id=span.resume)
     paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
-    if feed_cached(cache, span, paging):
-        if cache is not None:
-            cache.budget.hits += 1
+    if cache is not None and feed_cached(cache, span, paging):
+        cache.budget.hits += 1
         return paging.page()
     if isinstance(view, AsOfView):
         cache = None  # the pages that are kept are those of readers as of now
@@ -114,10 +113,8 @@ async def walk_rows(store: Store, walk: Walk) -> None:
         await store.scan(table, start, stop, feed, first_chunk=walk.wanted, reverse=reverse)
 
 
-def feed_cached(cache: TopicCache | None, span: Span, paging: Paging) -> bool:
+def feed_cached(cache: TopicCache, span: Span, paging: Paging) -> bool:
     """Feed a page from the cache; False if the cache does not have all of it, and nothing was fed."""
-    if cache is None:
-        return False
     if not cache.covers(span.prefix, span.start):
         return False
     for chunk in cache.chunks_from(span.start):

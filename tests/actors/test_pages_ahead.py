@@ -118,9 +118,10 @@ async def test_of_a_whole_walk_the_last_page_alone_is_read_twice_and_none_is_lef
         assert harness.directory.cache(NAME).budget.bytes == 0
 
 
-async def test_who_comes_while_the_page_is_being_read_waits_for_it():
+@pytest.mark.parametrize(("limit", "more_scans"), [(LIMIT, 1), (2, 0)], ids=["page", "stretch"])
+async def test_who_comes_while_it_is_being_read_waits_for_it(limit, more_scans):
     async with reading() as (harness, ahead):
-        reader, pages = Reader(harness, ahead), []
+        reader, pages = Reader(harness, ahead, limit=limit), []
         async with trio.open_nursery() as nursery:
             await while_the_third_page_is_read_ahead(reader, nursery)
 
@@ -132,8 +133,10 @@ async def test_who_comes_while_the_page_is_being_read_waits_for_it():
             await wait_all_tasks_blocked()
             assert (len(pages), harness.store.calls["scan"]) == (0, before), "nobody reads it besides"
             harness.store.release("scan")
+        await wait_all_tasks_blocked()
+        assert harness.store.calls["scan"] == before + more_scans, "behind a page the next one"
         ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
-        assert [(page.count, page.last_id) for page in pages] == [(LIMIT, ids[3 * LIMIT - 1])]
+        assert [(page.count, page.last_id) for page in pages] == [(limit, ids[3 * limit - 1])]
 
 
 async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead():
@@ -366,24 +369,6 @@ async def test_of_a_stretch_every_reader_has_pages_wherever_they_begin_and_end()
         reader = Reader(harness, ahead, limit=40)
         reader.since = ids[4]
         assert await reader.scans() == 1, "it goes on behind the stretch"
-
-
-async def test_who_comes_while_the_stretch_is_being_read_waits_for_it():
-    async with reading() as (harness, ahead):
-        reader, pages = Reader(harness, ahead, limit=2), []
-        async with trio.open_nursery() as nursery:
-            await while_the_third_page_is_read_ahead(reader, nursery)
-
-            async def read():
-                pages.append(await reader.page())
-
-            before = harness.store.calls["scan"]
-            nursery.start_soon(read)
-            await wait_all_tasks_blocked()
-            assert (len(pages), harness.store.calls["scan"]) == (0, before)
-            harness.store.release("scan")
-        assert [page.count for page in pages] == [2]
-        assert harness.store.calls["scan"] == before
 
 
 async def test_a_stretch_that_comes_to_the_end_of_the_topic_shows_nothing_of_the_end():
