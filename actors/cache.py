@@ -51,6 +51,8 @@ class CacheBudget:
         self.pages = KeptPages(max_bytes // PAGES_PART)
         self.hits = 0
         self.misses = 0
+        #: How often something that was cached has become something else.
+        self.revisions = 0
         self._chunks: OrderedDict[int, tuple[TopicCache, Chunk]] = OrderedDict()
 
     def opened(self, cache: TopicCache, chunk: Chunk) -> None:
@@ -82,6 +84,9 @@ class TopicCache:
         self.chunks: list[Chunk] = []
         #: The generations of which pages may be kept.
         self._prefixes: set[bytes] = set()
+        #: No other cache, and this one at no other time, has or had this number before messages it had seen changed.
+        self.revision = 0
+        self._revise()
 
     def __repr__(self) -> str:
         return f"<TopicCache {sum(map(len, self.chunks))} messages in {len(self.chunks)} chunks>"
@@ -150,6 +155,7 @@ class TopicCache:
 
         Positions have 10 bytes; both are included. A second call, or one without such items here, changes nothing.
         """
+        self._revise()
         if prefix != self.prefix:
             return
         start, stop = first + NO_PAYLOAD_PART, last + b"\xff" * len(NO_PAYLOAD_PART)
@@ -159,6 +165,14 @@ class TopicCache:
                 break
             grown += chunk.roll_back(pointer, chunk.find(start), chunk.find(stop))
         self.budget.changed(grown)
+
+    def _revise(self) -> None:
+        self.budget.revisions += 1
+        self.revision = self.budget.revisions
+
+    def has_expiries(self, first: bytes, last: bytes) -> bool:
+        """Whether a chunk with messages from the id ``first`` to ``last`` has some with a time to live of their own."""
+        return any(chunk.expiries for chunk in self.chunks_from(first) if chunk.first <= last)
 
     def covers(self, prefix: bytes, bound: bytes) -> bool:
         """Whether the cache has everything from ``bound`` on."""
@@ -210,6 +224,7 @@ class TopicCache:
 
     def clear(self) -> None:
         """Forget everything: after a fall, a deletion, a re-creation."""
+        self._revise()
         self.begin_anew()
         self.budget.changed(self.budget.pages.forget(self._prefixes))
         self._prefixes.clear()

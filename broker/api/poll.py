@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import trio
 
+from broker.api.kept_answers import KeptAnswer, KeptAnswers, question_of
 from broker.api.readers import READER_HEADER
 from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, NO_LIMIT, body_of, in_steps, off_loop
 from broker.api.set_aside import passed
@@ -32,7 +33,7 @@ from plainsong.protocol.errors import (
     TopicNotFound,
     TransactionsUnavailable,
 )
-from plainsong.protocol.ids import after, unpack_position
+from plainsong.protocol.ids import ID_BYTES, after, unpack_position
 from plainsong.protocol.names import reader_name
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import check_poll
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock
     from actors.pages import Pages
     from actors.pointers import PointerIndex
+    from broker.api.kept_answers import Question
     from broker.api.readers import NamedReaders
     from broker.api.route import Limit
     from broker.authority import Transactions
@@ -133,6 +135,7 @@ class Polling:
     """Takes the seconds from a message's publish to its delivery, of polls that had waited for it."""
     named_readers: NamedReaders
     """Notes how far the readers are that name themselves."""
+    kept: KeptAnswers = field(default_factory=KeptAnswers)
 
     async def poll(self, request: Request) -> Answer:
         """The messages from a position on, oldest first.
@@ -166,6 +169,14 @@ class Polling:
 
     def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
         """As ``poll``, without a task: of small pages that are in memory. See ``route.Start``."""
+        question = question_of(request)
+        kept = None if question is None else self.kept.find(question)
+        if kept is not None and self._is_right(kept):
+            if READER_HEADER in request.headers:
+                self.named_readers.polled(kept.name, request, kept.last_id, self.clock.now_ms())
+            answered(kept.answer())
+            self.rates.delivered(kept.name, kept.count, trio.current_time())
+            return NO_LIMIT
         asked = self._asked(request)
         name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
         is_committed = body.isolation == "committed"
@@ -201,9 +212,45 @@ class Polling:
         found = Found(span, view, page, asked_from=body.since)
         self._note(request, asked, found, asked_ms)
         pieces = _pieces(codec, asked.options, page) if frames is None else frames_pieces(page, frames)
-        answered(_answer(b"".join(pieces), codec.content_type if frames is None else frames.content_type, found))
+        content, content_type = b"".join(pieces), codec.content_type if frames is None else frames.content_type
+        answered(_answer(content, content_type, found))
         self.rates.delivered(name, page.count, trio.current_time())
+        if question is not None and self.kept.is_asked_again(question):
+            self._keep(question, asked, found, content, content_type)
         return NO_LIMIT
+
+    def _is_right(self, kept: KeptAnswer) -> bool:
+        """Whether an answer that is kept is what its poll would be answered now."""
+        span, cache = self.directory.look_now(kept.name, kept.look), self.directory.cache(kept.name)
+        if span is None or cache is None or not kept.is_of(span, cache.revision):
+            return False
+        if kept.count:
+            cache.budget.hits += 1
+        return True
+
+    def _keep(self, question: Question, asked: _Asked, found: Found, content: bytes, content_type: str) -> None:
+        """Keep an answer, unless it is not the same for long."""
+        name, span, page = asked.name, found.span, found.page
+        cache = self.directory.cache(name)
+        first = page.parts[0][1 : 1 + ID_BYTES] if page.count else None
+        if cache is None or (
+            first is not None and page.last_id is not None and cache.has_expiries(first, page.last_id)
+        ):
+            return
+        kept = KeptAnswer(
+            name=name,
+            look=Look(asked.body.since, asked.body.end_before),
+            span=span,
+            revision=cache.revision,
+            first=first,
+            is_cut=page.end == "more",
+            content=content,
+            content_type=content_type,
+            headers=headers_of(found),
+            count=page.count,
+            last_id=page.last_id,
+        )
+        self.kept.keep(question, kept)
 
     def _asked(self, request: Request) -> _Asked:
         """What a request asks for. Raises PlainsongError for one that makes no sense."""

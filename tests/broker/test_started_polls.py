@@ -7,55 +7,11 @@ import trio
 from broker_in_process import TOPICS, in_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from started_polls import AVRO_TYPE, FRAMES, JSON_TYPE, NAME, POINTERS, answered, asked, same, started
 
 from broker.api.poll import START_BYTES
-from broker.http.messages import Request
-from plainsong.protocol.codec import AVRO, JSON
 from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
 from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, after
-from plainsong.protocol.names import TopicName
-from plainsong.protocol.requests import PollRequest
-
-JSON_TYPE = {"content-type": "application/json"}
-AVRO_TYPE = {"content-type": "avro/binary"}
-FRAMES = {"accept": "application/vnd.plainsong.frames"}
-POINTERS = {"accept": "application/vnd.plainsong.frames;fields=pointer"}
-NAME = TopicName("ns", "t")
-
-
-def endpoint(daemon):
-    return next(each for each in daemon.service.endpoints if each.route.name == "poll")
-
-
-def asked(headers=JSON_TYPE, query="", topic="t", **wanted):
-    codec = AVRO if headers["content-type"] == "avro/binary" else JSON
-    content = codec.encode_poll(PollRequest(**wanted))
-    return lambda: Request({"namespace": "ns", "topic": topic}, query, dict(headers), content)
-
-
-def started(daemon, make):
-    """The answer that was given without a task; None: it needs one."""
-    answers = []
-    limit = endpoint(daemon).start(make(), answers.append)
-    assert (limit is None) == (answers == []), "it is answered before this returns, or not at all"
-    return shown(answers[0]) if answers else None
-
-
-async def answered(daemon, make):
-    return shown(await endpoint(daemon).handler(make()))
-
-
-def shown(answer):
-    body = answer.body if isinstance(answer.body, bytes) else None
-    return answer.status, answer.content_type, sorted(answer.headers), body
-
-
-async def same(daemon, make):
-    """The answer that a poll gets both ways."""
-    found = started(daemon, make)
-    assert found is not None
-    assert found == await answered(daemon, make)
-    return found
 
 
 @pytest.mark.parametrize(

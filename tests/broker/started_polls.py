@@ -1,0 +1,49 @@
+"""Polls as the listener begins them, without a task, and as any other begins them."""
+
+from __future__ import annotations
+
+from broker.http.messages import Request
+from plainsong.protocol.codec import AVRO, JSON
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.requests import PollRequest
+
+JSON_TYPE = {"content-type": "application/json"}
+AVRO_TYPE = {"content-type": "avro/binary"}
+FRAMES = {"accept": "application/vnd.plainsong.frames"}
+POINTERS = {"accept": "application/vnd.plainsong.frames;fields=pointer"}
+NAME = TopicName("ns", "t")
+
+
+def endpoint(daemon):
+    return next(each for each in daemon.service.endpoints if each.route.name == "poll")
+
+
+def asked(headers=JSON_TYPE, query="", topic="t", **wanted):
+    codec = AVRO if headers["content-type"] == "avro/binary" else JSON
+    content = codec.encode_poll(PollRequest(**wanted))
+    return lambda: Request({"namespace": "ns", "topic": topic}, query, dict(headers), content)
+
+
+def started(daemon, make):
+    """The answer that was given without a task; None: it needs one."""
+    answers = []
+    limit = endpoint(daemon).start(make(), answers.append)
+    assert (limit is None) == (answers == []), "it is answered before this returns, or not at all"
+    return shown(answers[0]) if answers else None
+
+
+async def answered(daemon, make):
+    return shown(await endpoint(daemon).handler(make()))
+
+
+def shown(answer):
+    body = answer.body if isinstance(answer.body, bytes) else None
+    return answer.status, answer.content_type, sorted(answer.headers), body
+
+
+async def same(daemon, make):
+    """The answer that a poll gets both ways."""
+    found = started(daemon, make)
+    assert found is not None
+    assert found == await answered(daemon, make)
+    return found
