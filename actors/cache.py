@@ -84,7 +84,7 @@ class TopicCache:
         self.chunks: list[Chunk] = []
         #: The generations of which pages may be kept.
         self._prefixes: set[bytes] = set()
-        #: No other cache, and this one at no other time, has or had this number before messages it had seen changed.
+        #: Changes whenever messages that were read before may have changed; no two caches ever share one.
         self.revision = 0
         self._revise()
 
@@ -170,9 +170,9 @@ class TopicCache:
         self.budget.revisions += 1
         self.revision = self.budget.revisions
 
-    def has_expiries(self, first: bytes, last: bytes) -> bool:
-        """Whether a chunk with messages from the id ``first`` to ``last`` has some with a time to live of their own."""
-        return any(chunk.expiries for chunk in self.chunks_from(first) if chunk.first <= last)
+    def has_expiries(self, bound: bytes) -> bool:
+        """Whether a chunk with messages from ``bound`` on has some with a time to live of their own."""
+        return any(chunk.expiries for chunk in self.chunks_from(bound))
 
     def covers(self, prefix: bytes, bound: bytes) -> bool:
         """Whether the cache has everything from ``bound`` on."""

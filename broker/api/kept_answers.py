@@ -1,13 +1,13 @@
-"""Answers to polls that are kept, for whoever asks the same: readers side by side, or one that comes back for more.
+"""Small answers to polls that are kept, for readers that ask for the same: side by side, or again while nothing is new.
 
 Consumers of a topic that are up to date ask for the same messages one after the other, and until something new comes
 each of them asks again for what it was told is not there. To make such an answer takes three times as long as to find
 out that it is still the right one. So small answers that were made in one turn (``Polling.start``) are kept from the
-second time on that somebody asks for them.
+second time on that a reader asks for them.
 
-A poll whose page was ended by a limit is answered alike for as long as its first message lives, whatever is published
-meanwhile; one that went on to the end of the topic until something is published. A roll-back ends both, and so do
-messages that are set aside.
+A page that a limit ended stays as it is for as long as its first message lives, whatever is published meanwhile; one
+that went on to the end of the topic does until something is published. A roll-back ends both, and so do messages that
+are set aside. Where a message behind the start of a page has a time to live of its own, no answer is kept.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import Look, Span
 
-#: Bytes that all kept answers may take. They are for those who read at the same time, hence few.
-MAX_BYTES = 1 << 20
+#: Bytes that all kept answers may take. They are for readers that ask at the same time, hence few; and a single one.
+MAX_BYTES, MAX_ANSWER_BYTES = 1 << 20, 128 << 10
 #: Memory of an answer beside its body and the request's.
 OVERHEAD_BYTES = 1500
 #: A longer request is not compared with others.
@@ -45,13 +45,16 @@ class Question(NamedTuple):
     accept: str | None
     body: bytes
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory, without what every question does."""
+        return len(self.body) + len(self.query) + len(self.content_type or "") + len(self.accept or "")
+
 
 def question_of(request: Request) -> Question | None:
     """What a poll asks; None: it is too long to be compared."""
-    if len(request.body) + len(request.query) > REQUEST_BYTES:
-        return None
     path, headers = request.path, request.headers
-    return Question(
+    question = Question(
         path["namespace"],
         path["topic"],
         request.query,
@@ -59,6 +62,7 @@ def question_of(request: Request) -> Question | None:
         headers.get("accept"),
         request.body,
     )
+    return question if question.size <= REQUEST_BYTES else None
 
 
 @dataclass(slots=True)
@@ -84,8 +88,8 @@ class KeptAnswer:
     last_id: bytes | None
     """Where its page ends."""
 
-    def is_of(self, span: Span, revision: int) -> bool:
-        """Whether a poll that found ``span`` is answered by it."""
+    def answers(self, span: Span, revision: int) -> bool:
+        """Whether a poll that found ``span`` would be told the same."""
         was = self.span
         return (
             revision == self.revision
@@ -96,7 +100,7 @@ class KeptAnswer:
         )
 
     def answer(self) -> Answer:
-        """An answer of one's own, since the listener compresses it where it stands."""
+        """A new answer each time, since the listener compresses it where it stands."""
         return Answer(200, self.content, self.content_type, list(self.headers))
 
 
@@ -125,7 +129,9 @@ class KeptAnswers:
         return False
 
     def keep(self, question: Question, kept: KeptAnswer) -> None:
-        """Keep an answer, in the place of the one before."""
+        """Keep an answer, in the place of the one before, unless it is too large."""
+        if len(kept.content) > MAX_ANSWER_BYTES:
+            return
         old = self._answers.pop(question, None)
         if old is not None:
             self.bytes -= _cost(question, old)
@@ -136,4 +142,4 @@ class KeptAnswers:
 
 
 def _cost(question: Question, kept: KeptAnswer) -> int:
-    return len(kept.content) + len(question.body) + len(question.query) + OVERHEAD_BYTES
+    return len(kept.content) + question.size + OVERHEAD_BYTES

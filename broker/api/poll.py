@@ -36,7 +36,7 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.ids import ID_BYTES, after, unpack_position
 from plainsong.protocol.names import reader_name
 from plainsong.protocol.page import Page
-from plainsong.protocol.requests import check_poll
+from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, check_poll
 from plainsong.protocol.tephra.state import decode_transaction
 from plainsong.protocol.topic.asks import Describe, Look
 from plainsong.protocol.transactions.view import View
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 #: A longer page is made by a task, in turns with others, once there is room for its answer.
 START_BYTES = 64 << 10
+#: What a message's attributes are taken to weigh when it is decided how to write a page; they may be 4 KiB.
+ATTRIBUTES_BYTES = 512
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
 _PARAMETERS = ("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs")
@@ -170,8 +172,8 @@ class Polling:
     def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
         """As ``poll``, without a task: of small pages that are in memory. See ``route.Start``."""
         question = question_of(request)
-        kept = None if question is None else self.kept.find(question)
-        if kept is not None and self._is_right(kept):
+        kept = None if question is None else self._kept_for(question)
+        if kept is not None:
             if READER_HEADER in request.headers:
                 self.named_readers.polled(kept.name, request, kept.last_id, self.clock.now_ms())
             answered(kept.answer())
@@ -207,6 +209,7 @@ class Polling:
             or page.held is not None
             or (body.wait_ms and not page.count)
             or (frames is None and asked.is_streamed(page))
+            or len(page.attributes) * MAX_ATTRIBUTE_BYTES > START_BYTES
         ):
             return None
         found = Found(span, view, page, asked_from=body.since)
@@ -219,23 +222,24 @@ class Polling:
             self._keep(question, asked, found, content, content_type)
         return NO_LIMIT
 
-    def _is_right(self, kept: KeptAnswer) -> bool:
-        """Whether an answer that is kept is what its poll would be answered now."""
+    def _kept_for(self, question: Question) -> KeptAnswer | None:
+        """The answer that is kept, if the poll would be told the same now; it counts as a page of the scan cache."""
+        kept = self.kept.find(question)
+        if kept is None:
+            return None
         span, cache = self.directory.look_now(kept.name, kept.look), self.directory.cache(kept.name)
-        if span is None or cache is None or not kept.is_of(span, cache.revision):
-            return False
+        if span is None or cache is None or not kept.answers(span, cache.revision):
+            return None
         if kept.count:
             cache.budget.hits += 1
-        return True
+        return kept
 
     def _keep(self, question: Question, asked: _Asked, found: Found, content: bytes, content_type: str) -> None:
         """Keep an answer, unless it is not the same for long."""
         name, span, page = asked.name, found.span, found.page
         cache = self.directory.cache(name)
         first = page.parts[0][1 : 1 + ID_BYTES] if page.count else None
-        if cache is None or (
-            first is not None and page.last_id is not None and cache.has_expiries(first, page.last_id)
-        ):
+        if cache is None or (first is not None and cache.has_expiries(first)):
             return
         kept = KeptAnswer(
             name=name,
@@ -298,7 +302,7 @@ class Polling:
         room = reading.room
         while True:
             page = found.page
-            size = page.payload_bytes + bytes_each * page.count
+            size = page.payload_bytes + bytes_each * page.count + ATTRIBUTES_BYTES * len(page.attributes)
             content = body_of(await in_steps(size, pieces(page), at_once_bytes=at_once_bytes))
             if room is None or room.has(len(content)) or page.count <= 1:
                 return content

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from started_polls import AVRO_TYPE, FRAMES, JSON_TYPE, NAME, POINTERS, answered, asked, same, started
 
-from broker.api.kept_answers import MAX_BYTES, REQUEST_BYTES, KeptAnswer, KeptAnswers, question_of
+from broker.api.kept_answers import MAX_ANSWER_BYTES, MAX_BYTES, REQUEST_BYTES, KeptAnswer, KeptAnswers, question_of
 from broker.api.poll import Polling
 from broker.http.messages import Request
+from broker.metrics import Rates
 from plainsong.protocol.errors import InvalidName, MalformedBody
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.records import SetAside
@@ -91,7 +92,7 @@ async def test_an_answer_is_kept_from_the_second_time_on_and_counts_as_any(made)
         (JSON_TYPE, {"limit": 2, "isolation": "committed"}),
     ],
 )
-async def test_whoever_asks_for_anything_else_gets_an_answer_of_his_own(made, other, more):
+async def test_a_reader_that_asks_for_anything_else_gets_another_answer(made, other, more):
     async with in_process() as daemon:
         for topic in ("t", "u"):
             await daemon.create(topic)
@@ -99,6 +100,32 @@ async def test_whoever_asks_for_anything_else_gets_an_answer_of_his_own(made, ot
         keep(daemon, asked(limit=2))
         found = anew(daemon, asked(other, **more), made)
         assert found == await answered(daemon, asked(other, **more))
+
+
+async def test_what_is_kept_is_counted_as_delivered_each_time(made, monkeypatch):
+    delivered = []
+    monkeypatch.setattr(Rates, "delivered", lambda self, name, count, now_s: delivered.append((name, count)))
+    async with in_process() as daemon:
+        await daemon.create()
+        await daemon.publish("a", "b")
+        keep(daemon, asked())
+        assert kept(daemon, asked(), made) is not None
+        assert delivered == [(NAME, 2)] * 3
+
+
+async def test_topics_of_one_name_in_two_namespaces_have_answers_of_their_own(made):
+    async with in_process() as daemon:
+        for namespace in ("ns", "other"):
+            await daemon.call("PUT", f"/v1/namespaces/{namespace}/topics/t")
+            await daemon.call("POST", f"/v1/namespaces/{namespace}/topics/t/publish", json={"messages": [namespace]})
+
+        def there():
+            request = asked()()
+            request.path = {"namespace": "other", "topic": "t"}
+            return request
+
+        keep(daemon, asked())
+        assert b'"other"' in anew(daemon, there, made)[3]
 
 
 async def test_a_body_that_makes_sense_in_one_encoding_is_refused_in_another(made):
@@ -119,10 +146,12 @@ async def test_a_page_that_a_limit_ended_stays_as_it_is_and_one_to_the_end_is_ma
         await daemon.create()
         _, last = await daemon.publish("a", "b")
         cut, whole = asked(limit=1), asked()
+        ended = asked(end_before=bytes.fromhex(last))
         empty = asked(start_from=bytes.fromhex(last), inclusive=False)
-        for each in (cut, whole, empty):
+        for each in (cut, whole, empty, ended):
             keep(daemon, each)
         await daemon.publish("c")
+        assert kept(daemon, ended, made) == await answered(daemon, ended)
         assert kept(daemon, cut, made) == await answered(daemon, cut)
         assert b'"c"' in anew(daemon, whole, made)[3]
         assert b'"c"' in anew(daemon, empty, made)[3]
@@ -191,6 +220,34 @@ async def test_messages_with_a_time_to_live_of_their_own_are_in_no_answer_that_i
         assert b'"a"' not in started(daemon, asked())[3]
 
 
+async def test_a_page_that_ended_before_such_a_message_is_told_to_be_the_last_once_that_has_expired(made):
+    async with in_process() as daemon:
+        await daemon.create()
+        await daemon.publish(*["a"] * 300)  # a chunk of the scan cache for themselves
+        await daemon.publish("b", ttlSeconds=5)
+        for _ in range(3):
+            assert ("Plainsong-End", "more") in anew(daemon, asked(limit=300), made)[2]
+        daemon.clock.ms += 6_000
+        expected = await answered(daemon, asked(limit=300))
+        assert ("Plainsong-End", "end") in expected[2]
+        assert started(daemon, asked(limit=300)) in (None, expected)
+
+
+async def test_after_a_roll_back_whose_outcome_is_unknown_nothing_that_was_kept_is_told(made):
+    async with in_process() as daemon:
+        await daemon.create()
+        begun = await begin(daemon)
+        under = {"transactionWritePointer": begun["writePointer"], "messages": ["a"]}
+        await daemon.call("POST", f"{TOPICS}/t/publish", json=under)
+        pointers = asked(JSON_TYPE | POINTERS)
+        keep(daemon, pointers)
+        daemon.store.fail_next("write", applied=True)
+        under = {"transactionWritePointer": begun["writePointer"]}
+        await daemon.call("POST", f"{TOPICS}/t/rollback", json=under, status=503)
+        expected = await answered(daemon, pointers)
+        assert started(daemon, pointers) in (None, expected)
+
+
 async def test_what_was_kept_of_a_topic_ends_with_it(made):
     async with in_process() as daemon:
         await daemon.create()
@@ -217,8 +274,7 @@ async def test_a_page_that_passes_messages_which_are_set_aside_says_so_from_then
             assert ("Plainsong-Set-Aside", "1") in (await answered(daemon, asked(limit=limit)))[2]
         for limit in (1, 2, 1000):
             for _ in range(4):
-                found = started(daemon, asked(limit=limit))
-                assert found is None or found == await answered(daemon, asked(limit=limit))
+                assert started(daemon, asked(limit=limit)) in (None, await answered(daemon, asked(limit=limit)))
 
 
 async def test_a_request_that_is_long_is_not_compared(made):
@@ -226,13 +282,16 @@ async def test_a_request_that_is_long_is_not_compared(made):
         await daemon.create()
         await daemon.publish("a")
 
-        def long():
+        def long_body():
             request = asked()()
             request.body += b" " * REQUEST_BYTES
             return request
 
-        for _ in range(3):
-            assert anew(daemon, long, made) is not None
+        long_accept = asked(JSON_TYPE | {"accept": "a/b;x=" + "y" * REQUEST_BYTES})
+        long_type = asked({"content-type": "application/json;x=" + "y" * REQUEST_BYTES})
+        for long in (long_body, long_accept, long_type):
+            for _ in range(3):
+                assert anew(daemon, long, made) is not None
 
 
 async def test_an_answer_that_is_compressed_for_one_reader_is_as_it_was_for_the_next(made):
@@ -270,7 +329,7 @@ STRETCH = SetAside(b"c" * 10, b"d" * 10, 1)
 def test_an_answer_is_right_for_the_same_messages_alone(span, revision, is_right, is_cut):
     first = after(b"a" * 20)[:20]
     kept = KeptAnswer(NAME, Look(FIRST_BOUND), SPAN, 7, first, is_cut, b"", "a/b", (), 1, first)
-    assert kept.is_of(span, revision) == (is_right == "always" or (is_cut and is_right.startswith("of")))
+    assert kept.answers(span, revision) == (is_right == "always" or (is_cut and is_right.startswith("of")))
 
 
 def test_kept_answers_take_no_more_than_their_bound_and_the_oldest_go_first():
@@ -289,6 +348,9 @@ def test_kept_answers_take_no_more_than_their_bound_and_the_oldest_go_first():
     before = answers.bytes
     answers.keep(questions[-1], answer(10_000))
     assert answers.bytes == before - 10_000, "it takes the place of the one before"
+    count = len(answers)
+    answers.keep(questions[0], answer(MAX_ANSWER_BYTES + 1))
+    assert len(answers) == count, "one that is too large drives no other out"
     assert not answers.is_asked_again(questions[5])
     assert answers.is_asked_again(questions[5])
 

@@ -83,6 +83,17 @@ async def test_what_needs_more_than_memory_or_is_not_small_is_left_to_a_task():
         assert started(daemon, asked(limit=1, topic="larger")) is None
 
 
+async def test_a_page_with_many_attributes_is_left_to_a_task():
+    async with in_process() as daemon:
+        await daemon.create()
+        for _ in range(2):
+            messages = [{"payload": "a", "attributes": {"k": "v" * 4000}}] * 10
+            await daemon.call("POST", f"{TOPICS}/t/publish", json={"messages": messages})
+        await same(daemon, asked(limit=10))
+        assert started(daemon, asked()) is None
+        assert len((await answered(daemon, asked()))[3]) > 80_000
+
+
 async def test_while_the_topic_has_something_else_to_do_a_poll_takes_its_turn():
     async with in_process() as daemon:
         await daemon.create()
