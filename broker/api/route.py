@@ -71,7 +71,9 @@ class Route(Generic[S]):
     reads_only: bool = False
     """Nothing happens by answering it, so that it may be asked again elsewhere; true of every GET."""
     hot: bool = False
-    """The lane serves it, whose body is bounded by the listener. Its path ends in a word, and its method is POST."""
+    """The lane serves it, whose body is bounded by the listener, and its requests are traced."""
+    quick: bool = False
+    """The lane serves it, too, though it takes no messages; see ``in_lane``."""
     start: Callable[[S, Request, Callable[[Answer], None]], Limit | None] | None = None
     """Of a hot route: answers most requests without a task of their own; see ``Start``."""
     wait_ms: Callable[[Request], int] | None = None
@@ -101,6 +103,16 @@ class Route(Generic[S]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads_only", self.reads_only or self.method == "GET")
         assert (self.verb is None) == (self.on in ("name", "nobody")), self.name
+
+    @property
+    def in_lane(self) -> bool:
+        """Whether the lane serves it. Of a quick route only what has its body within ``body_bytes``, and as it is."""
+        return self.hot or self.quick
+
+    @property
+    def body_bytes(self) -> int:
+        """The largest body of a request; of a hot route the listener's bound counts instead."""
+        return 0 if self.body is None else self.body.max_bytes
 
     @property
     def may_wait(self) -> bool:
@@ -269,7 +281,7 @@ class Accounting:
 
 
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
-    """A hot route whose answers are counted and logged, whichever listener the request came by.
+    """A route of the lane whose answers are counted and logged, whichever listener the request came by.
 
     Those of other routes are counted where their bodies are read, since reading one may fail.
     """

@@ -1,7 +1,7 @@
 """HTTP: one set of handlers behind two listeners, the lane and hypercorn.
 
-    server      binds, accepts, stops; hands what is not hot to hypercorn      budgets     what bodies and answers may hold
-    lane        HTTP/1.1 for the hot routes                                   messages    Request, Answer, query, statuses
+    server      binds, accepts, stops; hands what is not the lane's on         budgets     what bodies and answers may hold
+    lane        HTTP/1.1 for messages, transactions and topics                 messages    Request, Answer, query, statuses
     quart_app   every other route, behind hypercorn                           wire        heads, chunks, compression
     websocket   streams                                                       hypercorn_server, hypercorn_patches   hypercorn, with our bounds
 

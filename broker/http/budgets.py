@@ -32,7 +32,7 @@ class HttpSettings:
       ValueError: ``max_inflight_bytes`` cannot hold one body beside its decompressed form.
     """
 
-    #: Serve the hot routes without hypercorn.
+    #: Serve the routes of the lane without hypercorn.
     lane: bool = True
     #: Of one request, as sent and decompressed; beyond it 413 ``body_too_large``.
     max_body_bytes: int = 64 * MIB

@@ -1,6 +1,6 @@
 """Hypercorn's trio server for all that the lane does not serve, on connections whose first bytes may have been read.
 
-A connection over HTTP/1.1 goes back to the lane with its next request of a hot route.
+A connection over HTTP/1.1 goes back to the lane with its next request for the lane.
 
 Three things differ from hypercorn's own ``TCPServer`` (0.18). Sends have a deadline and can be cut: its own are shielded
 for ever, so that a reader that stopped holds up the exit. A head has a time-out of its own. The refusals of its parser

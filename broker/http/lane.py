@@ -1,4 +1,4 @@
-"""The lane: HTTP/1.1 requests of hot routes on one connection, one after the other, until one is not for it."""
+"""The lane: HTTP/1.1 requests of its routes on one connection, one after the other, until one is not for it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LaneParts:
     """What all lanes of a server share."""
 
     settings: HttpSettings
-    routes: HotRoutes
+    routes: LaneRoutes
     budget: BodyBudget
     watch: Watch
     reactor: Reactor
@@ -629,37 +629,39 @@ CHUNKED = -1
 
 
 class _Shape(NamedTuple):
-    """The path of a hot route, cut at its slashes."""
+    """The path of a route, cut at its slashes."""
 
     endpoint: Endpoint
     words: tuple[tuple[int, str], ...]
     places: tuple[tuple[str, int], ...]
 
 
-class HotRoutes:
-    """Finds the hot route of a path: one look-up by its number of segments and its last one."""
+class LaneRoutes:
+    """Finds the lane's route of a method and path: one look-up by the number of segments and the last one, or two."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        self._shapes: dict[tuple[int, str], _Shape] = {}
+        self._shapes: dict[tuple[str, int, str], _Shape] = {}
         starts = set()
         for endpoint in endpoints:
             route = endpoint.route
-            if not route.hot:
+            if not route.in_lane:
                 continue
-            assert route.method == "POST"  # the one that the lane knows
             segments = route.path.split("/")
             words = [(at, word) for at, word in enumerate(segments) if not word.startswith("{")]
             places = [(word[1:-1], at) for at, word in enumerate(segments) if word.startswith("{")]
             shape = _Shape(endpoint, tuple(words), tuple(places))
-            assert self._shapes.setdefault((len(segments), segments[-1]), shape) is shape  # else one look is too few
+            last = "" if segments[-1].startswith("{") else segments[-1]
+            # Else more looks are needed.
+            assert self._shapes.setdefault((route.method, len(segments), last), shape) is shape
             starts.add(f"{route.method} {route.path.partition('{')[0]}".encode())
-        #: Every hot request starts with one of these; what does not is handed over at once.
+        #: Every request for the lane starts with one of these; what does not is handed over at once.
         self.prefixes = tuple(sorted(starts))
 
-    def find(self, path: str) -> tuple[Endpoint, Mapping[str, str]] | None:
+    def find(self, method: str, path: str) -> tuple[Endpoint, Mapping[str, str]] | None:
         """The route and what stands in its places, if none of them is empty."""
         segments = path.split("/")
-        shape = self._shapes.get((len(segments), segments[-1]))
+        count = len(segments)
+        shape = self._shapes.get((method, count, segments[-1])) or self._shapes.get((method, count, ""))
         if shape is None:
             return None
         for at, word in shape.words:
@@ -669,16 +671,16 @@ class HotRoutes:
         return (shape.endpoint, found) if all(found.values()) else None
 
     def is_first_of(self, data: bytes) -> bool:
-        """Whether ``data`` begins with the request line of a hot route."""
+        """Whether ``data`` begins with the request line of a route of the lane."""
         if not data.startswith(self.prefixes):
             return False
         words = data[:MAX_HEAD_BYTES].split(b" ", 2)
-        return len(words) == 3 and _route(words[1], self) is not None
+        return len(words) == 3 and _route(words[0].decode("ascii"), words[1], self) is not None
 
 
 @dataclass(slots=True, frozen=True)
 class Head:
-    """The head of a hot request."""
+    """The head of a request for the lane."""
 
     endpoint: Endpoint
     #: What stands in the places of the route's path: percent-decoded.
@@ -716,12 +718,13 @@ class _HeadParts:
         self.complete = True
 
 
-def parse_head(data: bytes, routes: HotRoutes) -> Head | None:
+def parse_head(data: bytes, routes: LaneRoutes) -> Head | None:
     """The head in ``data``, which ends with its empty line; None when the request is not for the lane.
 
     The lane takes what every reader of HTTP understands alike. Anything that two readers could take differently
     (two lengths, a length beside chunks, folded lines, no host or two) is left to hypercorn, whose answer is then
-    the only one. No hot route can be upgraded, so that an ``Upgrade`` header is ignored (RFC 9110, section 7.8).
+    the only one. No route of the lane can be upgraded, so that an ``Upgrade`` header is ignored (RFC 9110, section 7.8).
+    So is what a quick route has to read in more than one step, or to decompress.
     """
     parts = _HeadParts()
     parser = httptools.HttpRequestParser(parts)
@@ -731,8 +734,8 @@ def parse_head(data: bytes, routes: HotRoutes) -> Head | None:
         pass  # raised behind the head
     except httptools.HttpParserError:
         return None
-    route = _route(parts.url, routes)
-    if route is None or not parts.complete or b"\r\n " in data or b"\r\n\t" in data:
+    route = _route(parser.get_method().decode("ascii"), parts.url, routes) if parts.complete else None
+    if route is None or b"\r\n " in data or b"\r\n\t" in data:
         return None
     version = parser.get_http_version()
     headers = _joined(parts.headers)
@@ -743,6 +746,11 @@ def parse_head(data: bytes, routes: HotRoutes) -> Head | None:
         return None
     tokens = [token.strip() for token in headers.get("connection", "").lower().split(",")]
     (endpoint, path), query = route
+    expects_continue = version == "1.1" and headers.get("expect", "").lower() == "100-continue"
+    if endpoint.route.quick and (
+        not 0 <= length <= endpoint.route.body_bytes or expects_continue or "content-encoding" in headers
+    ):
+        return None
     return Head(
         endpoint,
         path,
@@ -751,13 +759,13 @@ def parse_head(data: bytes, routes: HotRoutes) -> Head | None:
         length,
         keep_alive=version == "1.1" and "close" not in tokens,
         chunks=version == "1.1",
-        expects_continue=version == "1.1" and headers.get("expect", "").lower() == "100-continue",
+        expects_continue=expects_continue,
         request_id=sane_request_id(headers.get("x-request-id")),
     )
 
 
-def _route(url: bytes, routes: HotRoutes) -> tuple[tuple[Endpoint, Mapping[str, str]], str] | None:
-    """The hot route, the places of its path, and the query; None for any other path."""
+def _route(method: str, url: bytes, routes: LaneRoutes) -> tuple[tuple[Endpoint, Mapping[str, str]], str] | None:
+    """The route, the places of its path, and the query; None for one that is not the lane's."""
     if not url.isascii():
         return None
     path, _, query = url.decode("ascii").partition("?")
@@ -765,7 +773,7 @@ def _route(url: bytes, routes: HotRoutes) -> tuple[tuple[Endpoint, Mapping[str, 
         path = unquote(path)
         if not path.isascii() or not path.isprintable():
             return None
-    found = routes.find(path)
+    found = routes.find(method, path)
     return None if found is None else (found, query)
 
 

@@ -66,7 +66,7 @@ class Application(QuartTrio):
 
 
 def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
-    """Every route, the hot ones too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
+    """Every route, those of the lane too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
     endpoints = tuple(endpoints)
     acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
@@ -76,7 +76,9 @@ def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acc
     for endpoint in endpoints:
         route = endpoint.route
         app.view_functions[route.name] = (
-            hot_view(endpoint, settings, acceptance) if route.hot else _view(endpoint, settings, acceptance, accounting)
+            lane_view(endpoint, settings, acceptance)
+            if route.in_lane
+            else _view(endpoint, settings, acceptance, accounting)
         )
         methods[rule_of(route.path)] |= {"GET", "HEAD"} if route.method == "GET" else {route.method}
     for rule, allowed in methods.items():
@@ -130,7 +132,7 @@ def _view(
     endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance, accounting: Accounting
 ) -> Callable[..., Awaitable[Response]]:
     route, handler, _ = endpoint
-    max_bytes = 0 if route.body is None else route.body.max_bytes
+    max_bytes = route.body_bytes
 
     async def view(**path: str) -> Response:
         begun_s = perf_counter()
@@ -239,20 +241,22 @@ def passage() -> Passage:
     )  # an application without a server
 
 
-def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
+def lane_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
     """A view that answers as the lane does, byte for byte."""
     route, handler, _ = endpoint
+    max_bytes = settings.max_body_bytes if route.hot else route.body_bytes
 
     async def view(**path: str) -> Response:
         through = passage()
         try:
             through.enter(route, path)
+            asked = _asked(through, path)
+            # The gate has seen to the size of a large one.
+            asked.body = await (request.body if route.hot else _read_small(max_bytes))
         except PlainsongError as error:
             through.guard.requested(route.name, status_of(error), 0.0)
             raise
-        asked = _asked(through, path)
-        asked.body = await request.body  # the gate has seen to its size
-        answer = await _decode(route, asked, acceptance, settings.max_body_bytes, settings)
+        answer = await _decode(route, asked, acceptance, max_bytes, settings)
         if answer is None:
             answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
             answer = await (through.answer_reader(answering, asked) if route.reads_only else answering(asked))

@@ -16,7 +16,7 @@ from trio.lowlevel import wait_readable
 
 from broker.http import wire
 from broker.http.acceptance import Acceptance
-from broker.http.lane import HotRoutes, Lane, LaneParts, Watch
+from broker.http.lane import Lane, LaneParts, LaneRoutes, Watch
 from broker.http.messages import answer_for, new_request_id
 from broker.http.origin_check import OriginCheck
 from broker.http.peer import peer_of
@@ -128,7 +128,7 @@ async def serve_http(
         check = check or OriginCheck()
         hypercorn = _Hypercorn(build, settings, budget, check, begin, guard)
         # Without routes a lane only finds out how a connection begins.
-        routes = HotRoutes(endpoints if settings.lane else ())
+        routes = LaneRoutes(endpoints if settings.lane else ())
         parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints), guard)
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with trio.open_nursery() as nursery:
@@ -371,7 +371,7 @@ class _Hypercorn:
     """Hypercorn and the application behind it, from the first connection that needs them on.
 
     To load both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
-    that is asked for nothing but hot routes does without; another loads them in a thread, while the lane goes on.
+    that is asked for nothing but the routes of the lane does without; another loads them in a thread, while the lane goes on.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from broker.api.routes import ROUTES
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
 from broker.http.messages import Answer, Request
-from broker.http.quart_app import hot_view, install_errors, rule_of
+from broker.http.quart_app import install_errors, lane_view, rule_of
 from broker.http.server import serve_http
 from broker.security.guard import OPEN
 from plainsong.protocol.errors import Overloaded, TopicNotFound
@@ -89,9 +89,11 @@ class Toys:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """The hot routes."""
+        """The routes of the lane."""
         own = {"publish": self.publish, "store": self.store, "rollback": self.rollback, "poll": self.poll}
-        return [Endpoint(each, own.get(each.name, partial(self.transact, each.name))) for each in ROUTES if each.hot]
+        return [
+            Endpoint(each, own.get(each.name, partial(self.transact, each.name))) for each in ROUTES if each.in_lane
+        ]
 
     async def rollback(self, request: Request) -> Answer:
         """Streams; the topic says how much."""
@@ -167,7 +169,7 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     install_errors(app, settings)
     for endpoint in toys.endpoints:
         route = endpoint.route
-        view = counted(toys, hot_view(endpoint, settings, Acceptance(())))
+        view = counted(toys, lane_view(endpoint, settings, Acceptance(())))
         app.add_url_rule(rule_of(route.path), route.name, view, methods=[route.method])
 
     @app.get("/ping")

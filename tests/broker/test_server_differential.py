@@ -36,6 +36,22 @@ TRANSACTIONS = st.sampled_from(
         "/v1//transactions",
     ]
 )
+ABOUT_TOPICS = st.sampled_from(
+    [
+        *["t"] * 4,
+        "t/properties",
+        "a%20b",
+        "a%2Fb",
+        "\u00fc",
+        "t/",
+        "t/properties/",
+        "t/stats",
+        "/v1/namespaces/ns/topics",
+        "/v1/namespaces/ns/topics/",
+        "/v1/namespaces//topics",
+    ]
+)
+ABOUT_TOPICS_METHODS = st.sampled_from(["GET", "PUT", "DELETE"] * 6 + ["POST", "get", "OPTIONS", "BREW"])
 QUERIES = st.sampled_from(["", "?", "?ttl=5", "?a=%20&b", "?#f"])
 METHODS = st.sampled_from(["POST"] * 20 + ["GET", "PUT", "post", "OPTIONS", "BREW"])
 VERSIONS = st.sampled_from(["HTTP/1.1"] * 20 + ["HTTP/1.0", "HTTP/1.2", "HTTP/2.0", "http/1.1"])
@@ -73,16 +89,23 @@ HEADERS = st.lists(
     max_size=4,
 )
 BODIES = st.sampled_from([b"", b"abc", b"x" * 5000, gzip.compress(b"abc" * 1000), gzip.compress(b"abc")[:-4]])
+BODIES_ABOUT_TOPICS = st.sampled_from([b""] * 4 + [b"{}", b"x" * 65536, b"x" * 65537, gzip.compress(b"{}")])
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    body = draw(BODIES)
-    path = draw(TRANSACTIONS) if draw(st.integers(0, 3)) == 0 else f"{draw(TOPICS)}/{draw(VERBS)}"
+    kind = draw(st.sampled_from(["transactions", "messages", "messages", "about topics"]))
+    body = draw(BODIES_ABOUT_TOPICS if kind == "about topics" else BODIES)
+    if kind == "transactions":
+        path, methods = draw(TRANSACTIONS), METHODS
+    elif kind == "messages":
+        path, methods = f"{draw(TOPICS)}/{draw(VERBS)}", METHODS
+    else:
+        path, methods = draw(ABOUT_TOPICS), ABOUT_TOPICS_METHODS
     request = post(f"{path}{draw(QUERIES)}", b"", *draw(HEADERS), "X-Last: 1")
     line, _, rest = request.partition(b"\r\n")
     target = line.split(b" ")[1]
-    head = draw(METHODS).encode() + b" " + target + b" " + draw(VERSIONS).encode() + b"\r\n" + rest
+    head = draw(methods).encode() + b" " + target + b" " + draw(VERSIONS).encode() + b"\r\n" + rest
     if b"content-length: 0\r\n" in head.lower():
         framed = draw(st.booleans())
         length = b"Content-Length: %d\r\n" % len(body) if framed else b"Transfer-Encoding: chunked\r\n"
@@ -134,6 +157,13 @@ ASKED_IN_TURN = st.sampled_from(
         post("t/peek"),
         post("/v1/transactions/17/commit"),
         post("/v1/transactions/17/checkpoint"),
+        post("t").replace(b"POST", b"PUT", 1),
+        post("t", b"{}").replace(b"POST", b"PUT", 1),
+        post("t/properties", b"{}").replace(b"POST", b"PUT", 1),
+        post("t", b"{}", "Content-Encoding: gzip").replace(b"POST", b"PUT", 1),
+        b"GET /v1/namespaces/ns/topics/t HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"DELETE /v1/namespaces/ns/topics/t HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/namespaces/ns/topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"OPTIONS /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]
