@@ -477,7 +477,7 @@ async def assemble(
         answers=answers,
         publishing=publishing,
         endpoints=tuple(
-            traced(accounted(each, accounting), traces) if each.route.in_lane else each
+            traced(accounted(each, accounting), traces) if each.route.hot else each
             for each in (looked_at_again(metered(each, guard), guard) for each in endpoints)
         ),
         begin=begin,
@@ -620,6 +620,7 @@ async def serve(
             peers=peers,
             turns=daemon.directory.environment.turns,
             bell=daemon.store.bell if isinstance(daemon.store, HasBell) else None,
+            accounting=daemon.accounting,
             task_status=task_status,
         )
     finally:

@@ -73,7 +73,7 @@ class Route(Generic[S]):
     hot: bool = False
     """The lane serves it, whose body is bounded by the listener, and its requests are traced."""
     quick: bool = False
-    """The lane serves it, too, though it takes no messages; see ``in_lane``."""
+    """The lane serves it, though it takes no messages, if its body is short and not compressed; see ``in_lane``."""
     start: Callable[[S, Request, Callable[[Answer], None]], Limit | None] | None = None
     """Of a hot route: answers most requests without a task of their own; see ``Start``."""
     wait_ms: Callable[[Request], int] | None = None
@@ -106,7 +106,7 @@ class Route(Generic[S]):
 
     @property
     def in_lane(self) -> bool:
-        """Whether the lane serves it. Of a quick route only what has its body within ``body_bytes``, and as it is."""
+        """Whether the lane serves it."""
         return self.hot or self.quick
 
     @property
@@ -281,7 +281,7 @@ class Accounting:
 
 
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
-    """A route of the lane whose answers are counted and logged, whichever listener the request came by.
+    """A hot route whose answers are counted and logged, whichever listener the request came by.
 
     Those of other routes are counted where their bodies are read, since reading one may fail.
     """

@@ -181,6 +181,7 @@ class FrontEnd:
             guard=guard,
             begin=forwarding.begin,
             peers=self._hand_peer_over if has_peers else None,
+            accounting=accounting,
         )
         with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()

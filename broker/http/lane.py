@@ -10,6 +10,7 @@ import struct
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -41,7 +42,7 @@ from broker.http.messages import (
     status_of,
 )
 from broker.http.tls_socket import TlsSocket
-from broker.http.wire import ChunkedBody, admitted, answer_to, compress, respond
+from broker.http.wire import ChunkedBody, admitted, answer_to, compress, may_be_refused, respond
 from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import Overloaded, PlainsongError
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from broker.api.route import Endpoint
+    from broker.api.route import Accounting, Endpoint
     from broker.http.acceptance import Acceptance
     from broker.http.budgets import HttpSettings
     from broker.http.messages import Answer, BodyStream
@@ -83,6 +84,24 @@ class LaneParts:
     check: OriginCheck
     acceptance: Acceptance
     guard: Guard = OPEN
+    accounting: Accounting | None = None
+    """Of quick routes, whose handlers count nothing; None: they are not counted."""
+
+    def head_in(self, raw: bytes, peer: Peer) -> Head | None:
+        """The head of a request for the lane; None: it is hypercorn's, or refused by it, such as a browser's."""
+        head = parse_head(raw, self.routes) if raw.startswith(self.routes.prefixes) else None
+        if head is None or not self.check.is_clear(head.headers, peer):
+            return None
+        if head.endpoint.route.quick and self.check.origins:
+            return None  # what caches have to know of pages from elsewhere is written there
+        return head
+
+    def takes(self, data: bytes, peer: Peer) -> bool:
+        """Whether ``data`` begins with a request for the lane, as far as that can be seen by now."""
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            return self.routes.is_first_of(data)
+        return end <= MAX_HEAD_BYTES and self.head_in(data[:end], peer) is not None
 
 
 class Lane:
@@ -319,11 +338,7 @@ class Lane:
             return None
         raw = pending[:end]
         if raw != self._head_bytes:
-            routes = self._parts.routes
-            head = parse_head(raw, routes) if raw.startswith(routes.prefixes) else None
-            if head is not None and not self._parts.check.is_clear(head.headers, self._connection.peer):
-                head = None  # a browser's, or refused: hypercorn's to answer
-            self._head = head
+            self._head = self._parts.head_in(raw, self._connection.peer)
             self._head_bytes = raw
         return self._head
 
@@ -457,9 +472,15 @@ class Lane:
         """Answers one request; whether the connection is to be kept."""
         request_id = head.request_id or new_request_id()
         self.served = True
+        accounting = self._parts.accounting if head.endpoint.route.quick else None
+        begun_s = perf_counter()
+        if accounting is not None:
+            accounting.access.begin(request_id)
         with self._held as held:  # it has what was gathered of the body
             try:
                 answer = await self._answer_to(head, held, request_id)
+                if accounting is not None:
+                    _account(accounting, head, answer, perf_counter() - begun_s)
                 keep = head.keep_alive and self._in_step and not self._stopping
                 await self._send(answer, request_id, chunks=head.chunks, keep=keep)
             finally:
@@ -487,7 +508,9 @@ class Lane:
         answer = await self._answer(head.endpoint, request, held)
         if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
-        return await admitted(answer, self._room, only_looks=head.endpoint.route.reads_only)
+        route = head.endpoint.route
+        only_looks = route.reads_only and (route.hot or may_be_refused(answer))
+        return await admitted(answer, self._room, only_looks=only_looks)
 
     async def _admitted(self, head: Head, request_id: str) -> Admission:
         """Who sent it, before anything of its body is read. Raises PlainsongError: it is not let in."""
@@ -505,7 +528,8 @@ class Lane:
             if not was_paid:
                 guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
-            guard.requested(route.name, status_of(error), 0.0)
+            if route.hot:
+                guard.requested(route.name, status_of(error), 0.0)
             if 0 <= head.length <= len(connection.pending) and not ends_connection(error):
                 connection.pending = connection.pending[head.length :]
             else:
@@ -616,6 +640,13 @@ class Lane:
             await self._connection.send_all(wire.LAST_CHUNK)
 
 
+def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float) -> None:
+    """Count an answer of a quick route, and log it, as it is done where hypercorn's are read."""
+    route = head.endpoint.route
+    accounting.requested(route.name, answer.status, seconds)
+    accounting.access.answered(route.name, route.path.format(**head.path), answer.status, seconds, answer.headers)
+
+
 # --- head ------------------------------------------------------------------------------------------
 #
 # Whether a request belongs to the lane, and how its body is framed.
@@ -723,8 +754,9 @@ def parse_head(data: bytes, routes: LaneRoutes) -> Head | None:
 
     The lane takes what every reader of HTTP understands alike. Anything that two readers could take differently
     (two lengths, a length beside chunks, folded lines, no host or two) is left to hypercorn, whose answer is then
-    the only one. No route of the lane can be upgraded, so that an ``Upgrade`` header is ignored (RFC 9110, section 7.8).
-    So is what a quick route has to read in more than one step, or to decompress.
+    the only one. No hot route can be upgraded, so that an ``Upgrade`` header is ignored (RFC 9110, section 7.8). Of a
+    quick route, a request to upgrade, a body whose length is not told or is larger than it may be, and a compressed one
+    are hypercorn's, too.
     """
     parts = _HeadParts()
     parser = httptools.HttpRequestParser(parts)
@@ -746,9 +778,8 @@ def parse_head(data: bytes, routes: LaneRoutes) -> Head | None:
         return None
     tokens = [token.strip() for token in headers.get("connection", "").lower().split(",")]
     (endpoint, path), query = route
-    expects_continue = version == "1.1" and headers.get("expect", "").lower() == "100-continue"
     if endpoint.route.quick and (
-        not 0 <= length <= endpoint.route.body_bytes or expects_continue or "content-encoding" in headers
+        not 0 <= length <= endpoint.route.body_bytes or "content-encoding" in headers or "upgrade" in headers
     ):
         return None
     return Head(
@@ -759,7 +790,7 @@ def parse_head(data: bytes, routes: LaneRoutes) -> Head | None:
         length,
         keep_alive=version == "1.1" and "close" not in tokens,
         chunks=version == "1.1",
-        expects_continue=expects_continue,
+        expects_continue=version == "1.1" and headers.get("expect", "").lower() == "100-continue",
         request_id=sane_request_id(headers.get("x-request-id")),
     )
 

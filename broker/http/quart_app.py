@@ -18,10 +18,10 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 
 from broker.http.acceptance import Acceptance
-from broker.http.budgets import SMALL_BYTES, BodyBudget, HttpSettings, decoded_body, needs_decoding
+from broker.http.budgets import BodyBudget, HttpSettings, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
 from broker.http.messages import Answer, Request, answer_for, status_of
-from broker.http.wire import admitted, answer_to, compress, respond
+from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
 from plainsong.protocol.errors import (
     BadRequest,
     BodyTooLarge,
@@ -66,7 +66,7 @@ class Application(QuartTrio):
 
 
 def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
-    """Every route, those of the lane too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
+    """Every route, the hot ones too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
     endpoints = tuple(endpoints)
     acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
@@ -76,9 +76,7 @@ def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acc
     for endpoint in endpoints:
         route = endpoint.route
         app.view_functions[route.name] = (
-            lane_view(endpoint, settings, acceptance)
-            if route.in_lane
-            else _view(endpoint, settings, acceptance, accounting)
+            hot_view(endpoint, settings, acceptance) if route.hot else _view(endpoint, settings, acceptance, accounting)
         )
         methods[rule_of(route.path)] |= {"GET", "HEAD"} if route.method == "GET" else {route.method}
     for rule, allowed in methods.items():
@@ -149,7 +147,7 @@ def _view(
                 through.stream = answer.body
                 if request.method == "HEAD":  # a stream may never end
                     answer.body, answer.length = b"", None
-            answer = await admitted(answer, through.room, only_looks=_may_be_refused(route, answer))
+            answer = await admitted(answer, through.room, only_looks=route.reads_only and may_be_refused(answer))
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)
         seconds = perf_counter() - begun_s
@@ -158,12 +156,6 @@ def _view(
         return as_response(answer)
 
     return view
-
-
-def _may_be_refused(route: Route[Any], answer: Answer) -> bool:
-    """What says how the daemon is doing is small, and answered whatever else it is short of."""
-    body = answer.body
-    return route.reads_only and not (isinstance(body, bytes) and len(body) <= SMALL_BYTES)
 
 
 def _asked(through: Passage, path: Mapping[str, str]) -> Request:
@@ -241,22 +233,20 @@ def passage() -> Passage:
     )  # an application without a server
 
 
-def lane_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
+def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
     """A view that answers as the lane does, byte for byte."""
     route, handler, _ = endpoint
-    max_bytes = settings.max_body_bytes if route.hot else route.body_bytes
 
     async def view(**path: str) -> Response:
         through = passage()
         try:
             through.enter(route, path)
-            asked = _asked(through, path)
-            # The gate has seen to the size of a large one.
-            asked.body = await (request.body if route.hot else _read_small(max_bytes))
         except PlainsongError as error:
             through.guard.requested(route.name, status_of(error), 0.0)
             raise
-        answer = await _decode(route, asked, acceptance, max_bytes, settings)
+        asked = _asked(through, path)
+        asked.body = await request.body  # the gate has seen to its size
+        answer = await _decode(route, asked, acceptance, settings.max_body_bytes, settings)
         if answer is None:
             answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
             answer = await (through.answer_reader(answering, asked) if route.reads_only else answering(asked))

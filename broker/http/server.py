@@ -9,6 +9,7 @@ import socket
 import sys
 from collections import OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -88,6 +89,7 @@ async def serve_http(
     peers: PeerHandler | None = None,
     turns: Turns | None = None,
     bell: Bell | None = None,
+    accounting: Accounting | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
@@ -104,6 +106,7 @@ async def serve_http(
         like any other that is not HTTP.
       turns: those of the actors that requests are started at without a task; None: there are no such routes.
       bell: that of the store, which the server hears while it serves.
+      accounting: counts and logs what the lane answers of quick routes; the application does of the others.
       task_status: gets the addresses as ``host:port`` or ``unix:/path``.
 
     Raises:
@@ -129,7 +132,7 @@ async def serve_http(
         hypercorn = _Hypercorn(build, settings, budget, check, begin, guard)
         # Without routes a lane only finds out how a connection begins.
         routes = LaneRoutes(endpoints if settings.lane else ())
-        parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints), guard)
+        parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints), guard, accounting)
         server = _Server(settings, parts, hypercorn, tls, peers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hypercorn.run)
@@ -270,7 +273,7 @@ class _Server:
                 await self._peers(stream, already_read, self._stop)
                 return
             hypercorn = await self._hypercorn.loaded(stream)
-            already_read = await hypercorn.serve(stream, already_read, peer, self._parts.routes.is_first_of)
+            already_read = await hypercorn.serve(stream, already_read, peer, partial(self._parts.takes, peer=peer))
             is_new = False
             if already_read is not None and isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)  # the stream had set it
@@ -371,7 +374,7 @@ class _Hypercorn:
     """Hypercorn and the application behind it, from the first connection that needs them on.
 
     To load both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
-    that is asked for nothing but the routes of the lane does without; another loads them in a thread, while the lane goes on.
+    that is asked for nothing but the lane's routes does without; another loads them in a thread, while the lane goes on.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.http.budgets import FREE_BYTES, AnswerRoom
+from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerRoom
 from broker.http.messages import BodyPieces, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
 
@@ -152,6 +152,11 @@ async def begun(chunks: BodyStream) -> BodyStream:
 
 #: What an answer that is passed on piece by piece may hold: the window of a link, and the piece at hand.
 PASSED_BYTES = 768 << 10
+
+
+def may_be_refused(answer: Answer) -> bool:
+    """Whether there may be no room for an answer that no client waits for: a small one, of how things are, is always told."""
+    return not (isinstance(answer.body, bytes) and len(answer.body) <= SMALL_BYTES)
 
 
 async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Answer:

@@ -183,6 +183,7 @@ async def _in_process(config, store, clock, listener):
                 guard=service.security.guard,
                 begin=service.begin,
                 turns=service.directory.environment.turns,
+                accounting=service.accounting,
             )
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)

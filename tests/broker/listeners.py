@@ -21,7 +21,7 @@ from broker.api.routes import ROUTES
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
 from broker.http.messages import Answer, Request
-from broker.http.quart_app import install_errors, lane_view, rule_of
+from broker.http.quart_app import hot_view, install_errors, rule_of
 from broker.http.server import serve_http
 from broker.security.guard import OPEN
 from plainsong.protocol.errors import Overloaded, TopicNotFound
@@ -169,7 +169,7 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     install_errors(app, settings)
     for endpoint in toys.endpoints:
         route = endpoint.route
-        view = counted(toys, lane_view(endpoint, settings, Acceptance(())))
+        view = counted(toys, hot_view(endpoint, settings, Acceptance(())))
         app.add_url_rule(rule_of(route.path), route.name, view, methods=[route.method])
 
     @app.get("/ping")

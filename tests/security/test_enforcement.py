@@ -135,6 +135,15 @@ async def test_open_metrics_are_everybodys_and_those_of_topics_stay_closed(tmp_p
             assert bad.status_code == (200 if is_open else 401)
 
 
+async def test_a_refused_request_about_a_topic_is_counted_once(daemon):
+    await daemon.ask("reader", "DELETE", f"{T}/a")
+    await daemon.ask("stranger", "GET", f"{T}/a")
+    await daemon.ask("writer", "PUT", f"{T}/a/properties", json={})
+    text = (await daemon.ask("operator", "GET", "/metrics")).text
+    for route in ("delete_topic", "get_topic", "set_properties"):
+        assert f'plainsong_requests_total{{route="{route}",status="403"}} 1.0' in text
+
+
 # --- whether ---------------------------------------------------------------------------------------
 
 

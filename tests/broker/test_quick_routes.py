@@ -1,0 +1,152 @@
+"""Requests about topics in the lane: answered, counted and logged as hypercorn's are, which has what is not as usual."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+
+import pytest
+import trio
+from broker_in_process import TOPICS, in_process
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.broker.differential import meaning
+from tests.broker.listeners import Reader, post, running
+
+
+def asked(method, path, body=None, *headers):
+    """The bytes of a request."""
+    lines = [f"{method} {TOPICS}{path} HTTP/1.1", "Host: localhost", *headers]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + (body or b"")
+
+
+UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: " + "a" * 24)
+ZIPPED = "Content-Encoding: gzip"
+CONVERSATION = [
+    asked("PUT", "/t", b'{"ttl": 60}'),
+    asked("PUT", "/t", b"{}"),
+    asked("PUT", "/t?ifNotExists=true", b"{}"),
+    asked("PUT", "/u"),
+    asked("PUT", "/x?dryRun=true", b"{}"),
+    asked("PUT", "/z", gzip.compress(b"{}"), ZIPPED),
+    asked("GET", "/t"),
+    asked("GET", "/t", b"{}"),
+    asked("GET", ""),
+    asked("GET", "", b"{}"),
+    asked("GET", "?deleted=true"),
+    asked("GET", "?unknown=1"),
+    asked("GET", "/%74"),
+    asked("GET", "/nope"),
+    asked("GET", "/t", None, *UPGRADE),
+    asked("PUT", "/t/properties", b'{"ttl": 70}'),
+    asked("PUT", "/t/properties", b"no JSON"),
+    asked("PUT", "/t/properties", b'{"ttl": 80}', 'If-Match: "old"'),
+    asked("PUT", "/nope/properties", gzip.compress(b"{}"), ZIPPED),
+    asked("PUT", "/v", b"x" * 65537),
+    asked("PUT", "/v", gzip.compress(b" " * 65537 + b"{}"), ZIPPED),
+    asked("PUT", "/v", gzip.compress(b"{}")[:-4], ZIPPED),
+    asked("PUT", "/v", b"{}", "Content-Encoding: br"),
+    asked("PUT", "/no%20name", b"{}"),
+    asked("PATCH", "/t", b"{}"),
+    post("t/publish", gzip.compress(b'{"messages": ["m"]}'), ZIPPED, "Content-Type: application/json"),
+    asked("DELETE", "/u", b"{}"),
+    asked("DELETE", "/t?dryRun=true"),
+    asked("DELETE", "/t"),
+    asked("DELETE", "/t"),
+]
+
+
+async def exchanged(daemon, requests):
+    """What the answers say, each request on a connection of its own."""
+    url, said = daemon.http.base_url, []
+    for request in requests:
+        async with await trio.open_tcp_stream(url.host, url.port) as stream:
+            await stream.send_all(request)
+            said.append(meaning(await Reader(stream).reply()))
+    return said
+
+
+async def counts(daemon):
+    text = (await daemon.http.get("/metrics")).text
+    (family,) = [each for each in text_string_to_metric_families(text) if each.name == "plainsong_requests"]
+    return {(each.labels["route"], each.labels["status"]): each.value for each in family.samples if each.value}
+
+
+async def test_whatever_is_asked_about_topics_both_listeners_answer_count_and_log_it_alike(caplog):
+    caplog.set_level(logging.INFO, logger="plainsong.access")
+    found = {}
+    for listener in ("lane", "hypercorn"):
+        caplog.clear()
+        async with in_process(listener=listener, log__access=True) as daemon:
+            said = await exchanged(daemon, CONVERSATION)
+            lines = [
+                (each.route, each.target, each.status) for each in caplog.records if each.name == "plainsong.access"
+            ]
+            found[listener] = list(zip(CONVERSATION, said, strict=True)), lines, await counts(daemon)
+    lane, hypercorn = found["lane"], found["hypercorn"]
+    for one, other in zip(lane[0], hypercorn[0], strict=True):
+        assert one == other
+    assert lane[1] == hypercorn[1]
+    assert lane[2] == hypercorn[2]
+    assert {status for (_, (status, *_)) in lane[0]} >= {200, 400, 404, 405, 409, 412, 413, 415}
+
+
+async def test_what_pages_from_elsewhere_may_read_says_so_to_caches():
+    async with in_process(listener="lane", security__allowed_origins="https://page.example") as daemon:
+        await daemon.create()
+        answer = await daemon.http.get(f"{TOPICS}/t")
+        assert answer.status_code == 200
+        assert "Origin" in answer.headers["vary"]
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
+    async with in_process(listener=listener) as daemon:
+        for number in range(500):
+            await daemon.create(f"topic-with-a-long-name-{number}")
+        taken = daemon.service.answers.room()
+        taken.must_have(daemon.service.answers.max_bytes)
+        with trio.fail_after(1):
+            answer = await daemon.http.get(TOPICS, headers={"accept-encoding": "identity"})
+        assert answer.status_code == 200
+        assert len(answer.json()) == 500
+        taken.release()
+
+
+@pytest.mark.parametrize(
+    "rare",
+    [
+        post("t", b"{}", "Transfer-Encoding: chunked").removesuffix(b"{}").replace(b"POST", b"PUT", 1)
+        + b"2\r\n{}\r\n0\r\n\r\n",
+        asked("PUT", "/t", gzip.compress(b"{}"), ZIPPED),
+        asked("GET", "/t", b"{}"),
+        asked("GET", "/t/stats"),
+    ],
+)
+async def test_a_connection_comes_back_to_the_lane_behind_a_request_that_was_not_for_it(rare):
+    async with (
+        running(lane=True) as listener,
+        await trio.open_tcp_stream("127.0.0.1", listener.port) as stream,
+    ):
+        reader = Reader(stream)
+        behind = []
+        for request in (asked("GET", "/t"), rare, post("t/publish"), asked("GET", "/t"), post("t/publish")):
+            await stream.send_all(request)
+            await reader.reply()
+            behind.append(listener.toys.behind_hypercorn)
+        assert behind[0] == 0
+        assert behind[-1] == behind[1], "only the request that was not for the lane went elsewhere"
+
+
+async def test_a_page_of_a_browser_stays_behind_hypercorn():
+    async with (
+        running(lane=True) as listener,
+        await trio.open_tcp_stream("127.0.0.1", listener.port) as stream,
+    ):
+        reader = Reader(stream)
+        for number in range(1, 4):
+            await stream.send_all(asked("GET", "/t", None, "Sec-Fetch-Site: same-origin"))
+            await reader.reply()
+            assert listener.toys.behind_hypercorn == number
