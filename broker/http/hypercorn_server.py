@@ -233,9 +233,7 @@ class HypercornConnection(TCPServer):
                 break
             linger_until = self._reading.deadline
             self._reading = trio.CancelScope(deadline=linger_until if self._closing else inf)
-            if (
-                goes_back is None
-            ):  # what the lane has refused once, such as a page's request, is not offered to it again
+            if goes_back is None:  # what the lane has just refused would be refused again
                 goes_back = not self._is_for_the_lane(data)
             elif goes_back and self._is_for_the_lane(data) and await self._may_go_back():
                 return data

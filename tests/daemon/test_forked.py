@@ -92,7 +92,7 @@ def test_a_program_that_is_killed_is_known_to_have_been_and_says_where_it_was_to
     program.write_text("import time\nprint('here', flush=True)\ntime.sleep(3600)\n")
     with (tmp_path / "said").open("wb") as said:
         running = start_python(program, imports=[], stdout=said.fileno(), stderr=said.fileno())
-    eventually("it says something", (tmp_path / "said").read_bytes)
+    eventually("it has said so", lambda: (tmp_path / "said").read_bytes().endswith(b"\n"))
     running.kill()
     assert running.wait(PATIENCE_S) == -signal.SIGKILL
     assert (tmp_path / "said").read_bytes() == b"here\n"
