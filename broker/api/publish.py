@@ -118,13 +118,15 @@ class Publishing:
             given = _read_publish(request)
         except UnsupportedMediaType:  # it may be events, which are rarer than to be looked for here
             return None
-        name, body = given.name, given.body
+        ask = _ask_to_publish(given.body, given.size)
+        return self._put(given.name, ask, _StartedPublish(self, request, given, answered))
+
+    def _put(self, name: TopicName, ask: Ask[Any], started: _Started) -> Limit | None:
+        """Ask a topic for what was started; None: it has to be enlisted first, and nothing was done."""
+        body = started.body
         if body.write_pointer is not None and self.enlistments is not None:
             return None
-        request.messages = len(body.messages)
-
-        started = _StartedPublish(self, request, given, answered)
-        ask = _ask_to_publish(body, given.size)
+        started.request.messages = len(body.messages)
         ticket = self.directory.put(name, ask, started.settled, started.prepare)
         if body.producer is None:
             return NO_LIMIT
@@ -133,8 +135,12 @@ class Publishing:
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
         """Where the messages of a request went that was read and checked. Raises as ``publish`` does."""
         answer: PublishResponse | Receipt = await self._ask(name, body, _ask_to_publish(body, size))
-        self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
+        self.count(name, body)
         return answer
+
+    def count(self, name: TopicName, body: PublishRequest) -> None:
+        """Messages of a request were made durable."""
+        self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
 
     async def store(self, request: Request) -> Answer:
         """Keep messages under a write pointer, or staged by a producer, until they are published; 200 means durable.
@@ -145,15 +151,19 @@ class Publishing:
         name = request.name
         codec = codec_for(request.headers.get("content-type"))
         body = await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
-        if request.query:
-            apply_publish_query(body, request.query, "ttl")
-        check_store(body)
-        if TRACEPARENT in request.headers:
-            carry_trace(body, request.headers)
+        _check_store(request, body)
         request.messages = len(body.messages)
-        keep = StoreStaged if body.write_pointer is None else StoreUnder
-        await self._ask(name, body, keep(body, len(request.body)))
+        await self._ask(name, body, _ask_to_store(body, len(request.body)))
         return Answer(200)
+
+    def start_store(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        """As ``store``, without a task: of requests that wait for nothing but their topic. See ``route.Start``."""
+        if len(request.body) > LOOP_BYTES:
+            return None
+        name = request.name
+        body = codec_for(request.headers.get("content-type")).decode_publish(request.body)
+        _check_store(request, body)
+        return self._put(name, _ask_to_store(body, len(request.body)), _Started(self, request, body, answered))
 
     async def rollback(self, request: Request) -> Answer:
         """Turn the rows of a write pointer into rolled-back ones; done again, it changes nothing.
@@ -256,49 +266,74 @@ class Publishing:
                 raise refused from None
 
 
-class _StartedPublish:
-    """A publish that was started without a task.
+class _Started:
+    """A request to store that was started without a task.
 
     Its methods are called in the actor's turn, so that a bug here must not be raised there.
     """
 
-    __slots__ = ("_answered", "_given", "_prepared", "_publishing", "_request")
+    __slots__ = ("_answered", "_prepared", "_publishing", "body", "request")
+
+    def __init__(
+        self, publishing: Publishing, request: Request, body: PublishRequest, answered: Callable[[Answer], None]
+    ) -> None:
+        self._publishing = publishing
+        self._answered = answered
+        self._prepared: Answer | None = None
+        self.request = request
+        self.body = body
+
+    def prepare(self, found: object) -> None:
+        """Make the answer, to be given once this is what became of it."""
+        if isinstance(found, Exception):
+            return
+        request = self.request
+        with suppress(Exception):  # met again, and told, when it is given
+            self._prepared = self._answer(found)
+            if request.prepare is not None:
+                request.prepare(self._prepared)
+
+    def settled(self, found: object) -> None:
+        """Give the answer."""
+        if not isinstance(found, Exception):
+            try:
+                answer = self._prepared or self._answer(found)
+            except Exception as error:  # noqa: BLE001
+                self._answered(answer_to(error, self.request.request_id))
+                return
+            self._answered(answer)
+            self._done()
+            return
+        # Not raised again: it would refer to this call, which refers to it.
+        if self.body.producer is not None and isinstance(found, _REFUSALS):
+            self._publishing.refused(found.code)
+        self._answered(answer_to(found, self.request.request_id))
+
+    def _answer(self, found: Any) -> Answer:
+        """The answer to what the topic has said."""
+        del found
+        return Answer(200)
+
+    def _done(self) -> None:
+        """What is left to do behind the answer."""
+
+
+class _StartedPublish(_Started):
+    """A publish that was started without a task."""
+
+    __slots__ = ("_given",)
 
     def __init__(
         self, publishing: Publishing, request: Request, given: Given, answered: Callable[[Answer], None]
     ) -> None:
-        self._publishing = publishing
-        self._request = request
+        super().__init__(publishing, request, given.body, answered)
         self._given = given
-        self._answered = answered
-        self._prepared: Answer | None = None
 
-    def prepare(self, found: PublishResponse | Receipt | Exception) -> None:
-        """Make the answer, to be given once this is what became of it."""
-        if isinstance(found, Exception):
-            return
-        request = self._request
-        with suppress(Exception):  # met again, and told, when it is given
-            self._prepared = answer_publish(request, self._given, found)
-            if request.prepare is not None:
-                request.prepare(self._prepared)
+    def _answer(self, found: PublishResponse | Receipt) -> Answer:
+        return answer_publish(self.request, self._given, found)
 
-    def settled(self, found: PublishResponse | Receipt | Exception) -> None:
-        """Give the answer."""
-        publishing, request, (name, body, *_) = self._publishing, self._request, self._given
-        if not isinstance(found, Exception):
-            try:
-                answer = self._prepared or answer_publish(request, self._given, found)
-            except Exception as error:  # noqa: BLE001
-                self._answered(answer_to(error, request.request_id))
-                return
-            self._answered(answer)
-            publishing.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
-            return
-        # Not raised again: it would refer to this call, which refers to it.
-        if body.producer is not None and isinstance(found, _REFUSALS):
-            publishing.refused(found.code)
-        self._answered(answer_to(found, request.request_id))
+    def _done(self) -> None:
+        self._publishing.count(self._given.name, self.body)
 
 
 def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
@@ -306,6 +341,19 @@ def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
     if body.write_pointer is not None:
         return PublishUnder(body, size)
     return Publish(body, size) if body.segments is None else PublishStaged(body, size)
+
+
+def _ask_to_store(body: PublishRequest, size: int) -> Ask[None]:
+    return StoreStaged(body, size) if body.write_pointer is None else StoreUnder(body, size)
+
+
+def _check_store(request: Request, body: PublishRequest) -> None:
+    """Put the query and the trace into what is to be stored. Raises PlainsongError for what makes no sense."""
+    if request.query:
+        apply_publish_query(body, request.query, "ttl")
+    check_store(body)
+    if TRACEPARENT in request.headers:
+        carry_trace(body, request.headers)
 
 
 async def read_publish(request: Request) -> Given:

@@ -308,6 +308,7 @@ ROUTES: tuple[Route[Any], ...] = (
         Publishing.store,
         owner="topic",
         hot=True,
+        start=Publishing.start_store,
         verb="publish",
         on="topic",
         tag="messages",
