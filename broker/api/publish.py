@@ -121,7 +121,7 @@ class Publishing:
         ask = _ask_to_publish(given.body, given.size)
         return self._put(given.name, ask, _StartedPublish(self, request, given, answered))
 
-    def _put(self, name: TopicName, ask: Ask[Any], started: _Started) -> Limit | None:
+    def _put(self, name: TopicName, ask: Ask[Any], started: _StartedWrite) -> Limit | None:
         """Ask a topic for what was started; None: it has to be enlisted first, and nothing was done."""
         body = started.body
         if body.write_pointer is not None and self.enlistments is not None:
@@ -163,7 +163,7 @@ class Publishing:
         name = request.name
         body = codec_for(request.headers.get("content-type")).decode_publish(request.body)
         _check_store(request, body)
-        return self._put(name, _ask_to_store(body, len(request.body)), _Started(self, request, body, answered))
+        return self._put(name, _ask_to_store(body, len(request.body)), _StartedWrite(self, request, body, answered))
 
     async def rollback(self, request: Request) -> Answer:
         """Turn the rows of a write pointer into rolled-back ones; done again, it changes nothing.
@@ -266,8 +266,8 @@ class Publishing:
                 raise refused from None
 
 
-class _Started:
-    """A request to store that was started without a task.
+class _StartedWrite:
+    """A store that was started without a task, and what all such requests to write have in common.
 
     Its methods are called in the actor's turn, so that a bug here must not be raised there.
     """
@@ -318,7 +318,7 @@ class _Started:
         """What is left to do behind the answer."""
 
 
-class _StartedPublish(_Started):
+class _StartedPublish(_StartedWrite):
     """A publish that was started without a task."""
 
     __slots__ = ("_given",)
