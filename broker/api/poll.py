@@ -138,6 +138,7 @@ class Polling:
     named_readers: NamedReaders
     """Notes how far the readers are that name themselves."""
     kept: KeptAnswers = field(default_factory=KeptAnswers)
+    """Answers of ``start``, for readers that ask the same."""
 
     async def poll(self, request: Request) -> Answer:
         """The messages from a position on, oldest first.

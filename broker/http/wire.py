@@ -155,7 +155,7 @@ PASSED_BYTES = 768 << 10
 
 
 def may_be_refused(answer: Answer) -> bool:
-    """Whether there may be no room for an answer that no client waits for: a small one, of how things are, is always told."""
+    """Whether an answer that only tells how things are may be refused for lack of room: a small one never is."""
     return not (isinstance(answer.body, bytes) and len(answer.body) <= SMALL_BYTES)
 
 
