@@ -112,7 +112,9 @@ def test_what_is_wrong_with_the_database_or_the_topic_is_said_with_a_next_step(
 ):
     code, _, err = ran(capfd, "status", "--database", url)
     assert (code, "no such file" in err) == (Exit.FAILED, True)
-    create_engine(url).connect().close()
+    empty = create_engine(url)
+    empty.connect().close()
+    empty.dispose()
     code, _, err = ran(capfd, "run", "--once", "--database", url, "--json")
     told = json.loads(err)
     assert (code, told["code"]) == (Exit.FAILED, "outbox_missing")
