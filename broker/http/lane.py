@@ -473,8 +473,9 @@ class Lane:
         request_id = head.request_id or new_request_id()
         self.served = True
         accounting = self._parts.accounting if head.endpoint.route.quick else None
-        begun_s = perf_counter()
+        begun_s = 0.0
         if accounting is not None:
+            begun_s = perf_counter()
             accounting.access.begin(request_id)
         with self._held as held:  # it has what was gathered of the body
             try:

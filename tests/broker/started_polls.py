@@ -14,8 +14,8 @@ POINTERS = {"accept": "application/vnd.plainsong.frames;fields=pointer"}
 NAME = TopicName("ns", "t")
 
 
-def endpoint(daemon):
-    return next(each for each in daemon.service.endpoints if each.route.name == "poll")
+def endpoint(daemon, name="poll"):
+    return next(each for each in daemon.service.endpoints if each.route.name == name)
 
 
 def asked(headers=JSON_TYPE, query="", topic="t", **wanted):
