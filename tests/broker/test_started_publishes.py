@@ -8,11 +8,12 @@ import trio.testing
 from broker_in_process import TOPICS, in_process
 from started_polls import JSON_TYPE, endpoint, shown
 
+from actors.directory import Directory
 from broker.api.route import LOOP_BYTES
 from broker.http.messages import Request, answer_for
 from plainsong.protocol.codec import JSON
-from plainsong.protocol.errors import PlainsongError
-from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.errors import PlainsongError, StorageFailed
+from plainsong.protocol.requests import PublishRequest, PublishResponse
 from tests.patience import PATIENCE_S
 
 
@@ -82,6 +83,23 @@ async def test_a_transaction_that_ends_before_its_turn_refuses_it(verb):
         assert begin(daemon, request(verb, write_pointer=pointer), answers)
         assert (await answered(answers, 2))[1][0] == 409
         assert [each["payload"] for each in await daemon.poll(isolation="committed")] == ["plain"]
+
+
+@pytest.mark.parametrize("verb", ["publish", "store"])
+@pytest.mark.parametrize("failure", [None, StorageFailed("the disk is gone")])
+async def test_an_answer_that_is_made_while_the_disk_works_is_given_once_it_is_known_what_came_of_it(
+    monkeypatch, verb, failure
+):
+    put = []
+    monkeypatch.setattr(Directory, "put", lambda self, name, ask, settled, prepare: put.append((settled, prepare)))
+    async with in_process() as daemon:
+        answers, found = [], PublishResponse(5, 1, 1, 1, 1)
+        assert begin(daemon, request(verb, write_pointer=5), answers)
+        ((settled, prepare),) = put
+        prepare(found)
+        assert answers == []
+        settled(failure or found)
+        assert [each.status for each in answers] == [503 if failure else 200]
 
 
 async def test_a_large_store_is_left_to_a_task_and_whatever_is_stored_has_the_same_answer():
