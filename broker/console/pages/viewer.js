@@ -119,7 +119,7 @@ export class Viewer extends Component {
     }
     let next = rows.map((row) => {
       const seen = now.get(row.id);
-      if (seen) return seen.state === row.state ? row : { ...row, state: seen.state };
+      if (seen) return asItIs(row, seen);
       return row.id < at && row.state !== "gone" ? { ...row, state: "gone" } : row;
     });
     if (this.following && this.newestFirst) {
@@ -289,6 +289,12 @@ export class Viewer extends Component {
           </table></${TableFrame}>`)}
     </section>`;
   }
+}
+
+// A row that was seen again: with the payload that it had, unless it has become something that has none.
+function asItIs(row, seen) {
+  if (seen.state === row.state) return row;
+  return UNREADABLE.includes(row.state) || UNREADABLE.includes(seen.state) ? seen : { ...row, state: seen.state };
 }
 
 class MessageRow extends Component {
