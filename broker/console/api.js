@@ -10,16 +10,19 @@ export const token = {
   clear: () => sessionStorage.removeItem(TOKEN),
 };
 
-// Ages and deadlines are by the daemon's clock. Its answers say it to a second; a browser's that is nearer is believed.
+// Ages and deadlines are by the daemon's clock. Its answers say it to a second, and take their time; a browser's that can
+// be as near is believed.
 const SKEW_MS = 3000;
 let ahead = 0;
 
 export const now = () => Date.now() + ahead;
 
-function learnTime(answer) {
+// The daemon has said it between the question and the end of the answer.
+function learnTime(answer, askedMs) {
   const said = Date.parse(answer.headers.get("Date") ?? "");
-  const off = said - Date.now();
-  if (!Number.isNaN(off)) ahead = Math.abs(off) > SKEW_MS ? off : 0;
+  if (Number.isNaN(said)) return;
+  const answeredMs = Date.now();
+  ahead = said < askedMs - SKEW_MS ? said - askedMs : said > answeredMs + SKEW_MS ? said - answeredMs : 0;
 }
 
 // The daemon has answered, and refused.
@@ -51,7 +54,9 @@ export const topicPath = (ns, topic, ...rest) => pathOf("namespaces", ns, "topic
 export async function ask(path, { method = "GET", query = {}, body, headers = {}, signal, raw = false } = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value != null && value !== ""));
   const sent = { Accept: raw ? "application/octet-stream" : "application/json", ...headers };
-  if (token.get()) sent.Authorization = `Bearer ${token.get()}`;
+  const secret = token.get();
+  if (secret) sent.Authorization = `Bearer ${secret}`;
+  const askedMs = Date.now();
   if (body !== undefined) sent["Content-Type"] = "application/json";
   let answer;
   let content;
@@ -70,7 +75,7 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
     if (error.name === "AbortError") throw error;
     throw new Away("the daemon does not answer", { cause: error });
   }
-  learnTime(answer);
+  learnTime(answer, askedMs);
   if (!answer.ok) {
     let problem = {};
     try {
@@ -78,7 +83,8 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
     } catch {
       // Not from the daemon: a proxy's page, say. The status is all there is.
     }
-    if (answer.status === 401) unauthenticated(problem);
+    // Of a token that was changed meanwhile it says nothing any more.
+    if (answer.status === 401 && secret === token.get()) unauthenticated(problem);
     throw new Problem(answer.status, problem, answer.headers.get("X-Request-Id"));
   }
   if (raw) return { data: new Uint8Array(await answer.arrayBuffer()), headers: answer.headers };
@@ -100,7 +106,8 @@ export async function optional(answer) {
 // Events of one stream, one after the other. EventSource cannot send a token, and a token in a URL would leak.
 export async function* events(path, query, { signal, lastId, opened }) {
   const headers = { Accept: "text/event-stream" };
-  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  const secret = token.get();
+  if (secret) headers.Authorization = `Bearer ${secret}`;
   if (lastId) headers["Last-Event-ID"] = lastId;
   let answer;
   try {
@@ -111,7 +118,7 @@ export async function* events(path, query, { signal, lastId, opened }) {
   }
   if (!answer.ok) {
     const problem = await answer.json().catch(() => ({}));
-    if (answer.status === 401) unauthenticated(problem);
+    if (answer.status === 401 && secret === token.get()) unauthenticated(problem);
     throw new Problem(answer.status, problem, answer.headers.get("X-Request-Id"));
   }
   opened();

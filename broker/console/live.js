@@ -15,6 +15,8 @@ export class Live {
     this.since = null;
     this.page = null;
     this.lastId = null;
+    // What the stream that is there was asked for.
+    this.asked = null;
     this.tries = 0;
     document.addEventListener("visibilitychange", () => this.restart());
     window.addEventListener("online", () => this.restart());
@@ -33,9 +35,9 @@ export class Live {
     this.stop();
   }
 
-  // The page is about other things than before, which it has loaded.
+  // What the page is about, which it has loaded, may be other things than the stream was asked for.
   again(page) {
-    if (this.page !== page || this.word !== "live") return;
+    if (this.page !== page || !this.asked || this.asked === JSON.stringify(page.interest())) return;
     this.stop();
     this.run(page, true);
   }
@@ -45,6 +47,7 @@ export class Live {
     clearTimeout(this.watch);
     this.abort?.abort();
     this.abort = null;
+    this.asked = null;
   }
 
   restart() {
@@ -98,7 +101,9 @@ export class Live {
         this.answered();
         this.heard();
       };
-      for await (const event of events("/v1/events", page.interest(), { signal, lastId: this.lastId, opened })) {
+      const interest = page.interest();
+      this.asked = JSON.stringify(interest);
+      for await (const event of events("/v1/events", interest, { signal, lastId: this.lastId, opened })) {
         if (signal.aborted) return;
         this.heard();
         if (event.id) this.lastId = event.id;

@@ -62,8 +62,11 @@ class App extends Component {
   }
 
   async learnWho() {
+    const asked = token.get();
     try {
-      this.setState({ who: await get("/v1/whoami"), login: false });
+      const who = await get("/v1/whoami");
+      // Whoever has logged out meanwhile, or in by another name, is not that any more.
+      if (asked === token.get()) this.setState({ who, login: false });
     } catch (error) {
       if (error instanceof Problem && error.status === 404) this.setState({ who: { name: "anonymous", via: "open", grants: null } });
       else if (!(error instanceof Problem)) setTimeout(() => this.learnWhoOnceSeen(), WHO_MS);

@@ -20,6 +20,7 @@ from plainsong.protocol.records import Metadata
 from storage.leveldb import LevelDBStore
 from tests.console.screen import NoBrowser, Screen, start_browser
 from tests.daemon.harness import Daemon
+from tests.ports import free_address
 
 _namespaces = count(1)
 #: A namespace of ten thousand topics, without messages.
@@ -31,7 +32,8 @@ MANY_TOPICS = 10_000
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     data = tmp_path_factory.mktemp("console") / "data"
     trio.run(make_many, data)
-    with Daemon(data) as running:
+    # At an address that nobody else takes while it is killed and started again: pages look for it there.
+    with Daemon(data, bind=free_address()) as running:
         yield running
 
 

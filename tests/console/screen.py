@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,34 @@ return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() 
 """
 
 
+#: One answer of the daemon, which it has given, comes late: that of the next call whose path has ``window.late`` in it.
+LATE = """const prompt = window.fetch;
+window.late = window.arrive = null;
+window.fetch = async (path, more) => {
+  const isLate = window.late !== null && path.includes(window.late);
+  if (isLate) window.late = null;
+  const answer = await prompt(path, more);
+  if (!isLate) return answer;
+  const body = await answer.arrayBuffer();
+  await new Promise(done => { window.arrive = done; });
+  return new Response(body, answer);
+};"""
+#: It arrives, and the page has had it for a moment, in which it may have done what it must not.
+ARRIVES = """window.arrive();
+window.arrive = null;
+return new Promise(done => setTimeout(done, 200));"""
+
+#: Notes in ``window.noted`` what an element says, now and whenever that changes.
+NOTES = """const [selector] = arguments;
+window.noted = [];
+const note = () => {
+  const text = document.querySelector(selector)?.textContent;
+  if (text !== undefined && text !== window.noted.at(-1)) window.noted.push(text);
+};
+note();
+new MutationObserver(note).observe(document, {subtree: true, childList: true, characterData: true});"""
+
+
 class NoBrowser(Exception):
     """There is no Chromium here, or no driver for it."""
 
@@ -82,7 +110,8 @@ class Screen:
 
     @property
     def path(self) -> str:
-        return self.browser.current_url.removeprefix(self.url)
+        """Where the page itself is: the browser around it learns of its moves some time later."""
+        return str(self.run("return location.href")).removeprefix(self.url)
 
     def theme(self, name: str) -> None:
         """Of the system."""
@@ -102,6 +131,27 @@ class Screen:
             self.run("sessionStorage.clear(); localStorage.clear();")
         self.browser.get("about:blank")
         self.browser.get_log("browser")
+
+    @contextmanager
+    def scripted(self, script: str) -> Iterator[None]:
+        """Every page that is loaded in the block runs this before anything else."""
+        added = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        try:
+            yield
+        finally:
+            self.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+    @contextmanager
+    def late(self, part: str, asked: Callable[[], object]) -> Iterator[None]:
+        """Inside the block the page waits for what ``asked`` makes it ask for, at a path with this part.
+
+        The daemon has answered before the block begins; at its end the page gets the answer. The page runs ``LATE``.
+        """
+        self.run("window.late = arguments[0]", part)
+        asked()
+        self.until(f"the daemon has answered {part}", lambda: self.run("return window.arrive !== null"))
+        yield
+        self.run(ARRIVES)
 
     # --- seeing --------------------------------------------------------------------------------
 
@@ -138,6 +188,14 @@ class Screen:
             return next((each for each in found if all(word in each for word in words)), None)
 
         return self.until(f"{testid} says {words}", text)  # type: ignore[return-value]
+
+    def note(self, selector: str) -> None:
+        """From now on it is noted what the first of these elements says, also what it says for a moment only."""
+        self.run(NOTES, selector)
+
+    def noted(self) -> list[str]:
+        """All that it has said, in its order."""
+        return list(self.run("return window.noted"))
 
     def text(self) -> str:
         return str(self.run("return document.body ? document.body.innerText : ''"))

@@ -149,8 +149,10 @@ def test_the_pages_in_the_head_are_links_and_say_which_is_open(screen: Screen):
     ):
         screen.click(f"nav-{name}")
         screen.until("it is open", lambda path=path: screen.path == path)
-        assert screen.one(f"nav-{name}").get_attribute("aria-current") == "page"
-        assert screen.focused("tagName") == "H1"
+        screen.until(
+            "so it is said", lambda name=name: screen.one(f"nav-{name}").get_attribute("aria-current") == "page"
+        )
+        screen.until("its head has the focus", lambda: screen.focused("tagName") == "H1")
     screen.browser.back()
     screen.until("back", lambda: screen.path == "/console/cluster")
     screen.one("instance-row")

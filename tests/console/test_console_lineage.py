@@ -42,7 +42,7 @@ def test_without_any_lineage_the_page_says_how_to_have_some(screen: Screen):
 
 def test_flows_are_drawn_once_and_a_dataset_shows_what_belongs_to_it(screen: Screen, flows: None):
     screen.open("/console/lineage", "lineage-node")
-    assert len(screen.all("lineage-node")) == 5 + 10
+    screen.until("all of them", lambda: len(screen.all("lineage-node")) == 5 + 10)
     screen.click("lineage-node", dataset="sessions")
     screen.until("what belongs to it", lambda: len(screen.all("lineage-node")) == 5)
     assert {each.text for each in screen.all("lineage-node")} == {name for flow in FLOWS for name in flow}

@@ -9,9 +9,24 @@ from tests.daemon.harness import Daemon
 SEEN = """Object.defineProperty(document, 'visibilityState', {value: '%s', configurable: true});
 document.dispatchEvent(new Event('visibilitychange'));"""
 HIDE, SHOW = SEEN % "hidden", SEEN % "visible"
-#: Whether nothing has been answered for a second.
-ENDED = """const before = performance.getEntriesByType('resource').length;
-return new Promise(done => setTimeout(() => done(before === performance.getEntriesByType('resource').length), 1000));"""
+#: Counts what the page asks for, and which of it has not been answered yet, however long the daemon takes.
+COUNTED = """const real = window.fetch;
+window.asked = window.underWay = 0;
+window.fetch = async (path, more) => {
+  window.asked += 1;
+  if (path.startsWith("/v1/events")) return real(path, more);
+  window.underWay += 1;
+  try {
+    const answer = await real(path, more);
+    const body = await answer.arrayBuffer();
+    return new Response(body.byteLength ? body : null, answer);
+  } finally {
+    window.underWay -= 1;
+  }
+};"""
+#: Whether nothing is under way, and the page has taken a second to ask for what follows from its answers.
+ENDED = """const before = window.asked;
+return new Promise(done => setTimeout(() => done(window.underWay === 0 && window.asked === before), 1000));"""
 
 
 def test_a_daemon_that_is_killed_leaves_what_was_shown_and_is_found_again(
@@ -24,13 +39,10 @@ def test_a_daemon_that_is_killed_leaves_what_was_shown_and_is_found_again(
     screen.click("message-row", id=rows[3])
     screen.one("copy-id")
     screen.says("connection", "live")
-    address = "{}:{}".format(*daemon.address)
     daemon.kill()
     said = screen.says("connection", "away since")
     assert screen.rows() == rows
     assert screen.one("copy-id").is_displayed()
-    # The same address again: that is where the page looks.
-    daemon.command[daemon.command.index("--bind") + 1] = address
     daemon.start()
     screen.says("connection", "live")
     assert said.startswith("away since")
@@ -42,7 +54,8 @@ def test_a_daemon_that_is_killed_leaves_what_was_shown_and_is_found_again(
 def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
-    screen.open(f"/console/topics/{ns}/t", "stat-messages")
+    with screen.scripted(COUNTED):
+        screen.open(f"/console/topics/{ns}/t", "stat-messages")
     screen.says("connection", "live")
     page = screen.browser.current_window_handle
     screen.browser.switch_to.new_window("tab")
@@ -54,7 +67,7 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Cl
             "paused",
             lambda: screen.run("return document.querySelector('[data-testid=connection]').textContent") == "paused",
         )
-        asked = "return performance.getEntriesByType('resource').length"
+        asked = "return window.asked"
         screen.until("what was under way has ended", lambda: screen.run(ENDED))
         before = screen.run(asked)
         client.publish("t", [b"b"])
@@ -75,16 +88,17 @@ def test_readers_that_take_long_to_count_are_not_counted_while_nobody_looks(scre
     client.create_topic("t")
     client.publish("t", [b"a"])
     # The page rests ten times as long as a count has taken: the next one is due while nobody looks.
-    script = """const real = window.fetch;
+    script = """const counted = window.fetch;
     window.counts = 0;
     window.fetch = async (path, more) => {
-      if (!path.includes("/lag")) return real(path, more);
+      if (!path.includes("/lag")) return counted(path, more);
       window.counts += 1;
+      window.underWay += 1;
       await new Promise(done => setTimeout(done, 300));
-      return real(path, more);
+      window.underWay -= 1;
+      return counted(path, more);
     };"""
-    added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
-    try:
+    with screen.scripted(COUNTED + script):
         screen.open(f"/console/topics/{ns}/t", "readers")
         screen.says("connection", "live")
         client.publish("t", [b"b"])
@@ -97,8 +111,54 @@ def test_readers_that_take_long_to_count_are_not_counted_while_nobody_looks(scre
         assert screen.run("return window.counts") == before
         screen.run(SHOW)
         screen.until("they are counted again", lambda: screen.run("return window.counts") > before)
-    finally:
-        screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_a_page_whose_daemon_went_away_before_it_had_its_messages_shows_them_when_it_is_back(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    client.publish("t", [b"a"])
+    (message,) = client.messages("t")
+    script = """const real = window.fetch;
+    window.away = true;
+    window.fetch = (path, more) =>
+      window.away && path.includes("/messages") ? Promise.reject(new TypeError("nobody")) : real(path, more);"""
+    with screen.scripted(script):
+        screen.open(f"/console/topics/{ns}/t?open={message.id.hex()}", "stat-messages")
+    screen.says("connection", "away since")
+    assert screen.rows() == []
+    screen.run("window.away = false")
+    screen.click("refresh")
+    screen.one("message-row")
+    screen.until("the one that is open", lambda: screen.payload() == "a")
+
+
+def test_a_clock_is_believed_that_is_another_than_the_browsers_but_not_that_of_an_answer_that_took_long(screen: Screen):
+    screen.open("/console/cluster", "instance-row")
+    # An answer that the daemon dates so many seconds after the question, and that comes so many seconds after it.
+    ahead = """const [dated, comes] = arguments;
+    return import("/console/api.js").then(async ({ask, now}) => {
+      const [realNow, realFetch] = [Date.now, window.fetch];
+      const asked = realNow();
+      try {
+        Date.now = () => asked;
+        window.fetch = async () => {
+          Date.now = () => asked + 1000 * comes;
+          return new Response("{}", {headers: {Date: new Date(asked + 1000 * dated).toUTCString()}});
+        };
+        await ask("/version");
+        return now() - Date.now();
+      } finally {
+        Date.now = realNow;
+        window.fetch = realFetch;
+      }
+    });"""
+    hour = 3600
+    for dated, comes in ((0, 0), (0, 20), (10, 20), (20, 20), (-1, 0), (1, 0)):
+        assert screen.run(ahead, dated, comes) == 0, (dated, comes)
+    for dated, comes in ((hour, 0), (hour, 20), (-hour, 0), (-hour, 20)):
+        assert abs(screen.run(ahead, dated, comes) - 1000 * dated) <= 21_000, (dated, comes)
+    screen.run(ahead, 0, 0)
 
 
 def test_what_is_said_aloud_is_at_most_one_thing_at_a_time(screen: Screen, client: Client, ns: str):

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.console.screen import Screen
+from tests.console.screen import ARRIVES, LATE, Screen
 from tests.daemon.harness import PLAINSONG, Daemon
 
 GRANTS = """
@@ -131,6 +131,19 @@ def test_a_wrong_token_is_refused_and_forgotten(page: Screen, guarded: Guarded):
     page.one("topic-row")
 
 
+def test_a_refusal_of_what_was_asked_before_one_logged_in_does_not_lead_back_to_the_login(
+    page: Screen, guarded: Guarded
+):
+    with page.scripted(LATE + "window.late = '/v1/whoami';"):
+        page.open("/console", "login-token")
+    page.until("it was refused", lambda: page.run("return window.arrive !== null"))
+    log_in(page, guarded.tokens["ops"])
+    page.one("topic-row")
+    page.run(ARRIVES)
+    assert not page.all("login-token")
+    assert page.all("topic-row")
+
+
 def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(page: Screen, guarded: Guarded):
     page.open("/console/topics/shop/orders", "login-token")
     log_in(page, guarded.tokens["passing"])
@@ -147,9 +160,8 @@ def test_what_a_name_may_not_do_is_disabled_and_says_which_verb_it_needs(page: S
     log_in(page, guarded.tokens["looker"])
     page.one("message-row")
     page.says("who", "looker")
-    delete = page.one("topic-delete")
-    page.until("it is known", lambda: not delete.is_enabled())
-    assert delete.get_attribute("title") == "needs the verb admin on shop:orders"
+    page.until("it is known", lambda: not page.one("topic-delete").is_enabled())
+    assert page.one("topic-delete").get_attribute("title") == "needs the verb admin on shop:orders"
     assert not page.one("preview").is_enabled()
     assert "secret" not in page.text()
     page.click("message-row")

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
-from selenium.webdriver.remote.webelement import WebElement
 
 import plainsong.testing
 from plainsong import Client
 from plainsong.testing import Broker
 from tests.console.conftest import MANY
-from tests.console.screen import Screen
+from tests.console.screen import LATE, Screen
 from tests.daemon.harness import Daemon
 
 
@@ -27,8 +26,11 @@ def names(screen: Screen) -> list[str]:
 
 
 def cell(screen: Screen, topic: str, name: str) -> str:
-    row = screen.one("topic-row", topic=topic)
-    return row.find_element("css selector", f"[data-testid=cell-{name}]").text
+    def text() -> str:
+        row = screen.one("topic-row", topic=topic)
+        return row.find_element("css selector", f"[data-testid=cell-{name}]").text
+
+    return screen.until(f"{topic} has a {name}", text)
 
 
 def test_every_topic_has_its_figures(screen: Screen, client: Client, ns: str):
@@ -82,6 +84,42 @@ def test_figures_change_where_they_stand(screen: Screen, client: Client, ns: str
     screen.until("sorted anew", lambda: names(screen) == before[::-1])
 
 
+def test_figures_that_the_stream_has_told_are_not_replaced_by_an_answer_that_was_found_before(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("a")
+    client.create_topic("b")
+    client.publish("a", [b"x"])
+    client.publish("b", [b"x"] * 2)
+    with screen.scripted(LATE):
+        screen.open(f"/console?q={ns}:", "topic-row")
+    screen.says("connection", "live")
+    assert names(screen) == [f"{ns}:a", f"{ns}:b"]
+    screen.note(f'[data-topic="{ns}:a"] [data-testid="cell-messages"]')
+    with screen.late("/v1/topics?", lambda: screen.click("sort-messages")):
+        client.publish("a", [b"x"] * 5)
+        screen.until("six", lambda: cell(screen, f"{ns}:a", "messages") == "6")
+    screen.until("the answer is there", lambda: names(screen) == [f"{ns}:b", f"{ns}:a"])
+    assert screen.noted() == ["1", "6"]
+
+
+def test_the_figures_of_topics_that_come_into_sight_follow_what_is_published(screen: Screen, client: Client, ns: str):
+    client.create_topic("a")
+    # A page that showed no topic when its stream of events began, and one that shows none for a while.
+    screen.open(f"/console?q={ns}:&deleted=1", "deleted-empty")
+    screen.says("connection", "live")
+    screen.click("topics-deleted")
+    screen.one("topic-row")
+    client.publish("a", [b"x"])
+    screen.until("one", lambda: cell(screen, f"{ns}:a", "messages") == "1")
+    screen.type("topic-filter", f"{ns}:nothing")
+    screen.one("topics-empty")
+    screen.type("topic-filter", f"{ns}:")
+    screen.one("topic-row")
+    client.publish("a", [b"x"])
+    screen.until("two", lambda: cell(screen, f"{ns}:a", "messages") == "2")
+
+
 def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Screen, client: Client, ns: str):
     client.create_topic("orders", ttl_s=1)
     client.publish("orders", [b"x"] * 3)
@@ -90,13 +128,14 @@ def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Scre
     client.publish("orders", [b"later"])
     screen.open("/console", "attention")
 
-    def items() -> list[WebElement]:
-        return [each for each in screen.all("attention-item", kind="expired-unread") if ns in each.text]
+    # A list that is drawn anew in between is looked at again.
+    def said() -> list[str]:
+        texts = [each.text for each in screen.all("attention-item", kind="expired-unread")]
+        return [each for each in texts if ns in each]
 
-    screen.until("it is there", items)
-    (item,) = items()
-    assert "warning" in item.text
-    assert "late" in item.text
+    (item,) = screen.until("it is there", said)
+    assert "warning" in item
+    assert "late" in item
     screen.click_in("css selector", "a", "attention-item", said=ns, kind="expired-unread")
     screen.says("topic-name", f"{ns}:orders")
     client.delete_topic("orders")
@@ -112,6 +151,16 @@ def test_topics_are_filtered_as_one_types_and_the_address_says_how(screen: Scree
     assert "q=" in screen.path
     screen.type("topic-filter", f"{ns}:nothing")
     screen.one("topics-empty")
+
+
+def test_what_was_typed_last_before_one_went_to_another_page_does_not_change_its_address(screen: Screen):
+    screen.open("/console", "topic-filter")
+    screen.run("""const field = document.querySelector("[data-testid=topic-filter]");
+    field.value = "orders";
+    field.dispatchEvent(new Event("input", {bubbles: true}));
+    document.querySelector("[data-testid=nav-cluster]").click();
+    return new Promise(done => setTimeout(done, 500));  // twice as long as the filter waits for the next key""")
+    assert screen.path == "/console/cluster"
 
 
 def test_a_filter_says_what_the_address_says(screen: Screen, client: Client, ns: str):
@@ -154,6 +203,21 @@ def test_a_topic_is_made_after_a_preview(screen: Screen, client: Client, ns: str
     screen.click("apply")
     screen.says("topic-name", f"{ns}:fresh")
     assert client.properties("fresh")["ttl"] == "600"
+
+
+def test_a_preview_of_a_name_that_was_changed_meanwhile_is_none(screen: Screen, client: Client, ns: str):
+    with screen.scripted(LATE):
+        screen.open("/console", "topic-create")
+    screen.click("topic-create")
+    screen.type("create-name", f"{ns}:first")
+    with screen.late("dryRun", lambda: screen.click("preview")):
+        screen.type("create-name", f"{ns}:second")
+    assert not screen.all("apply")
+    screen.click("preview")
+    screen.says("preview-effect", f"{ns}:second")
+    screen.click("apply")
+    screen.says("topic-name", f"{ns}:second")
+    assert client.topics() == ["second"]
 
 
 def test_ten_thousand_topics_are_as_quick_as_three_and_never_more_than_a_page_of_rows(screen: Screen):

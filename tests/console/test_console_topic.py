@@ -8,7 +8,7 @@ import pytest
 
 from plainsong import Client
 from plainsong.errors import TopicNotFound
-from tests.console.screen import Screen
+from tests.console.screen import LATE, Screen
 from tests.daemon.harness import Daemon
 
 
@@ -114,6 +114,21 @@ def test_what_was_changed_by_somebody_else_meanwhile_is_not_overwritten(screen: 
     screen.click("apply")
     screen.says("error", "changed")
     assert client.properties("t")["ttl"] == "60"
+
+
+def test_a_preview_of_a_change_that_was_changed_meanwhile_is_none(screen: Screen, client: Client, ns: str):
+    client.create_topic("t", ttl_s=3600)
+    with screen.scripted(LATE):
+        screen.open(f"/console/topics/{ns}/t", "property-ttl")
+    screen.type("property-ttl", "7200")
+    with screen.late("dryRun", lambda: screen.click("preview")):
+        screen.type("property-ttl", "9000")
+    assert not screen.all("apply")
+    screen.click("preview")
+    screen.says("preview-effect", "ttl from 3600 to 9000")
+    screen.click("apply")
+    screen.says("toast", "changed")
+    assert client.properties("t")["ttl"] == "9000"
 
 
 def test_a_property_that_is_not_allowed_is_said_with_its_hint(screen: Screen, client: Client, ns: str):

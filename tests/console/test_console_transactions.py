@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plainsong import Client
-from tests.console.screen import Screen
+from tests.console.screen import LATE, Screen
 
 
 def held(client: Client, name: str, *topics: str, hidden: int = 0):
@@ -28,9 +28,12 @@ def test_an_open_transaction_says_whose_it_is_how_old_and_what_it_hides(screen: 
     screen.open("/console/transactions")
     said = screen.says("tx-row", "checkout-7", "open", f"{ns}:a", f"{ns}:b", id=str(transaction.id))
     assert str(transaction.id) in said
-    assert (
-        screen.one("tx-row", id=str(transaction.id)).find_element("css selector", "[data-testid=tx-hidden]").text == "7"
-    )
+
+    def hides() -> str:
+        row = screen.one("tx-row", id=str(transaction.id))
+        return row.find_element("css selector", "[data-testid=tx-hidden]").text
+
+    screen.until("what it hides", lambda: hides() == "7")
     assert screen.one("timeline")
     assert screen.one("tx-bar", id=str(transaction.id))
     client.transactions.abort(transaction)
@@ -63,6 +66,21 @@ def test_it_says_which_readers_it_holds(screen: Screen, client: Client, ns: str)
     screen.open(f"/console/transactions?open={transaction.id}")
     screen.says("tx-holds", f"{ns}:a", "billing", "5 messages hidden")
     client.transactions.abort(transaction)
+
+
+def test_a_transaction_that_has_ended_stays_so_when_an_answer_from_before_arrives_late(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("a")
+    transaction = held(client, "slow", "a")
+    with screen.scripted(LATE):
+        screen.open("/console/transactions")
+    screen.says("connection", "live")
+    screen.says("tx-row", "slow", id=str(transaction.id))
+    with screen.late("/lag", lambda: screen.click("tx-bar", id=str(transaction.id))):
+        client.transactions.commit(transaction)
+        screen.one("tx-row", id=str(transaction.id), state="committed")
+    assert screen.one("tx-row", id=str(transaction.id)).get_attribute("data-state") == "committed"
 
 
 def test_a_bar_of_the_timeline_opens_its_transaction(screen: Screen, client: Client, ns: str):
@@ -203,6 +221,7 @@ def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(s
         screen.says("confirm-text", "Topics go back to it")
         screen.click("confirm")
         screen.says("instance-row", "serving", instance="b")
+        screen.gone("confirm")  # the dialog is there until the page has loaded, and what is behind it takes no keys
         screen.type("pin-topic", "shop:orders")
         screen.choose("pin-instance", "b")
         screen.click("pin")

@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from plainsong import Client
-from tests.console.screen import Screen
+from tests.console.screen import LATE, Screen
 
 MIB = 1 << 20
 
@@ -25,7 +25,8 @@ def hundred(client: Client) -> list[str]:
 
 def opened(screen: Screen, message_id: str) -> None:
     screen.click("message-row", id=message_id)
-    screen.one("copy-id")
+    inside = f'[data-id="{message_id}"] [data-testid="copy-id"]'  # another may be open until this one is there
+    screen.until("it is open", lambda: screen.browser.find_elements("css selector", inside))
 
 
 def test_it_begins_with_the_newest_and_goes_to_older_and_newer_pages(screen: Screen, hundred, ns: str):
@@ -88,6 +89,13 @@ def test_messages_that_contain_a_text_are_found(screen: Screen, hundred, ns: str
     screen.until("ten of them", lambda: screen.rows() == hundred[70:80][::-1])
 
 
+def words(screen: Screen) -> list[str]:
+    """The states of the messages in sight, from top to bottom."""
+    return list(
+        screen.run("""return [...document.querySelectorAll('[data-testid="message-state"]')].map(e => e.innerText)""")
+    )
+
+
 def test_states_are_words(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"plain"])
@@ -98,10 +106,30 @@ def test_states_are_words(screen: Screen, client: Client, ns: str):
     client.transactions.abort(aborted)
     client.transactions.commit(committed)
     screen.open(f"/console/topics/{ns}/t?sort=asc", "message-row")
-    words = [each.text for each in screen.all("message-state")]
-    assert words == ["plain", "rolled back", "committed", "open"]
+    assert words(screen) == ["plain", "rolled back", "committed", "open"]
     client.transactions.commit(held)
-    screen.until("it is committed", lambda: screen.all("message-state")[3].text == "committed")
+    screen.until("it is committed", lambda: words(screen) == ["plain", "rolled back", "committed", "committed"])
+
+
+def test_states_that_were_found_before_a_commit_are_brought_up_to_date_when_they_arrive_late(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    held = client.transactions.begin(client_id="slow", timeout_s=300)
+    client.publish("t", [b"in it"], transaction=held)
+    with screen.scripted(LATE):
+        screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.says("connection", "live")
+    screen.one("held-banner")
+    screen.note('[data-testid="message-state"]')
+    with screen.late("payloadBytes=256", lambda: screen.click("from-oldest")):
+        client.transactions.commit(held)
+        screen.gone("held-banner")
+        # Nothing else of the page waits for it. That it loads again says that it had all of the load before.
+        client.publish("t", [b"later"])
+        screen.says("stat-messages", "2")
+    screen.until("it is committed", lambda: words(screen)[:1] == ["committed"])
+    assert screen.noted() == ["open", "committed"]
 
 
 def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(screen: Screen, client: Client, ns: str):
@@ -185,7 +213,9 @@ def test_eight_mebibytes_show_their_first_64_kib_at_once_and_all_of_it_within_tw
     screen.until("the beginning", lambda: len(screen.payload()) == 64 * 1024)
     began_s, before_s = time.monotonic(), screen.worked_s()
     screen.click("message-whole")
-    screen.until("all of it", lambda: len(screen.payload()) == len(large))
+    # The page counts: to hand all of it over would be work of its own.
+    length = "return document.querySelector('pre[data-testid=message-payload]')?.textContent.length"
+    screen.until("all of it", lambda: screen.run(length) == len(large))
     screen.run("return document.querySelector('pre').getBoundingClientRect().height")  # it is laid out
     worked_s = screen.worked_s() - before_s
     print(f"all of it: {worked_s:.2f} s of work in {time.monotonic() - began_s:.2f} s")
@@ -207,9 +237,9 @@ def test_the_calls_that_are_copied_fetch_this_very_message(screen: Screen, clien
     program = tmp_path / "program.py"
     program.write_text(python)
     assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout == b"b'message 117'\n"
-    for kind in ("copy-curl", "copy-python", "copy-id"):
-        screen.click(kind)
-        screen.says("toast", "copied")
+    for kind, says in (("curl", "curl command copied"), ("python", "Python program copied"), ("id", "Id copied")):
+        screen.click(f"copy-{kind}")
+        screen.says("toast", says)  # of this one: until then the clipboard has what was copied before
     screen.run("document.querySelector('[data-testid=jump]').focus()")
     screen.one("jump").send_keys(Keys.CONTROL, "v")
     screen.until("the id is in the clipboard", lambda: screen.one("jump").get_attribute("value") == hundred[-3])

@@ -37,11 +37,22 @@ export class Overview extends Page {
 
   // Rows in sight are brought up to date where they stand; their order changes when one asks for it.
   onEvent(name, data) {
-    if (name === "attention") this.setState({ attention: data });
-    if (name === "topics") {
-      const news = new Map(data.map((each) => [`${each.namespace}:${each.name}`, each]));
-      this.setState(({ rows }) => ({ rows: rows?.map((each) => news.get(`${each.namespace}:${each.name}`) ?? each), at: now() }));
+    if (name === "attention") {
+      this.news.attention = data;
+      this.setState({ attention: data });
     }
+    if (name === "topics") {
+      for (const each of data) this.news.topics.set(`${each.namespace}:${each.name}`, each);
+      this.setState(({ rows }) => ({ rows: this.withNews(rows), at: now() }));
+    }
+  }
+
+  // What the stream has said since the last load began. A load's answer may have been found before, and the stream says
+  // nothing twice.
+  news = { attention: null, topics: new Map() };
+
+  withNews(rows) {
+    return rows?.map((each) => this.news.topics.get(`${each.namespace}:${each.name}`) ?? each);
   }
 
   get sort() {
@@ -53,13 +64,11 @@ export class Overview extends Page {
   }
 
   async load() {
+    this.news = { attention: null, topics: new Map() };
     if (this.deleted) return this.loadDeleted();
     const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), sort: this.sort, order: this.order, limit: LIMIT, after: this.query.get("after") };
     const [{ topics, total, next }, attention] = await Promise.all([get("/v1/topics", query), get("/v1/attention")]);
-    const before = this.interest().topics;
-    this.setState({ rows: topics, total, next, attention, at: now() }, () => {
-      if (before !== this.interest().topics && before !== undefined) this.props.app.live.again(this);
-    });
+    this.setState({ rows: this.withNews(topics), total, next, attention: this.news.attention ?? attention, at: now() }, () => this.props.app.live.again(this));
     this.learnHistories(topics);
   }
 
@@ -70,7 +79,7 @@ export class Overview extends Page {
   async loadDeleted() {
     const query = { q: this.query.get("q"), namespace: this.query.get("namespace"), deleted: true, limit: LIMIT };
     const [{ topics, total }, attention] = await Promise.all([get("/v1/topics", query), get("/v1/attention")]);
-    this.setState({ gone: topics, rows: null, total, next: null, attention, at: now() });
+    this.setState({ gone: topics, rows: null, total, next: null, attention: this.news.attention ?? attention, at: now() });
   }
 
   undelete(each) {
@@ -100,6 +109,11 @@ export class Overview extends Page {
     const active = this.sort === column;
     const order = active ? (this.order === "desc" ? "asc" : "desc") : column === "name" ? "asc" : "desc";
     goQuery({ sort: column, order, after: null });
+  }
+
+  componentWillUnmount() {
+    clearTimeout(this.typing); // the address is another page's
+    super.componentWillUnmount();
   }
 
   filter(text) {
@@ -192,10 +206,13 @@ class Create extends Component {
 
   async preview() {
     const { path, body } = this.parts();
+    const { name, ttl } = this.state;
+    // What has been typed meanwhile was not asked about.
+    const told = (news) => this.setState((state) => (state.name === name && state.ttl === ttl ? news : null));
     try {
-      this.setState({ asked: await preview(path, "PUT", body), error: null });
+      told({ asked: await preview(path, "PUT", body), error: null });
     } catch (error) {
-      this.setState({ error, asked: null });
+      told({ error, asked: null });
     }
   }
 

@@ -258,13 +258,16 @@ class Properties extends Component {
   }
 
   async preview() {
+    const { edited } = this.state;
+    // What has been changed meanwhile was not asked about.
+    const told = (news) => this.setState((state) => (state.edited === edited ? news : null));
     try {
       const body = this.body();
       const { etag } = this.props;
       const asked = await preview(this.props.path, "PUT", body);
-      this.setState({ asked: { ...asked, etag: asked.etag ?? etag, body }, error: null });
+      told({ asked: { ...asked, etag: asked.etag ?? etag, body }, error: null });
     } catch (error) {
-      this.setState({ error, asked: null });
+      told({ error, asked: null });
     }
   }
 

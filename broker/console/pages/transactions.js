@@ -34,10 +34,12 @@ export class Transactions extends Page {
   // The one in the URL, which need not be in the list any more, and whom it holds.
   async open() {
     const id = this.query.get("open");
+    // An answer to an earlier question says what was so before.
+    const turn = (this.turn = (this.turn ?? 0) + 1);
     if (!id) return this.setState({ opened: null });
     const opened = await get(pathOf("transactions", id), { longs: "string" });
     const holds = await this.holds(opened);
-    if (!this.gone && this.query.get("open") === id) this.setState({ opened, holds });
+    if (!this.gone && turn === this.turn) this.setState({ opened, holds });
   }
 
   async holds({ topics }) {

@@ -81,24 +81,44 @@ export class Viewer extends Component {
   // The rows that the URL asks for.
   async show() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
+    this.showing = true;
     const [from, to] = [this.query.get("from"), this.query.get("to")];
     const descending = to ? true : from ? false : this.newestFirst;
     try {
       const found = await this.fetch(descending ? { order: "desc", to } : { from });
       if (turn !== this.turn || this.gone) return;
+      this.missed = false;
       const rows = descending === this.newestFirst ? found.rows : [...found.rows].reverse();
       this.setState({ rows, more: found.more, lastId: found.lastId, descending, scanned: found.scanned, error: null });
       await this.open();
     } catch (error) {
-      if (!(error instanceof Problem)) return this.props.app.live.lost();
-      if (turn === this.turn) this.setState({ error });
+      if (turn !== this.turn || this.gone) return;
+      this.missed = true;
+      this.failed(error);
     }
+    if (turn !== this.turn) return;
+    this.showing = false;
+    const { outdated, missed } = this;
+    this.outdated = null;
+    if (outdated && !missed) await this.refresh(outdated).catch((error) => this.failed(error));
+  }
+
+  failed(error) {
+    if (!(error instanceof Problem)) this.props.app.live.lost();
+    else if (!this.gone) this.setState({ error });
   }
 
   // What is shown stays where it is: states are brought up to date, and followers get what is new.
   async refresh(stats) {
+    if (this.gone) return;
+    // What is on its way may have been found before: it is brought up to date once it is there.
+    if (this.showing) {
+      this.outdated = stats;
+      return;
+    }
     const { rows } = this.state;
-    if (!rows) return;
+    // A daemon that was away, or refused, may answer now.
+    if (this.missed || !rows) return this.show();
     if (!rows.length) {
       if (stats.messages > 0 && !this.query.get("filter")) await this.show();
       return;
@@ -117,16 +137,24 @@ export class Viewer extends Component {
       }
       at = idAfter(found.at(-1).id);
     }
-    let next = rows.map((row) => {
+    // A stretch that was set aside stands for all its rows, where the first of them was.
+    const aside = [...now.values()].filter((each) => each.state === "set-aside");
+    const firsts = aside.map((each) => rows.map(({ id }) => id).filter((id) => isIn(id, each)).sort()[0]);
+    let next = rows.flatMap((row) => {
+      const which = aside.findIndex((each) => isIn(row.id, each));
+      if (which >= 0) return row.id === firsts[which] ? [asItIs(row, aside[which])] : [];
       const seen = now.get(row.id);
-      if (seen) return asItIs(row, seen);
-      return row.id < at && row.state !== "gone" ? { ...row, state: "gone" } : row;
+      if (seen) return [asItIs(row, seen)];
+      return [row.id < at && row.state !== "gone" ? { ...row, state: "gone" } : row];
     });
     if (this.following && this.newestFirst) {
       const found = await this.fetch({ from: idAfter(high) }, 100);
       next = [...found.rows.reverse(), ...next].slice(0, MOST_ROWS);
     }
-    if (!this.gone && this.state.rows === rows) this.setState({ rows: next });
+    if (this.gone) return;
+    if (this.showing || this.state.rows !== rows) return this.refresh(stats);
+    this.setState({ rows: next });
+    await this.open();
     if (stats.end !== this.measured) this.measure();
   }
 
@@ -159,11 +187,11 @@ export class Viewer extends Component {
 
   async open() {
     const id = this.query.get("open");
-    if (!id) return this.setState({ opened: null });
+    if (!id) return this.state.opened && this.setState({ opened: null });
     if (this.state.opened?.id === id) return;
     try {
       const [message] = await get(this.path("messages"), { from: id, to: idAfter(id), limit: 1, payload: "base64", longs: "string", payloadBytes: FIRST_BYTES });
-      if (this.gone || this.query.get("open") !== id) return;
+      if (this.gone || this.query.get("open") !== id || this.state.opened?.id === id) return;
       if (!message) return this.setState({ opened: { id, missing: true } });
       const data = message.payload == null ? null : fromBase64(message.payload.base64);
       this.setState({ opened: { id, message, data, cut: message.truncated === true } });
@@ -291,9 +319,11 @@ export class Viewer extends Component {
   }
 }
 
+const isIn = (id, { from, to }) => from <= id && id <= to;
+
 // A row that was seen again: with the payload that it had, unless it has become something that has none.
 function asItIs(row, seen) {
-  if (seen.state === row.state) return row;
+  if (seen.state === row.state && seen.to === row.to) return row;
   return UNREADABLE.includes(row.state) || UNREADABLE.includes(seen.state) ? seen : { ...row, state: seen.state };
 }
 
