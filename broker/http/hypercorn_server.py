@@ -41,7 +41,7 @@ from broker.http.hypercorn_patches import (
     with_certificate,
     with_extension,
 )
-from broker.http.lane import BRIEF_LINGER_S
+from broker.http.lane import BRIEF_LINGER_S, LINGER_S
 from broker.http.messages import Conversations
 from broker.http.websocket import StreamSocket
 from broker.security.guard import OPEN
@@ -206,12 +206,16 @@ class HypercornConnection(TCPServer):
     async def _close(self) -> None:
         """Half-closes; the reading task closes once the client has seen that, or the time is over.
 
-        Closing at once would reset a connection that has unread bytes, and the client would lose its last answer.
+        Closing at once would reset a connection that has unread bytes, and the client would lose its last answer. One
+        that was refused in the middle of its request may have much to send yet.
         """
         if self._closing:
             return
         self._closing = True
-        self._reading.deadline = min(self._reading.deadline, trio.current_time() + BRIEF_LINGER_S)
+        connection = getattr(self.protocol.protocol, "connection", None)
+        in_step = not isinstance(connection, h11.Connection) or connection.their_state is not h11.ERROR
+        linger_s = BRIEF_LINGER_S if in_step else LINGER_S
+        self._reading.deadline = min(self._reading.deadline, trio.current_time() + linger_s)
         async with self.send_lock:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.stream.send_eof()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from actors_in_process import NAME, SetClock, actors
 from pointers_in_process import publish
-from test_foreign_tephra import STATE, Tephra
+from test_foreign_tephra import CALL_S, STATE, Tephra
 
 from actors.invalid_list import InvalidPass
 from actors.pointers import PointerIndex
@@ -41,7 +41,14 @@ async def test_the_list_may_be_pruned_as_far_as_no_instance_takes_a_message_any_
     state = ManagerState(clock.ms, at[2] + 9, at[2] + 9, (at[0], at[1] + 7), {at[2]: Entry(5000, at[2])})
     tephra.behave = tephra.serve(encode_snapshot(state))
     foreign = ForeignTephra(
-        "127.0.0.1", tephra.port, clock, PointerIndex(), store, refresh_s=60.0, max_lifetime_ms=lifetime_ms
+        "127.0.0.1",
+        tephra.port,
+        clock,
+        PointerIndex(),
+        store,
+        refresh_s=60.0,
+        max_lifetime_ms=lifetime_ms,
+        call_timeout_s=CALL_S,
     )
     await foreign.refresh()
     passed = foreign.begin_pass()
@@ -57,7 +64,7 @@ async def test_what_a_tephra_calls_invalid_is_rolled_back_and_its_list_is_left_t
     tephra = await nursery.start(Tephra().run)
     index, clock = PointerIndex(), SetClock()
     foreign = ForeignTephra(
-        "127.0.0.1", tephra.port, clock, index, MemoryStore(), refresh_s=60.0, max_lifetime_ms=0, call_timeout_s=5.0
+        "127.0.0.1", tephra.port, clock, index, MemoryStore(), refresh_s=60.0, max_lifetime_ms=0, call_timeout_s=CALL_S
     )
     open_ones = {pointer: Entry(5000, 49) for pointer in (50, 100, 120, 310)}
     tephra.behave = tephra.serve(encode_snapshot(ManagerState(4000, 300, 310, (), open_ones)))

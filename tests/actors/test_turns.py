@@ -17,6 +17,7 @@ from plainsong.protocol.requests import PublishRequest, Receipt
 from plainsong.protocol.topic.asks import Create, Look, Publish, Remove
 from storage.base import NothingWritten, StoreError
 from storage.memory import MemoryStore
+from tests.patience import PATIENCE_S
 
 
 class BackgroundStore(MemoryStore):
@@ -135,7 +136,7 @@ async def test_a_refusal_is_answered_without_a_commit():
         del bring
         around.directory.environment.turns.attach(lambda: None)
         other = NAME._replace(topic="missing")
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             around.directory.put(other, Publish(PublishRequest([b"x"]), 1), answers.append)
             turns.run()
             while not answers:

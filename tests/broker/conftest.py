@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from broker_in_process import in_process
 
-from broker.http import hypercorn_patches, lane
+from broker.http import hypercorn_patches, hypercorn_server, lane
 from tests.patience import PATIENCE_S
 
 
@@ -17,6 +17,6 @@ async def daemon():
 
 @pytest.fixture
 def long_linger(monkeypatch):
-    """The rest of a refused body is read until the client ends it; on a busy machine that takes longer than the 2 s else."""
-    for module in (lane, hypercorn_patches):
+    """The rest of a refused request is read until the client ends it; on a busy machine that takes longer than the 2 s else."""
+    for module in (lane, hypercorn_patches, hypercorn_server):
         monkeypatch.setattr(module, "LINGER_S", PATIENCE_S)

@@ -219,7 +219,7 @@ async def test_a_connection_whose_requests_are_a_pages_stays_behind_hypercorn_un
 
 
 async def test_a_connection_that_goes_back_while_the_server_stops_is_answered_and_closed() -> None:
-    async with running() as listener, await listener.connect() as stream:
+    async with running(grace_s=PATIENCE_S) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(PING)
         assert (await reader.reply()).body == b"OK"
@@ -242,7 +242,8 @@ async def test_connections_that_went_back_and_left_make_room_for_others() -> Non
                 for request in (PING, post("t/publish")):
                     await stream.send_all(request)
                     assert (await reader.reply()).status == 200
-            await trio.testing.wait_all_tasks_blocked(0.01)
+                await stream.send_eof()
+                assert await reader.at_end()  # so the server has seen it leave
 
 
 async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_milliseconds() -> None:
@@ -253,9 +254,12 @@ async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_millisecon
         while listener.toys.parked < 1000:
             await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked(0.05)  # until each has its watcher
-        used = time.process_time()
-        await trio.sleep(0.25)
-        assert time.process_time() - used < 0.1
+        spent_s = []
+        while len(spent_s) < 5 and (not spent_s or spent_s[-1] >= 0.1):
+            used_s = time.process_time()  # of a machine that stands still, too: what they cost they cost each time
+            await trio.sleep(0.25)
+            spent_s.append(time.process_time() - used_s)
+        assert min(spent_s) < 0.1, spent_s
         started = time.perf_counter()
         listener.toys.release.set()
         for stream in streams:

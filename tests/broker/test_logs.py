@@ -207,6 +207,7 @@ def test_a_line_after_the_end_is_dropped_and_counted(tmp_path):
     assert lines.dropped == 1
 
 
+#: Writes more than waits for the output, and ends after this many seconds at the latest.
 SPEAKER = """
 import logging, sys
 from broker.config.sections import LogConfig
@@ -214,7 +215,7 @@ from broker.logs import setup_logs
 logs = setup_logs(LogConfig(queue_lines=16), sys.stdout)
 for _ in range(1000):
     logging.getLogger("x").info("y" * 1000)
-logs.close(0.1)
+logs.close(float(sys.argv[1]))
 print(logs.counters(), file=sys.stderr)
 """
 
@@ -222,7 +223,7 @@ print(logs.counters(), file=sys.stderr)
 def test_a_process_whose_output_stands_still_ends_all_the_same():
     reader, writer = os.pipe()
     done = subprocess.run(
-        [sys.executable, "-c", SPEAKER], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", SPEAKER, "0.1"], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
     )
     os.close(writer)
     os.close(reader)
@@ -237,9 +238,9 @@ def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
         os.close(reader)
     else:
         output = os.open("/dev/full", os.O_WRONLY)
-    done = subprocess.run(
-        [sys.executable, "-c", SPEAKER], stdout=output, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
-    )
+    # Nothing holds it up: it ends as soon as every line has failed, and not before.
+    line = [sys.executable, "-c", SPEAKER, str(PATIENCE_S)]
+    done = subprocess.run(line, stdout=output, stderr=subprocess.PIPE, timeout=2 * PATIENCE_S, check=False)
     os.close(output)
     assert done.returncode == 0
     assert re.search(rb"failed=[1-9]", done.stderr)

@@ -342,7 +342,7 @@ async def test_e28_what_comes_while_a_topic_is_loaded_waits_for_what_it_knows(st
     async with life(store) as daemon, trio.open_nursery() as nursery:
         behind = Held(daemon, nursery)
         store.stall("scan")
-        nursery.cancel_scope.deadline = trio.current_time() + 5
+        nursery.cancel_scope.deadline = trio.current_time() + PATIENCE_S
         for each in range(3):
             await behind.ask(each, send, [0])
         assert behind.answers == {}

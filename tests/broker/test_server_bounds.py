@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
+from trio.testing import MockClock
 
 from broker.http import budgets
 from broker.http.budgets import FREE_BYTES, HttpSettings
@@ -161,7 +163,9 @@ async def test_who_has_asked_for_nothing_yet_is_cut_where_names_are_required(lan
 
 
 @BOTH_LISTENERS
-async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required(lane: bool) -> None:
+async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required(
+    lane: bool, mock_clock: MockClock
+) -> None:
     guard = Guard(required=True)
     quick = {"header_timeout_s": 2, "keep_alive_s": 3}
     async with running(lane=lane, guard=guard, **quick) as listener, await listener.connect() as stream:
@@ -170,16 +174,18 @@ async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required
         begun_s = trio.current_time()  # it rests later than now
         await stream.send_all(asked)
         assert (await reader.reply()).status == (401 if lane else 200)
+        mock_clock.autojump_threshold = 0  # time passes from now on: nobody has anything else to do
         assert await reader.at_end()
         assert trio.current_time() - begun_s > 2.9  # and not when a first head would have been due
 
 
 @BOTH_LISTENERS
-async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool) -> None:
+async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool, mock_clock: MockClock) -> None:
     async with running(lane=lane, keep_alive_s=0.1) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/publish"))
         assert (await reader.reply()).status == 200
+        mock_clock.autojump_threshold = 0  # time passes from now on: before, it would have rested on a slow machine
         assert await reader.at_end()
 
 
@@ -203,12 +209,37 @@ async def test_a_reader_that_takes_a_little_now_and_then_is_cut(lane: bool) -> N
                     await stream.receive_some(128 << 10)
 
 
+@pytest.mark.usefixtures("long_linger")
 @BOTH_LISTENERS
 async def test_a_head_that_does_not_end_is_refused(lane: bool) -> None:
     async with running(lane=lane) as listener:
         reply = await ask(listener, post("t/publish", b"", "X-Long: " + "a" * 200_000)[:-4])
         assert reply.status == 431
         assert reply.headers["content-type"] == "application/problem+json"
+
+
+@BOTH_LISTENERS
+@pytest.mark.parametrize(
+    ("begins", "status"),
+    [
+        (post("t/publish", b"", "X-Long: " + "a" * 50_000)[:-4], 431),
+        (post("t/store", b"", "Transfer-Encoding: chunked") + b"3\r\nabc\n" + b"x" * 50_000, 400),
+    ],
+    ids=["head", "body"],
+)
+async def test_a_client_that_is_refused_in_the_middle_of_a_request_may_go_on_sending_and_is_not_reset(
+    lane: bool, begins: bytes, status: int, mock_clock: MockClock
+) -> None:
+    async with running(lane=lane) as listener, await listener.connect() as stream:
+        await stream.send_all(begins)
+        reader = Reader(stream)
+        assert (await reader.reply()).status == status
+        for _ in range(3):
+            mock_clock.jump(0.5)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await stream.send_all(b"a" * 50_000)
+        await stream.send_eof()
+        assert await stream.receive_some() == b""  # a reset would raise
 
 
 @BOTH_LISTENERS
@@ -272,7 +303,11 @@ def test_a_budget_that_could_not_hold_one_body_is_no_setting() -> None:
 
 @BOTH_LISTENERS
 async def test_stop_answers_what_is_under_way_and_closes_what_rests(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as resting, await listener.connect() as parked:
+    async with (
+        running(lane=lane, grace_s=PATIENCE_S) as listener,
+        await listener.connect() as resting,
+        await listener.connect() as parked,
+    ):
         await resting.send_all(post("t/publish"))
         reader = Reader(resting)
         assert (await reader.reply()).status == 200

@@ -18,7 +18,8 @@ class Proxy:
     """Listens on a port of its own; ``with`` it.
 
     ``then`` are the modes of the next pieces that answers come in, ``mode`` of those after. ``after`` are marks of
-    requests, each with the mode of everything that comes back on its connection, once.
+    requests, each with the mode of everything that comes back on its connection, once. Until the first of that has
+    come, requests on other connections wait: what is lost is an answer, and whoever asks for it asks after it was given.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -28,6 +29,11 @@ class Proxy:
         self.after: dict[bytes, Mode] = {}
         #: Answers that were not passed on whole.
         self.lost = 0
+        #: Of clients, until now.
+        self.connections = 0
+        self._changed = threading.Condition()
+        #: Connections to the target whose answer to a marked request has not come.
+        self._due: set[socket.socket] = set()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads: list[threading.Thread] = []
@@ -70,6 +76,7 @@ class Proxy:
             except OSError:
                 near.close()
                 continue
+            self.connections += 1
             self._open += [near, far]
             doom: list[Mode] = []
             self._start(self._requests, near, far, doom)
@@ -78,24 +85,34 @@ class Proxy:
     def _requests(self, near: socket.socket, far: socket.socket, doom: list[Mode]) -> None:
         try:
             while data := near.recv(65536):
-                if self.mode == "refuse":
-                    break
-                doom += [self.after.pop(mark) for mark in list(self.after) if mark in data]
+                with self._changed:
+                    if not doom:
+                        self._changed.wait_for(lambda: not self._due, PATIENCE_S)
+                    if self.mode == "refuse":
+                        break
+                    after = self.after
+                    if found := [after.pop(mark) for mark in list(after) if mark in data]:
+                        if not doom:
+                            self._due.add(far)
+                        doom += found
                 far.sendall(data)
         except OSError:
             pass
+        with self._changed:  # a client may have lost its patience before the answer that it is to lose has come
+            self._changed.wait_for(lambda: far not in self._due, PATIENCE_S)
         _end(near), _end(far)
 
     def _answers(self, near: socket.socket, far: socket.socket, doom: list[Mode]) -> None:
         try:
             while data := far.recv(65536):
-                mode = doom[0] if doom else self.then.pop(0) if self.then else self.mode
+                mode = self._mode(doom)
                 if mode == "pass":
                     near.sendall(data)
                     continue
                 self.lost += 1
                 if mode == "die":
                     self.mode = "refuse"
+                self._has_come(far)
                 if mode == "cut":
                     near.sendall(data[: len(data) // 2])
                 if mode != "swallow":
@@ -103,6 +120,18 @@ class Proxy:
         except OSError:
             pass
         _end(near), _end(far)
+        self._has_come(far)
+
+    def _mode(self, doom: list[Mode]) -> Mode:
+        """What becomes of the piece of an answer that has just come."""
+        with self._changed:
+            return doom[0] if doom else self.then.pop(0) if self.then else self.mode
+
+    def _has_come(self, far: socket.socket) -> None:
+        """The answer that was due on a connection, or its end."""
+        with self._changed:
+            self._due.discard(far)
+            self._changed.notify_all()
 
 
 def _end(connection: socket.socket) -> None:

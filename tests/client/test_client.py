@@ -22,6 +22,7 @@ from plainsong.protocol.errors import (
 )
 from tests.client.client_under_test import Client, only_threads
 from tests.daemon.harness import eventually
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -203,7 +204,8 @@ def test_what_the_daemon_does_not_serve_yet_is_not_waited_for(client: Client, to
 
 
 def test_nobody_at_the_door_means_that_nothing_happened():
-    with Client("http://127.0.0.1:1", deadline_s=0.3) as client, pytest.raises(DeadlineExceeded) as caught:
+    waiting = Client("http://127.0.0.1:1", deadline_s=0.3, wait_for_daemon_s=PATIENCE_S)
+    with waiting as client, pytest.raises(DeadlineExceeded) as caught:
         client.publish("t", b"")
     assert caught.value.outcome == "not-applied"
     with Client("http://127.0.0.1:1", retry=False) as client, pytest.raises(ConnectFailed) as refused:

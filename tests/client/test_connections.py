@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -194,6 +195,8 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced_before_anythin
     pool = pools(server.url)
     ask(pool, server.url)
     assert closed.wait(PATIENCE_S)
+    (kept,) = pool._connections._idle
+    assert select.select([kept.socket], [], [], PATIENCE_S)[0], "the end has come here"
     assert ask(pool, server.url).body == b"ok"
     assert server.connections == 2
 
@@ -256,11 +259,11 @@ def test_an_answer_that_comes_before_the_body_was_taken_is_read(serve, pools):
 
 
 def test_a_refused_connection_and_an_unknown_name_send_nothing(pools):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    for nowhere in (url, "http://no-such-host.invalid:1"):
-        failure = ask(pools(nowhere), nowhere)
-        assert (failure.kind, bool(failure.detail)) == ("connect", True)
+    with socket.socket() as taken:  # so that nobody else listens there
+        taken.bind(("127.0.0.1", 0))
+        for nowhere in (f"http://127.0.0.1:{taken.getsockname()[1]}", "http://no-such-host.invalid:1"):
+            failure = ask(pools(nowhere), nowhere)
+            assert (failure.kind, bool(failure.detail)) == ("connect", True)
 
 
 def test_more_requests_than_connections_wait_for_one_within_their_time(serve, pools):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from plainsong.protocol.errors import (
 )
 from tests.client.client_under_test import Client, only_threads
 from tests.client.proxy import Proxy
+from tests.client.simulation import kind
 from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
@@ -182,8 +184,9 @@ def test_an_answer_that_never_comes_is_asked_for(client: Client, topic: str, sha
         Client(proxy.url, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
-        proxy.then = ["swallow"]
+        proxy.after = {b"/publish": "swallow"}
         assert producer.publish([b"0", b"1"]).duplicate is False
+        assert not proxy.after
         assert producer.epoch == 1  # it had taken, so nobody had to be shut out
     assert numbers(client, topic) == [0, 1]
 
@@ -200,8 +203,8 @@ def test_a_deadline_of_ones_own_is_kept_behind_a_request_that_is_not_answered(
         stuck = producer.send(b"0")
         with pytest.raises(DeadlineExceeded) as late:
             producer.publish(b"1", deadline_s=0.1)
-        proxy.mode = "pass"
         assert not stuck.done(), "it was told while the other one was under way"
+        proxy.mode = "pass"
         assert (late.value.outcome, late.value.hint) == ("not-applied", "deadline_s is the limit")
         assert stuck.result(PATIENCE_S).sequence_id == 0
     assert numbers(client, topic) == [0]
@@ -402,10 +405,16 @@ def test_what_is_aborted_or_left_open_is_nowhere_and_uses_no_id(client: Client, 
     assert payloads(client, topic) == [b"a", b"b"]
 
 
-def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic: str):
-    with client.producer(topic, "p", transaction_timeout_s=2) as producer:
+def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
+    now = {module: import_module(f"plainsong._{kind().name}.{module}").now for module in ("producer", "publisher")}
+    with client.producer(topic, "p", transaction_timeout_s=1) as producer:
+        # Time stands still for both who look at it, the caller and the worker, until the message is in.
+        for module in now:
+            monkeypatch.setattr(f"plainsong._{kind().name}.{module}.now", lambda: 0.0)
         tx = producer.begin("key")
         tx.write(b"x")
+        for module, real in now.items():
+            monkeypatch.setattr(f"plainsong._{kind().name}.{module}.now", real)
         eventually("its buffer is free", lambda: tx._transaction.state == "aborted" and len(tx) == 0)
         with pytest.raises(TransactionTimedOut):
             tx.commit()

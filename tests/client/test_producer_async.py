@@ -59,10 +59,13 @@ def test_the_course_of_a_producer_on_an_event_loop(run: Any, client: Client, top
 def test_a_cancelled_block_tells_those_who_wait(run: Any, shared_address: tuple[str, int], topic: str):
     async def work(url: str, proxy: Proxy) -> None:
         async with AsyncClient(url) as far:
-            with anyio.move_on_after(0.5) as scope:
+            with anyio.CancelScope() as scope:
                 async with far.producer(topic, "p") as producer:
                     proxy.mode = "swallow"
                     sent = await producer.send(b"x")
+                    while not proxy.lost:  # noqa: ASYNC110 - a thread knows it
+                        await anyio.sleep(0.01)
+                    scope.cancel()
                     await anyio.sleep_forever()
             assert scope.cancelled_caught
             assert sent.done()

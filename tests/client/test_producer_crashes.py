@@ -15,6 +15,7 @@ from plainsong.errors import ProducerStopped
 from tests.client.conftest import url_of
 from tests.daemon.harness import Daemon, eventually
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 #: Publishes the lines of a file, each under its offset; run again, it goes on where the topic says it is.
 FROM_A_FILE = """
@@ -36,10 +37,9 @@ FROM_A_FILE = """
 def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon], tmp_path: Path):
     lines = [f"line {n} {'x' * (n % 50)}" for n in range(4000)]
     (tmp_path / "input").write_text("\n".join(lines) + "\n")
-    one = daemon(bind="127.0.0.1:0")
-    one.command[one.command.index("--bind") + 1] = f"127.0.0.1:{one.address[1]}"
+    one = daemon(bind=free_address())
     url = url_of(one)
-    with Client(url, deadline_s=20) as client:
+    with Client(url, deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
 
         def count() -> int:
@@ -48,7 +48,11 @@ def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon
         for _ in range(3):
             before = count()
             process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
-            eventually("a part is there", lambda before=before: count() > before + 100)
+            # Nobody may look while it publishes all that is left.
+            eventually(
+                "a part is there",
+                lambda before=before, process=process: count() > before + 100 or process.poll() is not None,
+            )
             process.kill()
             process.communicate()
         process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
@@ -62,9 +66,8 @@ def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon
 
 
 def test_a_producer_outlives_its_daemon(daemon: Callable[..., Daemon]):
-    one = daemon(bind="127.0.0.1:0")
-    one.command[one.command.index("--bind") + 1] = f"127.0.0.1:{one.address[1]}"
-    with Client(url_of(one), deadline_s=20) as client:
+    one = daemon(bind=free_address())
+    with Client(url_of(one), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
         with client.producer("t", "p", max_batch_messages=10) as producer:
             stop = threading.Event()
@@ -75,7 +78,7 @@ def test_a_producer_outlives_its_daemon(daemon: Callable[..., Daemon]):
                     if len(sents) % 50 == 0:
                         producer.publish_atomic("key", [b"a%d" % len(sents), b"b%d" % len(sents)])
                     sents.append(producer.send(b"%d" % len(sents)))
-                    sents[-1].result(30)
+                    sents[-1].result(PATIENCE_S)
 
             thread = threading.Thread(target=work)
             thread.start()
@@ -148,9 +151,8 @@ def test_in_a_forked_child_the_name_is_the_parents(shared_url: str, client: Clie
 
 
 def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon: Callable[..., Daemon]):
-    one = daemon(bind="127.0.0.1:0")
-    one.command[one.command.index("--bind") + 1] = f"127.0.0.1:{one.address[1]}"
-    with Client(url_of(one), deadline_s=20) as client:
+    one = daemon(bind=free_address())
+    with Client(url_of(one), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
         producer = client.producer("t", "p", delivery_timeout_s=0.5, linger_ms=0)
         one.kill()

@@ -32,7 +32,9 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic: str):
     with client.events(topic, kinds=["topics", "attention"]) as events:
         assert next(events).kind == "topics"
-        assert next(events).data == []
+        attention = next(events)
+        # A disk that is slow is told for minutes, and no test can help it.
+        assert (attention.kind, [each for each in attention.data if each["kind"] != "slow-sync"]) == ("attention", [])
         client.publish(topic, [b"a", b"b"])
         changed = next(event for event in events if event.data[0]["messages"] == 2)
         assert (changed.kind, changed.data[0]["name"]) == ("topics", topic)
@@ -52,11 +54,17 @@ def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str
 def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running)) as client, client.events(kinds=["transactions", "attention"]) as events:
-        assert [each.kind for each in islice(events, 2)] == ["transactions", "attention"]
+        told = {each.kind: each.data for each in islice(events, 2)}
+        assert list(told) == ["transactions", "attention"]
         kill_and_restart(running)
         begun = client.transactions.begin()
-        event = next(events)
-        assert (event.kind, event.data["total"], event.data["open"][0]["id"]) == ("transactions", 1, str(begun.id))
+        # A disk that was slow meanwhile needs attention, which is different too.
+        for event in events:
+            assert event.data != told[event.kind], "it was told before"
+            told[event.kind] = event.data
+            if event.kind == "transactions":
+                break
+        assert (event.data["total"], event.data["open"][0]["id"]) == (1, str(begun.id))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])

@@ -221,7 +221,12 @@ def deaf_url() -> Iterator[str]:
                 lines += [b"Sec-WebSocket-Accept: " + accepted]
                 lines += [b"Sec-WebSocket-Protocol: " + named.group(1)] if named else []
                 connection.sendall(b"\r\n".join([*lines, b"", b""]))
-                pinging = threading.Timer(0.3, connection.sendall, [b"\x89\x00"])
+
+                def ping() -> None:
+                    with suppress(OSError):  # the client may have left meanwhile
+                        connection.sendall(b"\x89\x00")
+
+                pinging = threading.Timer(0.3, ping)
                 pinging.start()
                 pinging.join()
 

@@ -16,6 +16,7 @@ from plainsong.protocol.errors import PlainsongError, TransactionNotInProgress
 from tests.client.conftest import url_of
 from tests.daemon.harness import Daemon, eventually
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,15 +61,13 @@ def test_a_program_that_dies_in_the_middle_leaves_nothing_and_holds_readers_unti
 
 
 def test_a_daemon_that_is_killed_before_the_commit_commits_when_it_is_back(daemon: Callable[..., Daemon]):
-    running = daemon(bind="127.0.0.1:0")
+    running = daemon(bind=free_address())
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
         rows = Rows()
-        context = client.transaction([rows])
+        context = client.transaction([rows], timeout_s=int(PATIENCE_S))
         transaction = context.start()
         context.publish("t", b"m")
-        port = running.address[1]
-        running.command[running.command.index("--bind") + 1] = f"127.0.0.1:{port}"
 
         def kill_and_start() -> bool:
             running.kill()
@@ -87,8 +86,7 @@ def test_a_daemon_that_is_killed_before_the_commit_commits_when_it_is_back(daemo
 
 
 def test_a_long_transaction_outlives_a_daemon_that_is_killed_while_it_stores(daemon: Callable[..., Daemon]):
-    running = daemon(bind="127.0.0.1:0")
-    running.command[running.command.index("--bind") + 1] = f"127.0.0.1:{running.address[1]}"
+    running = daemon(bind=free_address())
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
 
@@ -108,15 +106,14 @@ def test_a_long_transaction_outlives_a_daemon_that_is_killed_while_it_stores(dae
 
 
 def test_a_daemon_that_is_killed_after_the_publish_keeps_the_transaction_and_its_outcome(daemon: Callable[..., Daemon]):
-    running = daemon(bind="127.0.0.1:0")
+    running = daemon(bind=free_address())
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
-        begun = client.transactions.begin(timeout_s=60)
+        begun = client.transactions.begin(timeout_s=int(PATIENCE_S))
         client.publish("t", b"open", transaction=begun)
         done = client.transactions.begin()
         client.publish("t", b"done", transaction=done)
         client.transactions.commit(done)
-        running.command[running.command.index("--bind") + 1] = f"127.0.0.1:{running.address[1]}"
         running.kill()
         running.start()
         assert client.transactions.commit(done) == "committed"

@@ -120,10 +120,15 @@ class Client:
         return found
 
     async def create(self) -> None:
-        """The topic, before anything is wrong."""
-        answer = await self.ask("PUT", "?ifNotExists=true", {})
-        assert answer is not None, self.topic
-        assert answer.status == 200, answer
+        """The topic, before anything is wrong; but HBase may be late, which has little time here."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                answer = await self.ask("PUT", "?ifNotExists=true", {})
+                assert answer is not None, self.topic
+                if answer.status == 200:
+                    return
+                assert answer.status == 503, answer
+                await trio.sleep(0.05)
 
 
 def payload_of(number: int) -> str:

@@ -17,13 +17,17 @@ from typing import Any
 import pytest
 
 from plainsong import Client
-from tests.cluster.harness import SESSION_TIMEOUT_S, SETTINGS
+from tests.cluster.harness import SETTINGS
 from tests.daemon.harness import ROOT, Daemon, eventually, free_port
 from tests.hbase_server import HBase
 from tests.patience import PATIENCE_S
 
 #: The last commit of version 0.1.
 BEFORE = "1ebd96b"
+#: Nothing is killed here: no session is to end, and no call to HBase to fail, because the machine stands still.
+SESSION_TIMEOUT_S, HBASE_TIMEOUT_S = 20, 30
+#: Of transactions, which are all decided.
+TIMEOUT_S = 600
 #: So many that each instance owns several.
 TOPICS = [f"orders{number}" for number in range(12)]
 
@@ -59,6 +63,7 @@ class Pair:
         settings = [*SETTINGS, "storage.kind=hbase", f"storage.hbase.thrift=127.0.0.1:{hbase.thrift}"]
         settings += [f"storage.hbase.table_prefix={prefix}", f"cluster.zookeeper=127.0.0.1:{hbase.zookeeper}/{prefix}"]
         settings += [
+            f"storage.hbase.timeout_s={HBASE_TIMEOUT_S}",
             f"cluster.instance={name}",
             f"cluster.session_timeout_s={SESSION_TIMEOUT_S}",
             f"cluster.advertise={bind}",
@@ -121,7 +126,7 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
         with old.producer(TOPICS[0], "loader") as producer:
             producer.publish([b"once 0", b"once 1"])
         expected[TOPICS[0]] += [b"once 0", b"once 1"]
-        kept = old.transactions.begin(timeout_s=120)
+        kept = old.transactions.begin(timeout_s=TIMEOUT_S)
 
         with pair.b, client_of(pair.b) as new:
             for daemon in (pair.a, pair.b):
@@ -159,7 +164,7 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
                 for message in client.read(TOPICS, isolation="committed"):
                     found[message.topic].append(message.payload)
                 assert found == expected
-            open_still = old.transactions.begin(timeout_s=120)
+            open_still = old.transactions.begin(timeout_s=TIMEOUT_S)
             old.publish(TOPICS[2], b"begun before the upgrade", transaction=open_still)
 
             # Its turn: 0.1 leaves, and all it had goes on at the new one.

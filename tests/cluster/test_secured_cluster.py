@@ -24,6 +24,8 @@ from tests.tls_proxy import TlsProxy
 
 #: So many that each instance owns some, wherever their names lead: one has none in 1 of 60 000 runs.
 TOPICS = [f"t{number}" for number in range(30)]
+#: Longer than the machine stands still, upon which topics would change hands; and what a test waits for once one is killed.
+SESSION_TIMEOUT_S = 10
 GRANTS = """format = 1
 [[grant]]
 to = ["operator"]
@@ -65,7 +67,7 @@ class Secured:
             "cluster.zookeeper_ca": self.authority.file,
             "cluster.zookeeper_certificate": mine.certificate,
             "cluster.zookeeper_key": mine.key,
-            "cluster.session_timeout_s": 4,
+            "cluster.session_timeout_s": SESSION_TIMEOUT_S,
             "security.authentication": "required",
             "security.tokens_file": folder / "tokens.json",
             "security.grants_file": folder / "grants.toml",
@@ -132,7 +134,6 @@ def secured(hbase, tmp_path_factory):
         eventually(
             "all three are there",
             lambda: len(found.ask(found.daemons[0], "GET", "/v1/cluster")[1]["instances"]) == 3,
-            60,
         )
         for name in TOPICS:
             operator.create_topic(name)

@@ -18,6 +18,8 @@ from tests.daemon.harness import Daemon, free_port
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
 from tests.patience import PATIENCE_S
 
+#: Instances are killed, and HBase is not: it is not to look like that when the machine stands still.
+CALM = ("cluster.session_timeout_s=10", "storage.hbase.timeout_s=30")
 #: What tells a client to ask again.
 LATER = ("no_owner", "recovering", "transactions_unavailable", "overloaded", "shutting_down")
 
@@ -79,7 +81,7 @@ async def owner_of(cluster: Cluster, topic: str) -> Instance:
 async def test_what_a_tephra_decides_holds_while_a_topic_changes_hands(hbase, tmp_path, tephra):
     settings = ["transactions.service=tephra", f"transactions.tephra=127.0.0.1:{tephra}"]
     client = TephraClient("127.0.0.1", tephra, timeout_s=30)
-    async with open_cluster(hbase, tmp_path, 2, *settings, "transactions.tephra_refresh_s=0.1") as cluster:
+    async with open_cluster(hbase, tmp_path, 2, *CALM, *settings, "transactions.tephra_refresh_s=0.1") as cluster:
         await ask(cluster[0], "PUT", topic_path("t"), {})
         done, undone, doing = [await client.call("startShortTimeout", 600) for _ in range(3)]
         for number, tx in enumerate((done, undone, doing)):
@@ -105,7 +107,7 @@ async def test_what_a_tephra_decides_holds_while_a_topic_changes_hands(hbase, tm
 async def test_without_a_service_pointers_are_the_business_of_their_clients(hbase, tmp_path):
     first, second = [time.time_ns() + number for number in range(2)]
     seen = Transaction(read_pointer=second + 2, transaction_id=second + 1, write_pointer=second + 1, invalids=(second,))
-    async with open_cluster(hbase, tmp_path, 2, "transactions.service=off") as cluster:
+    async with open_cluster(hbase, tmp_path, 2, *CALM, "transactions.service=off") as cluster:
         await ask(cluster[0], "PUT", topic_path("t"), {})
         await publish(cluster[0], "t", "first", first)
         await publish(cluster[1], "t", "second", second)

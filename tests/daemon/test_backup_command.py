@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -19,8 +18,8 @@ from plainsong import Client
 from plainsong.cli.command import Exit
 from plainsong.protocol.errors import ProducerFenced, TransactionNotInProgress
 from tests.daemon.deployment import EACH, REQUESTS, fill, is_no_topic, new_messages_come_behind
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually, run_plainsong, start_python
-from tests.patience import PATIENCE_S
+from tests.daemon.harness import Daemon, DaemonEnded, eventually, run_plainsong
+from tests.daemon.test_copy_command import ended_when
 
 ACCOUNTS = ("a", "b", "c")
 #: Between two transfers, or two publishes: a backup meets hundreds of them without two threads that fill a core each.
@@ -46,33 +45,13 @@ def restored(folder: Path, to: Path, *words: object) -> Path:
     return to
 
 
-def killed_once(is_far: threading.Event, *words: object) -> None:
-    """SIGKILL a command once ``is_far`` is set."""
-    with open(os.devnull, "wb") as nowhere:
-        said = nowhere.fileno()
-        process = start_python(PLAINSONG, "backup", *map(str, words), imports=[], stdout=said, stderr=said)
-    is_far.wait(PATIENCE_S)
-    process.send_signal(signal.SIGKILL)
-    process.wait(PATIENCE_S)
-
-
-def when(condition) -> threading.Event:
-    """An event that is set once the condition holds."""
-    found = threading.Event()
-
-    def look() -> None:
-        eventually("the command has come so far", condition)
-        found.set()
-
-    threading.Thread(target=look, daemon=True).start()
-    return found
-
-
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
     """A folder with a backup of a deployment, the deployment, and what was told to those who made it."""
     base = tmp_path_factory.mktemp("kept")
-    with Daemon(base / "data", "retention.interval_s=3600") as daemon, Client(url_of(daemon)) as client:
+    # Nor does a topic write a snapshot of its producers between two backups, which would be new in the second.
+    settings = ("retention.interval_s=3600", "deduplication.snapshot_interval_s=3600")
+    with Daemon(base / "data", *settings) as daemon, Client(url_of(daemon)) as client:
         told = fill(client)
         client.store("twice", [b"never published"], transaction=told.open)
         first = made("create", base / "backups", "--url", url_of(daemon))
@@ -160,19 +139,16 @@ def _publish_as(url: str, producer: str, epoch: int, sequence_id: int) -> None:
 
 
 def test_a_create_that_is_killed_leaves_no_backup_and_its_objects_serve_the_next(tmp_path):
-    with Daemon(tmp_path / "data", "backup.bytes_per_s=8MiB", "backup.hold_s=8") as daemon:
+    with Daemon(tmp_path / "data", "backup.hold_s=8") as daemon:
         with Client(url_of(daemon)) as client:
             fill(client)
         folder = tmp_path / "backups"
-        killed_once(
-            when(lambda: len([each for each in folder.glob("objects/*/*") if len(each.name) == 64]) >= 3),
-            "create",
-            folder,
-            "--url",
-            url_of(daemon),
-        )
+        words = ("backup", "create", folder, "--url", url_of(daemon))
+        # As it is about to give the tenth object its name, of fifteen.
+        assert ended_when("os.rename", r"/objects/../[0-9a-f]{64}", *words, times=10) == -signal.SIGKILL
         assert json.loads(backup("list", folder, "--json").stdout) == []
         left = len([each for each in folder.glob("objects/*/*") if len(each.name) == 64])
+        assert left == 9
         eventually("the cut of the one that was killed ends", lambda: _can_begin(url_of(daemon)))
         done = made("create", folder, "--url", url_of(daemon))
         assert done["newObjects"] <= done["objects"] - left + 2
@@ -194,8 +170,8 @@ def test_a_restore_that_is_killed_is_not_served_and_goes_on_when_it_is_run_again
     folder, _told, _ = filled
     target = tmp_path / "data"
     words = ("restore", folder, "--to", f"leveldb:{target}")
-    # In blocks: a log is longer than what was written to it.
-    killed_once(when(lambda: sum(each.stat().st_blocks * 512 for each in target.rglob("*.log")) > 1 << 20), *words)
+    # Half of twenty thousand rows are written by then.
+    assert ended_when("says", r"copying: \d{5} of", "backup", *words, "--progress") == -signal.SIGKILL
     with pytest.raises(DaemonEnded, match="not complete"), Daemon(target):
         pass
     assert "both sides are the same" in backup(*words).stdout

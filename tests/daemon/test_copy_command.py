@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,11 @@ from tests.daemon.deployment import (
     new_messages_come_behind,
     open_transactions_can_be_committed,
 )
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, run_plainsong, start_python
+from tests.daemon.forked import Forked
+from tests.daemon.harness import Daemon, DaemonEnded, run_plainsong, start_python
 from tests.patience import PATIENCE_S
+
+DYING = Path(__file__).with_name("dying_program.py")
 
 
 def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -29,19 +33,22 @@ def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def killed_while(stage: str, *words: str, by: int = signal.SIGKILL) -> int:
-    """A signal as soon as it says that it is at ``stage``; its exit code."""
+    """A signal as soon as it says that ``stage`` has come to a thousand rows, of twenty; its exit code."""
+    return ended_when("says", rf"{stage}: \d{{4,}} of", "copy", "--progress", *words, by=by)
+
+
+def ended_when(event: str, pattern: str, *words: object, times: int = 1, by: int = signal.SIGKILL) -> int:
+    """A command that sends itself a signal at such a moment, as ``dying_program`` explains; its exit code."""
+    return started_until(event, pattern, *words, times=times, by=by).wait(PATIENCE_S)
+
+
+def started_until(
+    event: str, pattern: str, *words: object, times: int = 1, by: int = signal.SIGKILL
+) -> subprocess.Popen[bytes] | Forked:
+    """The same, which is not waited for."""
     with open(os.devnull, "wb") as nowhere:
-        process = start_python(PLAINSONG, "copy", "--progress", *words, imports=[], stdout=nowhere.fileno())
-    assert process.stderr is not None
-    with process.stderr:
-        said = b""
-        while stage.encode() not in said:
-            more = process.stderr.read1(4096)
-            assert more, said
-            said += more
-        process.send_signal(by)
-        process.stderr.read()
-    return process.wait(PATIENCE_S)
+        said, line = nowhere.fileno(), map(str, (DYING, int(by), event, pattern, times, *words))
+        return start_python(*line, imports=[], stdout=said, stderr=said)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +65,10 @@ def filled(tmp_path_factory):
 def test_a_deployment_is_the_same_behind_a_copy_that_was_killed_on_the_way(filled, tmp_path):
     directory, made = filled
     words = ("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'other'}")
-    killed_while("copying", *words)
+    assert killed_while("copying", *words) == -signal.SIGKILL
     with pytest.raises(DaemonEnded, match="not complete"), Daemon(tmp_path / "other"):
         pass
-    killed_while("comparing", *words)
+    assert killed_while("comparing", *words) == -signal.SIGKILL
     told = [json.loads(line) for line in copy(*words, "--json").stdout.splitlines()]
     assert told[-1] == told[-1] | {"event": "copied", "same": True}
     assert all(part["same"] for part in told[:-1])

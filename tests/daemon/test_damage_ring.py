@@ -208,8 +208,8 @@ def test_what_a_scrub_has_found_outlives_a_kill_in_the_middle_and_nothing_is_mov
         with slow:
             assert scrub_of(slow)["lastCompleteMs"] is None
             ask(slow.address, "POST", "/v1/scrub")
-            eventually("something is found", lambda: scrub_of(slow)["findings"])
-            assert scrub_of(slow)["state"] == "running"
+            found = eventually("something is found", lambda: (now := scrub_of(slow))["findings"] and now)
+            assert found["state"] == "running"
             eventually("it is kept", (slow.data_dir / "scrub.json").exists)
             # The end of the damaged block is looked for in some hundred reads, which the log need not show.
             slow.wait_for_line("the store failed")

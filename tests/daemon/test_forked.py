@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_what_a_daemon_draws_by_chance_as_it_is_imported_is_not_what_its_sibling
 def test_a_forked_daemon_has_no_descriptor_of_the_server_or_of_a_sibling(daemon, tmp_path):
     both = [daemon(data_dir=tmp_path / name) for name in ("one", "other")]
     assert all(map(is_forked, both))
-    opened = [{os.readlink(path) for path in Path(f"/proc/{each.pid}/fd").iterdir()} for each in both]
+    opened = [descriptors_of(each) for each in both]
     assert {each for each in opened[0] & opened[1] if not each.startswith("anon_inode:")} == {"/dev/null"}
 
 
@@ -97,6 +98,15 @@ def test_a_program_that_is_killed_is_known_to_have_been_and_says_where_it_was_to
     assert running.wait(PATIENCE_S) == -signal.SIGKILL
     assert (tmp_path / "said").read_bytes() == b"here\n"
     assert (running.stdin, running.stdout, running.stderr) == (None, None, None)
+
+
+def descriptors_of(running):
+    """What its descriptors are of, but for one that is closed while this looks."""
+    found = set()
+    for path in Path(f"/proc/{running.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(path))
+    return found
 
 
 def is_forked(running):

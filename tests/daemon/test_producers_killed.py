@@ -9,6 +9,7 @@ import pytest
 
 from tests.daemon.talk import Answer, ask, create, json_body, read_all, topic_path
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 HEADERS = {"Content-Type": "application/json"}
 KILLS = 3
@@ -52,7 +53,7 @@ def test_what_a_namespace_says_survives_a_kill(daemon):
 
 def test_a_producer_that_asks_after_each_lost_answer_stores_each_message_once(daemon):
     """It sends without a pause while the daemon is killed; after each loss it opens its session and sends the rest."""
-    running = daemon("deduplication.snapshot_entries=7")
+    running = daemon("deduplication.snapshot_entries=7", bind=free_address())
     create(running.address, "t")
     acknowledged = threading.Semaphore(0)
     wanted = 60 * KILLS

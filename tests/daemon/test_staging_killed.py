@@ -9,6 +9,7 @@ import pytest
 
 from tests.daemon.talk import Answer, ask, create, json_body, read_all, topic_path
 from tests.patience import PATIENCE_S
+from tests.ports import free_address
 
 HEADERS = {"Content-Type": "application/json"}
 KILLS = 3
@@ -51,7 +52,7 @@ def test_what_was_staged_before_a_kill_is_published_after_it_and_only_once(daemo
 
 def test_a_job_that_repeats_what_got_lost_publishes_each_batch_once(daemon):
     """It stores and publishes without a pause while the daemon is killed, and asks each thing until it is answered."""
-    running = daemon("deduplication.snapshot_entries=7")
+    running = daemon("deduplication.snapshot_entries=7", bind=free_address())
     create(running.address, "t")
     acknowledged = threading.Semaphore(0)
     batches = 12 * KILLS

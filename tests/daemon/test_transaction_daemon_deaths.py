@@ -28,6 +28,9 @@ SETTINGS = ("storage.min_free_bytes=0",)
 STEPS = ("begin", "store", "publish", "prepare", "commit")
 #: System calls and which of them: before anything is written, in the middle of a long write, and before it is durable.
 BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
+#: Far longer than a transaction of some messages takes, and one of thirty thousand, on a busy machine that stands still.
+TIMEOUT_S, LONG_TIMEOUT_S = 12, 120
+MANY = 30_000
 #: How long a call waits at its entry: enough to be read of and answered by a SIGKILL on a busy machine.
 HELD_FOR_US = 250_000
 
@@ -111,7 +114,7 @@ class Harness:
 
     async def _step(self, work: Work, name: str, stored: int) -> None:
         if name == "begin":
-            await work.begin(3)
+            await work.begin(TIMEOUT_S if stored < MANY else LONG_TIMEOUT_S)
         elif name == "store":
             self.stores = [await work.store("one", stored)]
         elif name == "publish":
@@ -155,8 +158,8 @@ async def test_a_daemon_killed_in_each_write_of_an_abort(harness):
 
 
 async def test_a_daemon_killed_in_the_middle_of_storing_many_messages(harness):
-    assert await harness.live_and_die("store", *IN_THE_MIDDLE, stored=30_000)
-    assert not await harness.live_and_die("nothing", *BEFORE, stored=30_000)
+    assert await harness.live_and_die("store", *IN_THE_MIDDLE, stored=MANY)
+    assert not await harness.live_and_die("nothing", *BEFORE, stored=MANY)
 
 
 def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(tmp_path):
@@ -167,13 +170,15 @@ def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(t
         client = Client("http://{}:{}".format(*daemon.address), namespace="ring", deadline_s=30)
         failures: list[BaseException] = []
         sent = [0]
+        may_commit = threading.Event()
 
         def write() -> None:
             try:
-                with client.transaction(timeout_s=120, buffer_messages=500) as tx:
+                with client.transaction(timeout_s=600, buffer_messages=500) as tx:
                     for number in range(amount):
                         tx.publish(TOPICS[number % 2], b"%d" % number)
                         sent[0] = number
+                    assert may_commit.wait(PATIENCE_S)
             except BaseException as error:  # noqa: BLE001 - raised below
                 failures.append(error)
 
@@ -186,6 +191,7 @@ def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(t
                 daemon.start()
                 for topic in TOPICS[:2]:
                     assert not client.poll(topic)
+            may_commit.set()  # not before all those looks, however fast it goes on behind the last kill
             thread.join(PATIENCE_S)
             assert not failures, failures
             for parity, topic in enumerate(TOPICS[:2]):

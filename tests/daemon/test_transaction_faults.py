@@ -22,6 +22,8 @@ from tests.storage.disks import fill, small_disk
 
 TOPICS = ("one", "two")
 RNG = Random(3)
+#: Of those that are not to time out, however long a full disk keeps all of them waiting.
+LONG_S = 600
 
 
 async def insist(call, *arguments):
@@ -42,7 +44,7 @@ async def look(talk, plot):
                 await read_to_the_end(talk, topic, habit, plot)
 
 
-async def begun(talk, plot, name, timeout_s=30):
+async def begun(talk, plot, name, timeout_s=LONG_S):
     work = Work(talk, plot, name, (*TOPICS, "none"), RNG)
     work.topics = TOPICS
     await insist(work.begin, timeout_s)
@@ -97,7 +99,7 @@ async def test_a_clock_an_hour_back_or_ahead_after_a_kill(tmp_path):
                 await look(talk, plot)
                 for end in ("commit", "abort", None):
                     # Only that which nobody ends is to time out, on a busy machine perhaps before all is published.
-                    timeout_s = 2 if end is None else 30
+                    timeout_s = 2 if end is None else LONG_S
                     work = await begun(talk, plot, f"{end} at {len(plot.transactions)}", timeout_s=timeout_s)
                     # The wall clock says nothing about its time-out.
                     work.transaction.expires_ms = int(time.time() + 7200) * 1000

@@ -72,7 +72,11 @@ def folded(client: Client) -> dict[str, tuple[dict[str, str], list[str], int]]:
 
 
 def indexed(directory: Path) -> dict[str, Any]:
+    """What the index says; nothing while the indexer has not come so far as to make its tables."""
     with closing(sqlite3.connect(directory / "index.db", timeout=PATIENCE_S)) as database:
+        database.execute("BEGIN")  # both tables as of one moment: the indexer goes on meanwhile
+        if not database.execute("SELECT name FROM sqlite_master WHERE name = 'words'").fetchone():
+            return {}
         rows = database.execute("SELECT entity, metadata, changes FROM entities").fetchall()
         assert database.execute("SELECT count(*) FROM words").fetchone()[0] == len(rows)
     told = {entity: (json.loads(metadata), changes) for entity, metadata, changes in rows}

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 from plainsong import Client
 from tests.daemon.deployment import EACH, REQUESTS, fill
 from tests.daemon.harness import Daemon, eventually
 from tests.daemon.test_backup_command import ACCOUNTS, Transfers, backup, made, sums, url_of
+from tests.daemon.test_copy_command import started_until
+from tests.freezing import thaw
+from tests.patience import PATIENCE_S
 
 
 def settings_of(hbase, prefix: str) -> tuple[str, ...]:
     address = "{}:{}".format(*hbase.address)
     return ("storage.kind=hbase", f"storage.hbase.thrift={address}", f"storage.hbase.table_prefix={prefix}")
+
+
+def stands_still(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a_prefix(hbase, tmp_path):
@@ -22,10 +32,19 @@ def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a
         with Transfers(url_of(daemon)) as going_on:
             eventually("there is something to keep", lambda: going_on.transfers > 20)
             floor, before = going_on.acknowledged, going_on.transfers
-            made("create", folder, "--url", url_of(daemon))
-            during = going_on.transfers - before
+            # It stands still where it gives the first object its name, until transactions have gone on.
+            words = ("backup", "create", folder, "--url", url_of(daemon))
+            creating = started_until("os.rename", r"/objects/../[0-9a-f]{64}", *words, by=signal.SIGSTOP)
+            try:
+                eventually("it has come there", lambda: creating.poll() is not None or stands_still(creating.pid))
+                assert creating.poll() is None
+                meanwhile = going_on.transfers
+                eventually("transactions go on", lambda: going_on.transfers > meanwhile + 3)
+                thaw(creating.pid)
+                assert creating.wait(PATIENCE_S) == 0
+            finally:
+                creating.kill()  # also if it stands still for ever
         daemon.stop()
-    assert during > 0
     assert made("verify", folder, "--deep")["ok"]
     backup("restore", folder, "--to", f"leveldb:{tmp_path / 'data'}")
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:

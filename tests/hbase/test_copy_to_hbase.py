@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from plainsong import Client
 from tests.daemon.deployment import (
     Deployment,
@@ -27,8 +29,8 @@ def test_a_deployment_moves_to_hbase_and_back_and_goes_on_where_it_stood(hbase, 
     with Daemon(tmp_path / "data", "retention.interval_s=3600") as daemon, served(daemon) as client:
         made = fill(client)
         daemon.stop()
-    killed_while("copying", "--from", leveldb, "--to", tables)
-    killed_while("comparing", "--from", leveldb, "--to", tables)
+    assert killed_while("copying", "--from", leveldb, "--to", tables) == -signal.SIGKILL
+    assert killed_while("comparing", "--from", leveldb, "--to", tables) == -signal.SIGKILL
     assert "both sides are the same" in copy("--from", leveldb, "--to", tables).stdout
     with Daemon(tmp_path / "unused", *settings) as daemon, served(daemon) as client:
         is_all_there(client, made)
@@ -36,7 +38,7 @@ def test_a_deployment_moves_to_hbase_and_back_and_goes_on_where_it_stood(hbase, 
         new_messages_come_behind(client, made)
         daemon.stop()
     back = f"leveldb:{tmp_path / 'back'}"
-    killed_while("copying", "--from", tables, "--to", back)
+    assert killed_while("copying", "--from", tables, "--to", back) == -signal.SIGKILL
     assert "both sides are the same" in copy("--from", tables, "--to", back).stdout
     with Daemon(tmp_path / "back") as daemon, served(daemon) as client:
         is_all_there(client, made)

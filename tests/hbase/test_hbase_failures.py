@@ -97,7 +97,8 @@ async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go
 
 async def test_a_gateway_that_fails_is_told_of_once_and_again_when_it_answers(hbase, two, caplog):
     caplog.set_level("INFO")
-    async with await HBaseStore.open(two, QUICK) as store:
+    # The other one may stand still for a while, which is not to be told of.
+    async with await HBaseStore.open(two, OPTIONS) as store:
         await trio.to_thread.run_sync(hbase.kill, "second")
         claim = await store.claim(NAME)
         for number in range(20):

@@ -124,10 +124,21 @@ async def test_making_the_tables_goes_on_where_it_was_interrupted(hbase):
         assert await again.get(Table.PAYLOAD, b"ns:t:x") is None
 
 
-async def test_a_table_that_is_disabled_is_not_opened(hbase, store):
+async def test_a_table_that_is_disabled_is_not_opened(hbase, store, monkeypatch):
     await store._pool.call("disableTable", b"contract_payloads")
+    call = Pool.call
+
+    async def with_its_time(pool, name, *args):
+        """Each call has all of it; it is only between them that a table is waited for, and soon given up."""
+        pool.timeout_s = OPTIONS.timeout_s
+        answer = await call(pool, name, *args)
+        pool.timeout_s = 0.5
+        return answer
+
     try:
-        error = await refused([hbase.address], QUICK)
+        with monkeypatch.context() as patched:
+            patched.setattr(Pool, "call", with_its_time)
+            error = await refused([hbase.address])
         assert "contract_payloads is disabled" in error.detail
     finally:
         await store._pool.call("enableTable", b"contract_payloads")

@@ -121,13 +121,14 @@ async def test_renewed_files_are_followed_by_the_next_connections(hbase, authori
 async def test_files_that_are_broken_meanwhile_fail_the_calls_and_not_the_store(hbase, authority, caplog):
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
         good = authority.file.read_bytes()
-        options = replace(trusting(authority), timeout_s=2.0)
-        async with await HBaseStore.open([proxy.address], options) as store:
+        async with await HBaseStore.open([proxy.address], trusting(authority)) as store:
+            store._pool.timeout_s = 2.0  # nobody waits for long for what cannot succeed
             authority.file.write_bytes(b"")
             proxy.cut()
             with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match=r"storage\.hbase\.tls_ca"):
                 await put_and_get(store)
             authority.file.write_bytes(good)
+            store._pool.timeout_s = OPTIONS.timeout_s
             await put_and_get(store)
     assert "an HBase gateway does not answer" in caplog.text
 

@@ -16,6 +16,7 @@ from broker.link.flow import LinkBroken, Reply
 from broker.link.server import serve_link
 from broker.link.wire import LinkBounds
 from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameWriter
+from tests.patience import PATIENCE_S
 
 
 def frame(*parts) -> bytes:
@@ -30,7 +31,7 @@ async def served(data: bytes) -> bytes:
         nursery.start_soon(serve_link, theirs, echo)
         await mine.send_all(data)
         await mine.send_stream.aclose()
-        with trio.move_on_after(1):
+        with trio.fail_after(PATIENCE_S):
             async for some in mine:
                 said += some
         nursery.cancel_scope.cancel()

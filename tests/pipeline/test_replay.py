@@ -27,6 +27,7 @@ from pyspark_plainsong.pipeline.replay import replaying
 from pyspark_plainsong.pipeline.replay.command import replay
 from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
 from pyspark_plainsong.pipeline.replay.replaying import archive_source, parquet_source
+from tests.client.proxy import Proxy
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.documents import DOCUMENTS, shell_lines
 from tests.patience import SPARK_PATIENCE_S
@@ -286,18 +287,21 @@ def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, cli
         "--json",
     ]
     command += ["--archive-namespace", ARCHIVED]
-    command += ["--chunk-rows", "20", "--url", url_of(daemon), "-n", client.namespace, "--master", "local[2]"]
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    eventually(
-        "some chunks are there",
-        lambda: client.messages("again", limit=1) or process.poll() is not None,
-        SPARK_PATIENCE_S,
-    )
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert 0 < len(list(client.read("again"))) < 300
-    assert run_program(replay, command[3:], "replay") == 0  # the same words
+    with Proxy(daemon.address) as proxy:
+        command += ["--chunk-rows", "20", "--url", proxy.url, "-n", client.namespace, "--master", "local[2]"]
+        # It waits for the answer that its first chunk is there, so that it is not done before it is killed.
+        proxy.after = {b"/topics/again/publish": "swallow"}
+        process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        eventually(
+            "a chunk is there",
+            lambda: client.messages("again", limit=1) or process.poll() is not None,
+            SPARK_PATIENCE_S,
+        )
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert 0 < len(list(client.read("again"))) < 300
+        assert run_program(replay, command[3:], "replay") == 0  # the same words
     assert without_originals(told(client.read("again"))) == told(first)

@@ -41,10 +41,14 @@ async def daemon(tmp_path, nursery):
         nursery.cancel_scope.cancel()
 
 
-async def gathered(daemon, count):
+async def gathered(daemon, count, clock=None):
+    """So many records; by a clock that stands still, time passes with each look."""
     with trio.fail_after(PATIENCE_S):
-        while len(found := await records(daemon)) < count:  # noqa: ASYNC110 - nobody tells
-            await trio.sleep(0.02)
+        while len(found := await records(daemon)) < count:
+            if clock is None:
+                await trio.sleep(0.02)
+            else:
+                clock.jump(0.1)
     return found
 
 
@@ -152,16 +156,14 @@ async def test_nothing_else_passes_for_a_dry_run(daemon, query):
     assert record["outcome"] == ("applied" if done else "refused")
 
 
-async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon):
+async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon, mock_clock):
     for _ in range(50):
         await daemon.ask("stranger", "POST", f"{T}/a/publish")
-    (record,) = await gathered(daemon, 1)
+    (record,) = await gathered(daemon, 1, mock_clock)
     assert (record["action"], record["name"], record["target"]) == ("security.refused", "stranger", "ns:a")
     assert (record["status"], record["code"], record["repeated"]) == (403, "forbidden", 1)
-    audit = daemon.daemon.service.audit
-    for each in audit._refusals.values():
-        each.since_s -= GATHER_S
-    _, again = await gathered(daemon, 2)
+    mock_clock.jump(GATHER_S)
+    _, again = await gathered(daemon, 2, mock_clock)
     assert again["repeated"] == 49
 
 
@@ -184,7 +186,8 @@ async def test_a_name_of_a_transaction_that_is_no_number_is_refused_and_no_fault
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
 
 
-async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memory(daemon):
+async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memory(daemon, mock_clock):
+    del mock_clock  # by it time stands still: in the time that a slow machine takes there is room for more records
     audit = daemon.daemon.service.audit
     for number in range(300):
         await daemon.ask("stranger", "POST", f"{T}/t{number}/publish")
@@ -302,7 +305,7 @@ async def test_a_reload_is_recorded_with_the_digests(daemon):
     assert len(record["before"]["sha256"]) == len(record["after"]["sha256"]) == 64
 
 
-async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_is_not(daemon):
+async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_is_not(daemon, mock_clock):
     await daemon.ask("operator", "PUT", f"{T}/a", json={})
     await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["m"] * 3})
     first, second, third = (
@@ -328,11 +331,10 @@ async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_i
     await put({"position": third})
     await put({"position": second})
     assert len(await resets()) == 1
-    for each in daemon.daemon.service.audit._refusals.values():
-        each.since_s -= GATHER_S
+    mock_clock.jump(GATHER_S)
     with trio.fail_after(PATIENCE_S):
         while len(found := await resets()) < 2:
-            pass
+            mock_clock.jump(0.1)
     assert (found[1]["repeated"], found[1]["after"]) == (2, {"position": second})
 
 

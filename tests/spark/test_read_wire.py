@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 from pyspark_plainsong.calls import Calls
 from pyspark_plainsong.wire import BrokerError, Wire
 from tests.certificates import Authority
+from tests.ports import free_port
 
 END = b"\xff" * 20
 #: Status, body; None for the status: say that more comes, and hang up. Both None: hang up at once.
@@ -86,8 +86,7 @@ def problem(status: int, code: str, outcome: str = "not-applied") -> Reply:
 
 
 def dead_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"http://127.0.0.1:{server.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def test_a_body_that_breaks_off_is_asked_for_again(wire):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -164,6 +166,14 @@ def check_order(harness: Harness, messages: list[list[int]]) -> None:
 
 def test_both_relays_end_when_they_are_asked_to(harness: Harness):
     for relay in harness.relays:
+        # One that was started just now may not have come so far.
+        eventually("it hears of an end", lambda relay=relay: catches(relay.pid, signal.SIGTERM))
         relay.terminate()
     assert [relay.wait(PATIENCE_S) for relay in harness.relays] == [0, 0]
     eventually("nobody is at work", lambda: not outbox_status(harness.engine).is_relayed)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of a signal (proc(5))."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)

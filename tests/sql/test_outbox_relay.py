@@ -66,7 +66,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """An engine of a database with an outbox."""
     url = request.getfixturevalue("database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
-    engine = create_engine(url)
+    engine = create_engine(url, connect_args={"timeout": PATIENCE_S} if request.param == "sqlite" else {})
     create_outbox(engine)
     yield engine
     engine.dispose()
@@ -74,7 +74,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def lite(tmp_path: Path) -> Iterator[Engine]:
-    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": PATIENCE_S})
     create_outbox(engine)
     yield engine
     engine.dispose()

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -72,7 +73,8 @@ def strike(point: str) -> None:
     if point == Order.point:
         Order.point = "-"
         for pid in Order.victims:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # those of a database end by themselves when its first has died
+                os.kill(pid, signal.SIGKILL)
 
 
 def striking_before_the_decision(committed: Any) -> Any:

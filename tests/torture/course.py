@@ -278,5 +278,7 @@ async def life(
 
 
 async def _heal_later(disk: Disk) -> None:
+    while not disk.made:  # noqa: ASYNC110 - another process counts them, however slowly it comes to the first
+        await trio.sleep(0.05)
     await trio.sleep(UNDER_FAULTS_S)
     disk.heal()

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import broker.cluster.serve
-from broker.cluster import owners
+from broker.cluster import forward, owners
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.wire import LinkBounds
@@ -75,7 +75,9 @@ async def test_what_only_looks_is_asked_at_the_next_owner_as_soon_as_there_is_on
 
 
 @pytest.mark.parametrize("look", ["poll", "poll of many at several owners"])
-async def test_the_next_owner_is_looked_for_from_when_the_one_before_is_lost(frozen, look):
+async def test_the_next_owner_is_looked_for_from_when_the_one_before_is_lost(frozen, look, monkeypatch):
+    for module in (owners, forward):
+        monkeypatch.setattr(module, "PATIENCE_S", 4.0)  # waited out below; and then the next one is found in that time
     async with asked(frozen, look):
         await trio.sleep(owners.PATIENCE_S + 0.1)  # longer than owners are looked for
         frozen.move("ns:t", "c", seen_by="a")

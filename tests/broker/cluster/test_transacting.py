@@ -207,15 +207,16 @@ async def decided(node, pointer, verb, state):
 
 
 async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
-    monkeypatch.setattr(actors.replica, "PATIENCE_S", 0.2)
     pointer = await begin(nodes["b"])
     nodes["a"].kill()
     await nodes["a"].ended.wait()
     await nodes["b"].publish("t", "plain")
     assert await nodes["c"].poll("t") == ["plain"]
     refused = {"status": 503, "code": "transactions_unavailable"}
-    await publish_under(nodes["b"], "t", pointer, "one", **refused)
-    assert await committed(nodes["c"], "t") == ["plain"]
+    with monkeypatch.context() as patch:
+        patch.setattr(actors.replica, "PATIENCE_S", 0.2)
+        await publish_under(nodes["b"], "t", pointer, "one", **refused)
+        assert await committed(nodes["c"], "t") == ["plain"]
     nodes.move(TRANSACTIONS, "b")
     await until(lambda: nodes["b"].service.authority.embedded is not None)
     await publish_under(nodes["c"], "t", pointer, "one")
@@ -317,10 +318,12 @@ async def test_a_moment_that_is_still_to_come_is_refused_through_every_instance(
             await node.call("POST", f"{TOPICS}/{topic}/poll", json=body, status=400, code="invalid_parameter")
 
 
-async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_them(nodes):
+async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_them(nodes, monkeypatch):
     del nodes["a"].cluster.dispatcher.kinds["tx.as_of"]
     body = {"asOfMs": 1}
-    await nodes["b"].call("POST", f"{TOPICS}/t/poll", json=body, status=503, code="transactions_unavailable")
+    with monkeypatch.context() as patch:
+        patch.setattr(actors.replica, "PATIENCE_S", 0.2)
+        await nodes["b"].call("POST", f"{TOPICS}/t/poll", json=body, status=503, code="transactions_unavailable")
     assert await committed(nodes["b"], "t") == []
 
 
