@@ -99,6 +99,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._in_turn = False
         #: Set when a turn without the task ends; None: nobody waits for that.
         self._over: trio.Event | None = None
+        #: Whether what waits now is for such a turn.
+        self._turn_is_due = False
         #: What such a turn failed of.
         self._failure: Exception | None = None
         #: What the task sleeps until.
@@ -113,11 +115,12 @@ class Actor(ABC, Generic[CoreT, StepT]):
         Raises what the store raises, after every request under way has been told. Deposed: another owner has come.
         """
         core, claim = await self._load()
-        self.core, self.claim, self._failure = core, claim, None
+        self.core, self.claim, self._failure, self._turn_is_due = core, claim, None, False
         error: Callable[[], PlainsongError] = self._fallen
         try:
             self._begin(core, claim)
             on_loaded()
+            self._have_first_turn()
             while True:
                 try:
                     tickets = await self._wait(core)
@@ -134,10 +137,17 @@ class Actor(ABC, Generic[CoreT, StepT]):
             self.core = self.claim = None
             self._end(core, error)
 
+    def _have_first_turn(self) -> None:
+        """Have the requests that waited for the load taken without the task, with those of other actors in one commit."""
+        if self._begin_write is not None and self._turns.are_run and len(self._mailbox):
+            self._turn_is_due = True
+            self._turns.wake_for(self)
+
     async def _wait(self, core: CoreT) -> Sequence[Ticket[Any]]:
-        """The requests that have arrived; none when a deadline has come."""
+        """The requests that have arrived; none when a deadline has come, or a turn that was due has been taken."""
         self._deadline_s = core.next_deadline_s()
-        await self._mailbox.wait(self._deadline_s)
+        is_due, self._turn_is_due = self._turn_is_due, False
+        await self._mailbox.wait(self._deadline_s, turn_is_due=is_due)
         await self._turn_over()
         if self._failure is not None:
             raise self._failure

@@ -193,9 +193,13 @@ class Mailbox:
         await self.wait(deadline_s)
         return self.take(max_requests, max_bytes)
 
-    async def wait(self, deadline_s: float | None = None) -> None:
-        """Wait until a ticket has arrived, ``wake`` is called, the deadline passes, or the mailbox is closed."""
-        if self._queue:
+    async def wait(self, deadline_s: float | None = None, *, turn_is_due: bool = False) -> None:
+        """Wait until a ticket has arrived, ``wake`` is called, the deadline passes, or the mailbox is closed.
+
+        Args:
+          turn_is_due: what has arrived is for the turn that is due without the receiver's task.
+        """
+        if self._queue and not turn_is_due:
             await trio.lowlevel.checkpoint()  # callers that are ready to run put their tickets into this batch
         elif self._is_closed:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -341,20 +345,28 @@ class Turns:
         """Whether the event loop may wait for the next request without sleeping: no thread of the store works."""
         return self._store is not None and self._store.is_idle
 
-    def attach(self, take_in: Callable[[], None] | None, wake: Callable[[], None] = lambda: None) -> None:
-        """A server runs the turns from now on, or, with None, does no more.
+    def attach(self, take_in: Callable[[], None], wake: Callable[[], None]) -> None:
+        """A server runs the turns from now on.
 
         Args:
           take_in: takes in the requests that have arrived by now; they may make more turns due.
           wake: has the server take in what has arrived, and call ``run_due``, in the next turn of the event loop.
         """
         self._take_in, self._wake = take_in, wake
-        if take_in is None:
-            self.run_due()  # nobody else would
+
+    def detach(self) -> None:
+        """The server does so no more."""
+        self._take_in = None
+        self.run_due()  # nobody else would
 
     def soon(self, actor: TakesTurns) -> None:
         """The actor has mail, and its task was not woken: call ``run`` in the same turn of the event loop."""
         self._due[actor] = None
+
+    def wake_for(self, actor: TakesTurns) -> None:
+        """The actor's turn is due, and nothing has arrived that would have the server run it."""
+        self._due[actor] = None
+        self._wake()
 
     def run(self) -> None:
         """Take in what has arrived, and let every actor take its turn that is due, before answers are given.

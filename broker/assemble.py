@@ -477,7 +477,7 @@ async def assemble(
         answers=answers,
         publishing=publishing,
         endpoints=tuple(
-            traced(accounted(each, accounting), traces) if each.route.hot else each
+            traced(accounted(each, accounting), traces)
             for each in (looked_at_again(metered(each, guard), guard) for each in endpoints)
         ),
         begin=begin,

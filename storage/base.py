@@ -186,6 +186,19 @@ class HasBell(Protocol):
 
 
 @runtime_checkable
+class CountsMetadata(Protocol):
+    """A store that nobody else writes to, and that counts the changes of its metadata table."""
+
+    @property
+    def metadata_changes(self) -> int | None:
+        """Another number once anything has changed in the metadata table, before that is acknowledged; never waits.
+
+        None: it is not known just now, as while the store is being opened again.
+        """
+        ...
+
+
+@runtime_checkable
 class NamesFiles(Protocol):
     """A store that can say where on the disk a row stands."""
 

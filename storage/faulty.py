@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
-from storage.base import StoreError, drop_rows
+from storage.base import CountsMetadata, StoreError, drop_rows
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -204,6 +204,13 @@ class FaultyStore(Faults):
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``."""
         return self.inner.may_have(table, start, stop)
+
+    @property
+    def metadata_changes(self) -> int | None:
+        """See ``CountsMetadata``."""
+        if self._broken or not isinstance(self.inner, CountsMetadata):
+            return None
+        return self.inner.metadata_changes
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

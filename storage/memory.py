@@ -41,10 +41,13 @@ class MemoryTable:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
+        #: How often rows were put or removed.
+        self.changes = 0
         self._keys: list[bytes] = []
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows whose keys ascend."""
+        self.changes += 1
         new = [key for key in keys if key not in self.rows]
         self.rows.update(zip(keys, values, strict=True))
         if not new:
@@ -64,6 +67,7 @@ class MemoryTable:
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Remove rows; absent ones are no error."""
+        self.changes += 1
         gone = sorted({key for key in keys if self.rows.pop(key, None) is not None})
         if not gone:
             return
@@ -200,6 +204,11 @@ class MemoryStore:
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``; exact."""
         return next(self.tables[table].walk(start, stop, reverse=False), None) is not None
+
+    @property
+    def metadata_changes(self) -> int | None:
+        """See ``CountsMetadata``."""
+        return None if self._closed else self.tables[Table.METADATA].changes
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

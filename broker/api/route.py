@@ -75,7 +75,7 @@ class Route(Generic[S]):
     quick: bool = False
     """The lane serves it, though it takes no messages, if its body is short and not compressed; see ``in_lane``."""
     start: Callable[[S, Request, Callable[[Answer], None]], Limit | None] | None = None
-    """Of a hot route: answers most requests without a task of their own; see ``Start``."""
+    """Of a route of the lane: answers most requests without a task of their own; see ``Start``."""
     wait_ms: Callable[[Request], int] | None = None
     """How long a request asks to wait; 0 where that cannot be read. None: it never waits."""
     body: Body | None = None
@@ -283,7 +283,8 @@ class Accounting:
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
     """A hot route whose answers are counted and logged, whichever listener the request came by.
 
-    Those of other routes are counted where their bodies are read, since reading one may fail.
+    Those of other routes are counted where their bodies are read, since reading one may fail; but for the answers of what
+    was started without a task, which are always counted here.
     """
     route, handler, start = endpoint
     requested, access = accounting.requested, accounting.access
@@ -320,7 +321,9 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
             raise
 
     # Lines of the log belong to a request by its task.
-    return Endpoint(route, counted, None if start is None or access.enabled else counted_start)
+    return Endpoint(
+        route, counted if route.hot else handler, None if start is None or access.enabled else counted_start
+    )
 
 
 def _status_of(error: BaseException) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from actors.namespaces import checked_properties
 from broker.api.change import change_answer
-from broker.api.route import json_answer, off_loop
+from broker.api.route import JSON_TYPE, NO_LIMIT, json_answer, off_loop
 from broker.http.messages import Answer, flag
+from broker.http.wire import answer_to
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
@@ -23,20 +25,25 @@ from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
 from plainsong.protocol.topic.producer_state import effective_policy
+from storage.base import CountsMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from actors.directory import Directory
     from actors.namespaces import Namespaces
+    from broker.api.route import Limit
     from broker.api.topic_changes import TopicChanges
     from broker.catalogue import Catalogue
     from broker.http.messages import Request
     from broker.security.quotas import Quotas
+    from plainsong.protocol.effects import Ask
     from plainsong.protocol.errors import QuotaExceeded
     from plainsong.protocol.properties import Deduplication
+    from plainsong.protocol.topic.asks import Description
     from storage.base import Row, Store
 
+A = TypeVar("A")
 #: What sorting and writing one name is worth, in bytes of JSON.
 _NAME_BYTES = 32
 
@@ -59,6 +66,40 @@ class CreatorLocks:
                 del self._locks[name]
 
 
+class KeptNames:
+    """Lists of topics that were made, to be given again until the metadata table changes.
+
+    Nothing is kept where others write to the store, too.
+    """
+
+    #: How many namespaces, and how many bytes of one.
+    MOST = 16
+    MOST_BYTES = 32 << 10
+
+    def __init__(self, store: object) -> None:
+        self._store = store if isinstance(store, CountsMetadata) else None
+        self._changes: int | None = None
+        self._bodies: dict[str, bytes] = {}
+
+    @property
+    def changes(self) -> int | None:
+        """What the table has been through by now; None: that is not known."""
+        return None if self._store is None else self._store.metadata_changes
+
+    def get(self, namespace: str) -> bytes | None:
+        """The list as a body, if it is kept and nothing has changed since."""
+        return self._bodies.get(namespace) if self._changes is not None and self._changes == self.changes else None
+
+    def put(self, namespace: str, body: bytes, changes: int | None) -> None:
+        """Keep what was read after ``changes`` was asked for."""
+        if changes is None or changes != self.changes or len(body) > self.MOST_BYTES:
+            return
+        if changes != self._changes or len(self._bodies) >= self.MOST:
+            self._bodies.clear()
+        self._changes = changes
+        self._bodies[namespace] = body
+
+
 @dataclass(frozen=True, slots=True)
 class Topics:
     """The routes of topics."""
@@ -74,6 +115,10 @@ class Topics:
     quotas: Quotas | None = None
     """Of names; None: there are none."""
     creating: CreatorLocks = field(default_factory=CreatorLocks)
+    kept_names: KeptNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_names", KeptNames(self.store))
 
     async def create(self, request: Request) -> Answer:
         """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
@@ -90,6 +135,35 @@ class Topics:
                 return await self.changes.would_create(name, ask)
             await self.directory.ask(name, ask)
         return Answer(200)
+
+    def start_create(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        """As ``create``, without a task: of names without a quota. See ``route.Start``."""
+        parameters = request.parameters("ifNotExists", "dryRun")
+        if flag(parameters, "dryRun") or (self.quotas is not None and self.quotas.max_topics(request.who) is not None):
+            return None
+        properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
+        ask = Create(properties, flag(parameters, "ifNotExists"), creator=_creator(request))
+        return self._put(request, ask, answered, lambda _: Answer(200))
+
+    def _put(
+        self, request: Request, ask: Ask[A], answered: Callable[[Answer], None], answer: Callable[[A], Answer]
+    ) -> Limit:
+        """Ask the request's topic; ``answer`` says what is said of what it answers."""
+
+        # It is called in the actor's turn, where a bug must not be raised.
+        def settled(found: A | Exception) -> None:
+            if isinstance(found, Exception):
+                # Not raised again: it would refer to this call, which refers to it.
+                answered(answer_to(found, request.request_id))
+                return
+            try:
+                made = answer(found)
+            except Exception as error:  # noqa: BLE001
+                made = answer_to(error, request.request_id)
+            answered(made)
+
+        self.directory.put(request.name, ask, settled)
+        return NO_LIMIT
 
     @asynccontextmanager
     async def _one_more(self, request: Request) -> AsyncIterator[QuotaExceeded | None]:
@@ -127,7 +201,16 @@ class Topics:
         """The topic's name and properties, all of them strings, and whether producers are remembered. Raises TopicNotFound."""
         name = request.name
         request.parameters()
-        metadata = (await self.directory.ask(name, Describe())).metadata
+        return self._answer_with(name, await self.directory.ask(name, Describe()))
+
+    def start_to_show(self, request: Request, answered: Callable[[Answer], None]) -> Limit:
+        """As ``show``, without a task. See ``route.Start``."""
+        name = request.name
+        request.parameters()
+        return self._put(request, Describe(), answered, partial(self._answer_with, name))
+
+    def _answer_with(self, name: TopicName, found: Description) -> Answer:
+        metadata = found.metadata
         return json_answer(self._shown(name, metadata), headers=[("ETag", metadata.etag)])
 
     async def remove(self, request: Request) -> Answer:
@@ -160,6 +243,16 @@ class Topics:
         effective = self.policies.shown(name, metadata.properties.deduplication)
         return {"name": name.topic, "properties": properties, "deduplication": effective}
 
+    def start_list(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+        """As ``list_names``, where the names are kept. See ``route.Start``."""
+        if request.query or not request.rights.on_namespace("inspect", request.namespace):
+            return None
+        body = self.kept_names.get(request.namespace)
+        if body is None:
+            return None
+        answered(Answer(200, body, JSON_TYPE))
+        return NO_LIMIT
+
     async def list_names(self, request: Request) -> Answer:
         """The names of the namespace's topics, sorted, read from the store without opening any of them.
 
@@ -179,12 +272,17 @@ class Topics:
             names.extend(topic_of(key)[0].topic for key, value in rows if _lives((key, value)))
             return True
 
+        changes = self.kept_names.changes
         await self.store.scan(Table.METADATA, start, stop, take, first_chunk=1000)
-        rights, namespace = request.rights, request.namespace
-        if not rights.on_namespace("inspect", namespace):
+        rights = request.rights
+        is_whole = rights.on_namespace("inspect", namespace)
+        if not is_whole:
             names = [each for each in names if rights.any_on_topic(namespace, each)]
         # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
-        return await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
+        answer = await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
+        if is_whole and isinstance(answer.body, bytes):
+            self.kept_names.put(namespace, answer.body, changes)
+        return answer
 
 
 def _creator(request: Request) -> str:
@@ -214,7 +312,7 @@ def if_match_of(request: Request) -> frozenset[str] | None:
 
 def _lives(row: Row) -> bool:
     try:
-        return Metadata.decode(row[1]).deleted_ms is None
+        return not Metadata.is_of_deleted(row[1])
     except DamagedRow:
         return True  # it is there, and asking for it says what is wrong with it
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from broker.api.route import Accounting, Endpoint
+    from broker.api.route import Accounting, Endpoint, Route
     from broker.http.acceptance import Acceptance
     from broker.http.budgets import HttpSettings
     from broker.http.messages import Answer, BodyStream
@@ -457,7 +457,7 @@ class Lane:
         assert head is not None  # it has been answered
         await compress(answer, head.headers.get("accept-encoding"), self._parts.settings.gzip_min_bytes)
         try:
-            answer = await admitted(answer, self._room, only_looks=head.endpoint.route.reads_only)
+            answer = await admitted(answer, self._room, only_looks=_only_looks(head.endpoint.route, answer))
             await self._send(answer, self._request_id, chunks=head.chunks, keep=keep)
         finally:
             self._room.release()
@@ -509,9 +509,7 @@ class Lane:
         answer = await self._answer(head.endpoint, request, held)
         if not self._room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
             return answer
-        route = head.endpoint.route
-        only_looks = route.reads_only and (route.hot or may_be_refused(answer))
-        return await admitted(answer, self._room, only_looks=only_looks)
+        return await admitted(answer, self._room, only_looks=_only_looks(head.endpoint.route, answer))
 
     async def _admitted(self, head: Head, request_id: str) -> Admission:
         """Who sent it, before anything of its body is read. Raises PlainsongError: it is not let in."""
@@ -639,6 +637,11 @@ class Lane:
                 await trio.lowlevel.checkpoint()
         if chunks:
             await self._connection.send_all(wire.LAST_CHUNK)
+
+
+def _only_looks(route: Route[Any], answer: Answer) -> bool:
+    """Whether an answer may be refused for lack of room: the request can be sent again, and nothing has happened by it."""
+    return route.reads_only and (route.hot or may_be_refused(answer))
 
 
 def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float) -> None:

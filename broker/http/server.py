@@ -118,7 +118,7 @@ async def serve_http(
     if turns is not None:
         turns.attach(reactor.take_in, reactor.wake)
         reactor.took_in = turns.run_due
-        reactor.ended = lambda: turns.attach(None)
+        reactor.ended = turns.detach
         reactor.may_spin = lambda: turns.may_spin
     try:
         for bind in binds:
@@ -144,7 +144,7 @@ async def serve_http(
         for each in files:
             each.remove()
         if turns is not None:
-            turns.attach(None)
+            turns.detach()
         reactor.close()
 
 

@@ -162,6 +162,16 @@ class GroupCommit(trio.abc.Instrument):
         """Whether the thread has nothing to do."""
         return not self._in_thread
 
+    def done_inline(self, read: Callable[[], T]) -> T:
+        """Read something small on the event loop, while ``writes_inline``; a disk that takes long is left to threads then."""
+        began_s = perf_counter()
+        try:
+            return read()
+        finally:
+            ended_s = perf_counter()
+            if ended_s - began_s > self._max_inline_s:
+                self._was_slow(ended_s, ended_s - began_s)
+
     def gather(self) -> None:
         """Gather what is begun from now on, as far as it is small: ``write_gathered`` writes it.
 

@@ -225,6 +225,13 @@ class LevelDBStore:
         """See ``NamesFiles``: the table of LevelDB where there is but one, else its folder."""
         return await self._run_inside(lambda tables: tables.file_of(table, key), self._readers)
 
+    @property
+    def metadata_changes(self) -> int | None:
+        """See ``CountsMetadata``: the last entry of the journal that was applied."""
+        if self._closed or self._broken or self._db is None:
+            return None
+        return self._db.metadata.position
+
     async def begin_files(self) -> None:
         """See ``BeginsFiles``: another volume is written from now on."""
         newest = await self._run_inside(lambda tables: tables.volumes.newest, self._readers)
@@ -237,7 +244,12 @@ class LevelDBStore:
         return self._db.volumes.may_have(table, start, stop)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
-        """See ``Store.get``."""
+        """See ``Store.get``; a row of the metadata is read on the event loop while that writes small commits itself."""
+        if table is Table.METADATA and self._group_commit.writes_inline:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            tables = self._db
+            if tables is not None and not (self._closed or self._shows_undurable):
+                return self._group_commit.done_inline(partial(tables.get, table, key))
         return await self._run_inside(lambda tables: tables.get(table, key), self._readers)
 
     async def scan(

@@ -52,6 +52,12 @@ class BackgroundStore(MemoryStore):
         self.begun.pop(0)[1](error)
 
 
+def soon(turns):
+    """As a server is woken."""
+    token = trio.lowlevel.current_trio_token()
+    return lambda: token.run_sync_soon(turns.run_due)
+
+
 @asynccontextmanager
 async def background():
     """Actors whose turns are run by the test, and a function that brings a publish."""
@@ -59,7 +65,7 @@ async def background():
     async with actors(store=store) as around:
         await around.create()
         turns = around.directory.environment.turns
-        turns.attach(lambda: None)
+        turns.attach(lambda: None, soon(turns))
         answers = []
 
         def bring(payload, **more):
@@ -97,7 +103,7 @@ async def test_what_is_brought_during_a_commit_goes_into_the_next_which_begins_b
         around.directory.put(NAME, Publish(PublishRequest([b"second"]), 6), lambda _: None)
         bring(b"third")
         answers_at = []
-        turns.attach(lambda: answers_at.append(len(answers)))
+        turns.attach(lambda: answers_at.append(len(answers)), soon(turns))
         turns.run()
         assert len(store.begun) == 1
         await store.finish()
@@ -134,7 +140,6 @@ async def test_a_look_is_answered_beside_the_turns_only_while_the_topic_has_noth
 async def test_a_refusal_is_answered_without_a_commit():
     async with background() as (around, store, turns, bring, answers):
         del bring
-        around.directory.environment.turns.attach(lambda: None)
         other = NAME._replace(topic="missing")
         with trio.fail_after(PATIENCE_S):
             around.directory.put(other, Publish(PublishRequest([b"x"]), 1), answers.append)
@@ -287,7 +292,7 @@ async def inline(topics=1, **more):
         turns.attach(lambda: None, lambda: woken.append(True))
         yield around, store, turns, bring, answers, woken
         store.writes_inline = False
-        turns.attach(None)
+        turns.detach()
         while store.begun:
             await store.finish()
 
@@ -301,6 +306,33 @@ async def test_what_the_actors_of_a_turn_begin_is_one_write_and_answered_when_th
         assert [type(answer) for answer in answers] == [Receipt] * 4
         assert woken == []
         assert await payloads(around) == [b"x"]
+
+
+async def test_requests_that_waited_for_their_topics_to_load_are_one_write_without_the_actors_tasks():
+    async with inline(topics=1) as (around, store, turns, _, answers, woken):
+        names = [NAME._replace(topic=f"new-{number}") for number in range(3)]
+        for name in names:
+            around.directory.put(name, Create(TopicProperties()), answers.append)
+        turns.run_due()
+        with trio.fail_after(PATIENCE_S):
+            while len(woken) < 3:
+                await wait_all_tasks_blocked()
+        assert answers == []
+        turns.run_due()
+        assert store.groups == [3]
+        assert len(answers) == 3
+
+
+async def test_a_topic_that_was_loaded_as_the_server_ended_serves_who_waited_for_that():
+    async with inline(topics=1) as (around, _, turns, _, answers, woken):
+        around.directory.put(NAME._replace(topic="new"), Create(TopicProperties()), answers.append)
+        turns.run_due()
+        with trio.fail_after(PATIENCE_S):
+            while not woken:
+                await wait_all_tasks_blocked()
+            turns.detach()
+            while not answers:
+                await wait_all_tasks_blocked()
 
 
 async def test_mail_that_a_commit_has_no_room_for_goes_into_the_next_in_the_same_turn():
@@ -362,14 +394,14 @@ async def test_what_is_gathered_is_written_although_an_actor_of_the_same_turn_fa
 async def test_what_is_due_when_the_server_ends_is_run_and_what_comes_later_too():
     async with inline() as (around, store, turns, bring, answers, _):
         bring(b"due")
-        turns.attach(None)
+        turns.detach()
         assert len(answers) == 1
         store.writes_inline = False
-        turns.attach(lambda: None)
+        turns.attach(lambda: None, soon(turns))
         bring(b"first")
         turns.run_due()
         bring(b"second")
-        turns.attach(None)
+        turns.detach()
         store.writes_inline = True
         await store.finish()
         while store.begun:
@@ -424,6 +456,7 @@ async def test_when_the_disk_fails_then_nothing_of_the_commit_is_read_and_the_to
         assert isinstance(answers[1], OutcomeUnknown)
         assert around.directory.peek(NAME) is None  # until it is loaded again, there is nothing to read
         store.while_the_disk_works = None
+        turns.attach(lambda: None, soon(turns))
         assert await payloads(around) == [b"kept"]
         bring(b"next")
         turns.run_due()
@@ -451,6 +484,7 @@ async def test_when_the_disk_fails_a_poll_that_waits_is_not_told_what_would_have
         assert isinstance(removed[0], OutcomeUnknown)
         assert isinstance(looked[0], StorageFailed)
         store.while_the_disk_works = None
+        turns.attach(lambda: None, soon(turns))
         assert await payloads(around) == [b"kept"]
 
 
@@ -462,4 +496,5 @@ async def test_what_goes_wrong_while_the_disk_works_makes_the_actor_fall_once_th
         turns.run_due()
         assert isinstance(answers[0], OutcomeUnknown)
         monkeypatch.undo()
+        turns.attach(lambda: None, soon(turns))
         assert await payloads(around) == [b"x"]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
+import random
 
 import pytest
 import trio
+import trio.testing
 from broker_in_process import TOPICS, in_process
 from prometheus_client.parser import text_string_to_metric_families
+from started_polls import endpoint
 
+from broker.api.topics import KeptNames
+from broker.http.messages import Request
+from storage.memory import MemoryStore
 from tests.broker.differential import meaning
 from tests.broker.listeners import Reader, post, running
+from tests.patience import PATIENCE_S
 
 
 def asked(method, path, body=None, *headers):
@@ -101,11 +109,124 @@ async def test_what_pages_from_elsewhere_may_read_says_so_to_caches():
         assert "Origin" in answer.headers["vary"]
 
 
+async def test_it_does_so_without_a_task_as_well(caplog):
+    found = {}
+    repeated = [each for each in CONVERSATION for _ in range(1 + each.startswith(b"GET"))]
+    for listener in ("lane", "hypercorn"):
+        async with in_process(listener=listener) as daemon:
+            found[listener] = await exchanged(daemon, repeated), await counts(daemon)
+    assert found["lane"] == found["hypercorn"]
+
+
+async def test_topics_are_created_shown_and_listed_without_a_task():
+    async with in_process(listener="lane") as daemon:
+        answers = []
+
+        def begun(name, path, body=b"", query=""):
+            asked = Request({"namespace": "ns", **path}, query, {}, body)
+            return endpoint(daemon, name).start(asked, answers.append) is not None
+
+        assert begun("create_topic", {"topic": "t"}, b'{"ttl": 60}')
+        assert begun("create_topic", {"topic": "t"})
+        assert begun("get_topic", {"topic": "t"})
+        assert begun("get_topic", {"topic": "u"})
+        with trio.fail_after(PATIENCE_S):
+            while len(answers) < 4:
+                await trio.testing.wait_all_tasks_blocked()
+        found = {(each.status, json.loads(each.body or b"{}").get("code")) for each in answers}
+        assert found == {(200, None), (409, "topic_exists"), (404, "topic_not_found")}
+        assert not begun("list_topics", {}), "nobody has asked before"
+        first = await daemon.http.get(TOPICS)
+        assert begun("list_topics", {})
+        assert (answers[-1].status, answers[-1].body) == (200, first.content) == (200, b'["t"]')
+        assert not begun("list_topics", {}, query="deleted=true")
+        assert not begun("create_topic", {"topic": "u"}, query="dryRun=true")
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_list_that_is_kept_has_what_there_is(seed):
+    chosen = random.Random(seed)
+    async with in_process(listener="lane") as daemon:
+        living = {namespace: set() for namespace in ("a", "b", "c")}
+        deleted = {namespace: set() for namespace in living}
+        lists, scans = 0, 0
+        for _ in range(120):
+            namespace, topic = chosen.choice(list(living)), f"t{chosen.randrange(3)}"
+            topics = f"/v1/namespaces/{namespace}/topics"
+            done = chosen.choice(["list"] * 6 + ["create", "delete", "undelete", "publish", "properties"])
+            if done == "list":
+                lists += 1
+                before = daemon.store.calls["scan"]
+                assert (await daemon.http.get(topics)).json() == sorted(living[namespace])
+                scans += daemon.store.calls["scan"] > before
+            elif done == "create":
+                answer = await daemon.http.put(f"{topics}/{topic}")
+                assert answer.status_code == (409 if topic in living[namespace] else 200)
+                living[namespace].add(topic)
+                deleted[namespace].discard(topic)
+            elif done == "delete" and topic in living[namespace]:
+                assert (await daemon.http.delete(f"{topics}/{topic}")).status_code == 200
+                living[namespace].remove(topic)
+                deleted[namespace].add(topic)
+            elif done == "undelete" and topic in deleted[namespace]:
+                assert (await daemon.http.post(f"{topics}/{topic}/undelete")).status_code == 200
+                deleted[namespace].remove(topic)
+                living[namespace].add(topic)
+            elif done == "publish" and topic in living[namespace]:
+                await daemon.http.post(f"{topics}/{topic}/publish", json={"messages": ["m"]})
+            elif done == "properties" and topic in living[namespace]:
+                await daemon.http.put(f"{topics}/{topic}/properties", json={"ttl": chosen.randrange(60, 90)})
+        assert 0 < scans < lists
+
+
+async def test_a_list_is_read_again_only_when_a_topic_has_changed():
+    async with in_process(listener="lane") as daemon:
+        await daemon.create()
+        await daemon.http.get(TOPICS)
+        scans = daemon.store.calls["scan"]
+        for _ in range(3):
+            assert (await daemon.http.get(TOPICS)).json() == ["t"]
+        assert daemon.store.calls["scan"] == scans
+        await daemon.create("u")
+        scans = daemon.store.calls["scan"]
+        assert (await daemon.http.get(TOPICS)).json() == ["t", "u"]
+        assert daemon.store.calls["scan"] == scans + 1
+
+
+async def test_a_topic_that_is_created_while_a_list_is_read_is_in_the_next_one(monkeypatch):
+    async with in_process(listener="lane") as daemon:
+        await daemon.create()
+        scan = daemon.store.scan
+
+        async def and_meanwhile(*asked, **more):
+            await scan(*asked, **more)
+            monkeypatch.undo()
+            await daemon.create("u")
+
+        monkeypatch.setattr(daemon.store, "scan", and_meanwhile)
+        assert (await daemon.http.get(TOPICS)).json() == ["t"]
+        assert (await daemon.http.get(TOPICS)).json() == ["t", "u"]
+
+
+def test_no_more_is_kept_of_lists_than_it_may_be():
+    kept = KeptNames(MemoryStore())
+    kept.put("long", b"x" * (KeptNames.MOST_BYTES + 1), kept.changes)
+    assert kept.get("long") is None
+    for number in range(3 * KeptNames.MOST):
+        kept.put(f"n{number}", b"x", kept.changes)
+        assert kept.get(f"n{number}") == b"x"
+        assert sum(kept.get(f"n{each}") is not None for each in range(3 * KeptNames.MOST)) <= KeptNames.MOST
+    others = KeptNames(object())
+    others.put("n", b"x", others.changes)
+    assert others.get("n") is None, "who else writes to such a store is not known"
+
+
 @pytest.mark.parametrize("listener", ["lane", "hypercorn"])
 async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
     async with in_process(listener=listener) as daemon:
         for number in range(500):
             await daemon.create(f"topic-with-a-long-name-{number}")
+        await daemon.http.get(TOPICS)
         taken = daemon.service.answers.room()
         taken.must_have(daemon.service.answers.max_bytes)
         with trio.fail_after(1):

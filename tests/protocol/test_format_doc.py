@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,10 @@ def test_the_example_is_read_by_the_code_too():
     assert keys.parse_message_key(second[0][1:]) == (NAME, 1, CLOCK_MS + 5, 1)
     assert HighWater.decode(high_water[1]).last_sequence_id == 1
     assert Reader.decode(reader[1]).changed_ms == CLOCK_MS + 9
-    assert Metadata.decode(metadata[1]).properties.ttl_s == 3600
+    stored = Metadata.decode(metadata[1])
+    assert stored.properties.ttl_s == 3600
+    assert not Metadata.is_of_deleted(metadata[1])
+    assert Metadata.is_of_deleted(replace(stored, deleted_ms=CLOCK_MS).encode())
     assert rows.decode_row(first[1]).payload == b"paid 17"
     assert rows.decode_row(second[1]).ttl_s == 60
 

@@ -15,6 +15,7 @@ from plainsong.protocol.names import TopicName
 from storage.base import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_ROWS,
+    CountsMetadata,
     Row,
     Store,
     StoreConflict,
@@ -313,6 +314,38 @@ class StoreContract:
         for start, stop in ((b"a", b"k"), (b"l", LAST), (b"k", b"k")):
             if not store.may_have(MESSAGE, start, stop):
                 assert await read_rows(store, MESSAGE, start, stop, limit=1) == []
+
+    async def test_changes_of_the_metadata_are_known_by_another_number_before_they_are_acknowledged(
+        self, store: Store
+    ) -> None:
+        if not isinstance(store, CountsMetadata):
+            return  # others write to it, too
+        claim = await store.claim(NAME)
+        numbers = [store.metadata_changes]
+        await store.write([put_one(METADATA, b"a", b"1")], claim=claim)
+        numbers.append(store.metadata_changes)
+        await store.write([put_one(METADATA, b"a", b"2"), numbered(3)], claim=claim)
+        numbers.append(store.metadata_changes)
+        await store.write([Delete(METADATA, [b"a"])], claim=claim)
+        numbers.append(store.metadata_changes)
+        await store.discard(METADATA, [b"a"])
+        await store.write([numbered(3)], claim=claim)
+        assert await everything(store, METADATA) == []
+        assert None not in numbers
+        assert len(set(numbers)) == 4
+        await store.aclose()
+        assert store.metadata_changes is None
+
+    async def test_behind_a_failed_write_nobody_knows_whether_the_metadata_changed(self, store: Store) -> None:
+        if not isinstance(store, CountsMetadata):
+            return  # others write to it, too
+        claim = await store.claim(NAME)
+        self.break_next_write(store)
+        with pytest.raises(StoreError):
+            await store.write([put_one(METADATA, b"a", b"3")], claim=claim)
+        assert store.metadata_changes is None
+        await store.claim(NAME)
+        assert store.metadata_changes is not None
 
     async def test_discarding_nothing_is_no_error(self, store: Store) -> None:
         await store.discard(MESSAGE, [])

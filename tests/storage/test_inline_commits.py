@@ -291,6 +291,60 @@ async def test_a_store_that_is_closed_refuses_what_would_be_gathered(tmp_path):
     store.write_gathered()
 
 
+# --- small reads --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read_in(store, clock, monkeypatch):
+    """Reads a row of the metadata, which takes a certain time; whether the event loop read it."""
+    read = type(store._db).get
+
+    async def read_in(took_s=0.0):
+        threads = []
+
+        def get(tables, *asked):
+            threads.append(threading.current_thread())
+            clock.now_s += took_s
+            return read(tables, *asked)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(store._db), "get", get)
+            assert await store.get(METADATA, b"k") == b"v"
+        return threads == [threading.current_thread()]
+
+    return read_in
+
+
+async def test_a_row_of_the_metadata_is_read_by_the_event_loop_while_that_writes_small_commits_itself(store, read_in):
+    assert gathered(store, [put_one(METADATA, b"k", b"v")]) == [None]
+    assert await read_in()
+    spy = Spy(store)
+    spy.hold = threading.Event()
+    told = []
+    store.begin_write([message(1)], told.append)
+    await spy.entered()
+    assert not await read_in()
+    spy.hold.set()
+    await until_told(told, 1)
+    assert await read_in()
+
+
+async def test_after_a_slow_read_threads_read_and_write_for_ten_times_as_long(store, clock, read_in):
+    assert gathered(store, [put_one(METADATA, b"k", b"v")]) == [None]
+    assert await read_in(3 * MAX_S)
+    assert not store.writes_inline
+    assert not await read_in()
+    clock.now_s += SLOW_FACTORS[0] * 3 * MAX_S + 1e-6
+    assert await read_in()
+
+
+async def test_a_store_that_is_closed_reads_nothing_on_the_event_loop_either(tmp_path):
+    store = await LevelDBStore.open(tmp_path / "data")
+    await store.aclose()
+    with pytest.raises(StoreError, match="closed"):
+        await store.get(METADATA, b"k")
+
+
 # --- while the disk works ------------------------------------------------------------------------------
 
 
@@ -380,7 +434,9 @@ async def test_a_sync_that_fails_is_told_and_nothing_is_written_until_the_store_
     assert {key(1), key(4)} <= set(dict(await everything(store, MESSAGE))) <= {key(1), key(2), key(4)}
 
 
-async def test_a_read_behind_a_sync_that_failed_opens_the_store_again_first(store, monkeypatch):
+@pytest.mark.parametrize(("table", "row", "value"), [(MESSAGE, key(1), message(1).values[0]), (METADATA, b"k", b"v")])
+async def test_a_read_behind_a_sync_that_failed_opens_the_store_again_first(store, monkeypatch, table, row, value):
+    assert gathered(store, [put_one(METADATA, b"k", b"v")]) == [None]
     beside = Beside(store, monkeypatch)
     beside.commit(1)
     before = store._db
@@ -389,7 +445,7 @@ async def test_a_read_behind_a_sync_that_failed_opens_the_store_again_first(stor
         patched.setattr(os, "fdatasync", fails)
         beside.commit(2)
     assert store._db is before
-    assert await store.get(MESSAGE, key(1)) == message(1).values[0]
+    assert await store.get(table, row) == value
     assert store._db is not before
     assert gathered(store, [message(3)]) == [None]
 
