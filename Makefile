@@ -5,7 +5,7 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
           --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve cluster test check audit quick-tests format bench bench-peers torture simulate mutate dist docs man lock etc clean
+.PHONY: help venv serve cluster test check audit quick-tests format bench bench-peers bench-both torture simulate mutate dist docs man lock etc clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -53,6 +53,10 @@ bench:  ## the benchmark, with its report and plots in bench/report; options go 
 bench-peers:  ## the daemon beside the original service, Kafka, NATS, Redis and PostgreSQL, synced alike; report in bench/report/peers
 	@etc/venv bench
 	.venv/bin/python -m bench.peers $(ARGS)
+
+bench-both:  ## whatever else the original service does, the daemon beside it; report in bench/report/both
+	@etc/venv bench
+	.venv/bin/python -m bench.peers.both $(ARGS)
 
 torture: venv tools  ## every test with many more rounds, then an hour of soak, then every call to the disk failing: hours; report in build/torture
 	@etc/venv bench

@@ -94,7 +94,7 @@ many connections. *Unsent* had no answer ten seconds after the end: that peer ca
 
 
 @dataclass(slots=True)
-class _Measured:
+class Measured:
     """One load, one round, one peer."""
 
     messages_per_s: float
@@ -104,7 +104,7 @@ class _Measured:
 
 
 @dataclass(slots=True)
-class _Side:
+class Side:
     """A peer that runs, and what belongs to it alone."""
 
     peer: Peer
@@ -119,7 +119,7 @@ class _Side:
         self.peer.create(self.running, names)
         return names
 
-    def load(self, asked: Sequence[Asked], connections: int, per_request: int, *options: str) -> _Measured:
+    def load(self, asked: Sequence[Asked], connections: int, per_request: int, *options: str) -> Measured:
         """Run the generator; ``per_request`` 0: the messages in the answers count."""
         peer, first = self.peer, asked[0]
         hello = peer.hello + first.prepared
@@ -135,7 +135,7 @@ class _Side:
         cpu_s = self.running.cpu_s() - cpu_s
         messages = result["requests"] * per_request if per_request else result["messages"]
         seconds = max(result["seconds"], 1e-9)
-        return _Measured(messages / seconds, result, 1e6 * cpu_s / max(messages, 1))
+        return Measured(messages / seconds, result, 1e6 * cpu_s / max(messages, 1))
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Comparison:
 
     profile: PeersProfile
     say: Callable[[str], None]
-    sides: list[_Side] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
     """Peers, or loads of peers, that there are no figures for, and why."""
     reading: dict[str, str] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Comparison:
                 self.lacking[peer.name] = _one_line(str(error))
                 self.say(f"{peer.name}: not measured: {_one_line(str(error))}")
                 continue
-            self.sides.append(_Side(peer, running, version))
+            self.sides.append(Side(peer, running, version))
             self.say(f"{peer.name}: {version}")
 
     def warm_up(self) -> None:
@@ -199,22 +199,22 @@ class Comparison:
         used_s = [side.running.cpu_s() - before for side, before in zip(self.sides, before_s, strict=True)]
         return 100 * sum(used_s) / seconds
 
-    def _walk(self, side: _Side, limit: int = PAGE) -> _Measured:
+    def _walk(self, side: Side, limit: int = PAGE) -> Measured:
         asked = side.peer.walk(side.running, self.reading[side.peer.name], limit)
         return side.load([asked], 1, 0, "--walk", str(asked.position_at))
 
-    def _page(self, side: _Side, limit: int = PAGE) -> _Measured | None:
+    def _page(self, side: Side, limit: int = PAGE) -> Measured | None:
         asked = side.peer.page(side.running, self.reading[side.peer.name], limit)
         if asked is None:
             return None
         return side.load([asked], 1, 0, "--messages", "--seconds", str(self.profile.seconds))
 
-    def _publish(self, side: _Side, connections: int, per_request: int, topics: int, seconds: float) -> _Measured:
+    def _publish(self, side: Side, connections: int, per_request: int, topics: int, seconds: float) -> Measured:
         messages = payloads(BATCH, SIZE)[:per_request]
         asked = [side.peer.publish(topic, messages) for topic in side.topic(topics)]
         return side.load(asked, connections, per_request, "--seconds", str(seconds))
 
-    def loads(self) -> dict[str, tuple[int, Callable[[_Side], _Measured | None]]]:
+    def loads(self) -> dict[str, tuple[int, Callable[[Side], Measured | None]]]:
         """Name of each load, its rounds, and how it is put on a peer."""
         profile, publish = self.profile, self._publish
         seconds = profile.seconds
@@ -242,7 +242,7 @@ class Comparison:
         rates = Section("peers-rates", "Rates", RATES_SAY)
         waits = Section("peers-waits", "Waits and work", WAITS_SAY)
         for load, (rounds, put) in self.loads().items():
-            found: dict[str, list[_Measured]] = {}
+            found: dict[str, list[Measured]] = {}
             refused: set[str] = set()
             for number in range(rounds):
                 for side in self._in_turn(number):
@@ -269,14 +269,14 @@ class Comparison:
                 waits.rows.append(Row({"load": load, "peer": name}, _waits(found[name])))
         return rates, waits
 
-    def _in_turn(self, number: int) -> list[_Side]:
+    def _in_turn(self, number: int) -> list[Side]:
         return self.sides if number % 2 == 0 else self.sides[::-1]
 
     def measure_open(self, settle: Callable[[], None]) -> Section:
         """The open loops."""
         profile = self.profile
         section = Section("peers-open", "Waits at a fixed rate", OPEN_SAY)
-        found: dict[tuple[str, str], list[_Measured]] = {}
+        found: dict[tuple[str, str], list[Measured]] = {}
         for number in range(profile.rounds):
             for rate in profile.open_rates:
                 for side in self._in_turn(number):
@@ -300,7 +300,7 @@ class Comparison:
             section.rows.append(Row({"rate": rate_name, "peer": name}, values))
         return section
 
-    def _open(self, side: _Side, name: str, rate: float, found: dict[tuple[str, str], list[_Measured]]) -> None:
+    def _open(self, side: Side, name: str, rate: float, found: dict[tuple[str, str], list[Measured]]) -> None:
         asked = [side.peer.publish(topic, payloads(1, SIZE)) for topic in side.topic()]
         try:
             measured = side.load(asked, OPEN_CONNECTIONS, 1, "--rate", str(rate), "--seconds", str(self.profile.open_s))
@@ -341,7 +341,7 @@ def _connections(count: int) -> str:
     return "1 connection" if count == 1 else f"{count} connections"
 
 
-def _rates(found: dict[str, list[_Measured]]) -> dict[str, Spread]:
+def _rates(found: dict[str, list[Measured]]) -> dict[str, Spread]:
     rates = {name: [each.messages_per_s for each in measured] for name, measured in found.items()}
     ordered = sorted(rates, key=lambda name: (name != "plainsong", name != "original", name))
     values = {name: Spread.of(rates[name]) for name in ordered}
@@ -351,7 +351,7 @@ def _rates(found: dict[str, list[_Measured]]) -> dict[str, Spread]:
     return values
 
 
-def _waits(measured: Sequence[_Measured]) -> dict[str, Spread]:
+def _waits(measured: Sequence[Measured]) -> dict[str, Spread]:
     values = {
         "p50 ms": [each.result["p50_ms"] for each in measured],
         "p99 ms": [each.result["p99_ms"] for each in measured],
@@ -362,7 +362,7 @@ def _waits(measured: Sequence[_Measured]) -> dict[str, Spread]:
     return {name: Spread.of(each) for name, each in values.items()}
 
 
-def _open_waits(measured: Sequence[_Measured]) -> dict[str, Spread]:
+def _open_waits(measured: Sequence[Measured]) -> dict[str, Spread]:
     names = (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"), ("max", "max"), ("late p99", "late_p99"))
     values = {"messages/s": Spread.of([each.messages_per_s for each in measured])}
     values |= {f"{name} ms": Spread.of([each.result[f"{key}_ms"] for each in measured]) for name, key in names}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
@@ -35,6 +37,18 @@ class Http(Peer):
                 raise RuntimeError(f"{topic}: {answer.status} {answer.read()!r}")
             answer.read()
         connection.close()
+
+    def pointer(self, running: Running) -> int:
+        """The write pointer of a new transaction."""
+        connection = HTTPConnection("127.0.0.1", running.port, timeout=60)
+        connection.request("POST", "/v1/transactions", b'{"timeoutSeconds": 600}', {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            said = answer.read()
+        connection.close()
+        if answer.status not in (200, 201):
+            raise RuntimeError(f"{answer.status} {said!r}")
+        pointer: int = json.loads(said)["writePointer"]
+        return pointer
 
     def publish(self, topic: str, messages: Sequence[bytes]) -> Asked:
         body = AVRO.encode_publish(PublishRequest(messages))
@@ -73,6 +87,10 @@ class Original(Http):
         found = jars("original")
         version = found.partition("cdap-tms-")[2].partition(".jar")[0]
         return f"cdap-tms {version}"
+
+    def pointer(self, running: Running) -> int:
+        """It takes any, and leaves transactions to its clients."""
+        return time.time_ns()
 
     @contextmanager
     def run(self, home: Path) -> Iterator[Running]:

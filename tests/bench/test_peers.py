@@ -16,7 +16,7 @@ import pytest
 
 from bench import generator
 from bench.bodies import payloads
-from bench.peers import fetch
+from bench.peers import both, fetch
 from bench.peers.__main__ import PEERS
 from bench.peers.kafka import crc32c
 from bench.peers.loads import QUICK, Comparison
@@ -182,3 +182,30 @@ def test_the_checksum_of_record_batches_is_castagnolis():
     # Source: RFC 3720, B.4 (32 bytes of zeros), and the common check of nine digits.
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"123456789") == 0xE3069283
+
+
+class Another(Plainsong):
+    """The daemon again, in the place of the original."""
+
+    name = "original"
+
+
+def test_whatever_both_can_do_is_put_on_one_after_the_other_and_compared():
+    with open_directory() as home:
+        overview, section = both.measure([Another(), Plainsong()], SMALL, home, lambda line: None)
+    assert [row.what["peer"] for row in overview.rows] == ["original", "plainsong"]
+    loads = [row.what["load"] for row in section.rows]
+    assert len(set(loads)) == len(loads) > 20
+    for row in section.rows:
+        assert row.values["original/s"].median > 0, row.what
+        assert row.values["plainsong/s"].median > 0, row.what
+        assert "÷ original" in row.values
+
+
+def test_what_one_of_both_refuses_is_no_rate():
+    class Refuses(Plainsong):
+        def pointer(self, running):
+            return 1
+
+    with open_directory() as home, pytest.raises(RuntimeError, match="not only 200"):
+        both.measure([Refuses()], SMALL, home, lambda line: None)

@@ -1,0 +1,224 @@
+"""``python -m bench.peers.both``: whatever else the daemon and the original service both do, one after the other.
+
+    python -m bench.peers.both [--quick] [--rounds N] [--json] [--report DIR] [--scratch DIR]
+
+``bench.peers`` has the loads that every broker knows; here are those that only these two have: publishes and stores under a
+write pointer, polls of any size and of nothing, and requests about topics. Each runs alone: the original merges files for
+minutes behind such loads, and whoever shares the disk with it waits. A round takes about eight minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from bench import bodies
+from bench.bodies import AVRO_TYPE, payloads
+from bench.generator import compiled
+from bench.load import post
+from bench.peers.loads import BATCH, FULL, QUICK, SIZE, Comparison, Side, settled
+from bench.peers.peer import Asked
+from bench.peers.plainsong import Original, Plainsong
+from bench.report import conclude, machine
+from bench.rounds import Row, Section, Spread
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.requests import PollRequest, PublishRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.peers.loads import PeersProfile
+    from bench.peers.plainsong import Http
+
+SAYS = """Requests a second, each peer alone, the generator in C; messages of 100 B. *÷* is Plainsong's rate divided by the
+original's of the same round: above 1 Plainsong is faster. *Under a pointer* is a publish in a transaction, *store* the first
+half of one that is published with its commit. Polls of a page ask for the same messages again and again; *nothing there*
+asks behind the topic's end. Topics are created and deleted by one client in Python, one after the other; the list has
+those that the loads before have created."""
+#: A topic's number of messages that the polls read.
+READ = 20_000
+#: Topics that one client creates, and then deletes.
+CREATED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one load came to."""
+
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Loads:
+    """The loads of one peer at work."""
+
+    def __init__(self, peer: Http, side: Side, profile: PeersProfile) -> None:
+        self._peer = peer
+        self._side = side
+        self._profile = profile
+        #: The topic that is read.
+        self._reading = ""
+
+    def all(self) -> dict[str, Callable[[], Found]]:
+        """Name of each load, and what puts it on the peer; in this order, behind ``prepare``."""
+        found: dict[str, Callable[[], Found]] = {}
+        few, many = ((1, 16), (1, 4)) if self._profile.name == QUICK.name else ((1, 16, 50), (1, 4))
+        for verb, shown in (("publish", "publish under a pointer"), ("store", "store")):
+            for messages in (1, 100, BATCH):
+                for connections in few if messages == 1 else many:
+                    name = f"{shown}, {_some(messages)}, {_on(connections)}"
+                    found[name] = partial(self._write, verb, messages, connections)
+        for limit, each in ((1, (1, 16)), (10, (1, 16)), (100, (1, 16)), (1000, (1, 4)), (READ, (1, 4))):
+            for connections in each:
+                found[f"poll, {_some(limit)}, {_on(connections)}"] = partial(self._poll, limit, connections)
+        for connections in (1, 16):
+            found[f"poll, nothing there, {_on(connections)}"] = partial(self._poll, 10, connections, behind=True)
+        for shown, topic in (("a topic's properties", self._reading), ("the list of topics", "")):
+            for connections in (1, 16):
+                found[f"{shown}, {_on(connections)}"] = partial(self._get, topic, connections)
+        found["create a topic"] = partial(self._each, "PUT", "made")
+        found["delete a topic"] = partial(self._each, "DELETE", "made")
+        return found
+
+    def prepare(self) -> None:
+        """Bring the peer to speed, and publish what the polls read."""
+        side, seconds = self._side, str(self._profile.warm_up_s)
+        (topic,) = side.topic()
+        side.load([side.peer.publish(topic, payloads(1, SIZE))], 16, 1, "--seconds", seconds)
+        messages = payloads(BATCH, SIZE)
+        (self._reading,) = side.topic()
+        request = [side.peer.publish(self._reading, messages)]
+        side.load(request, 1, BATCH, "--requests", str(READ // BATCH), "--seconds", "60")
+
+    def _put(self, request: bytes, connections: int) -> Found:
+        seconds = self._profile.seconds
+        # Half of it first, which does not count: a virtual machine compiles what it has not done before.
+        self._side.load([Asked(request)], connections, 1, "--seconds", str(seconds / 2))
+        result = self._side.load([Asked(request)], connections, 1, "--seconds", str(seconds)).result
+        return Found(result["requests_per_s"], result["p50_ms"], result["p99_ms"])
+
+    def _write(self, verb: str, messages: int, connections: int) -> Found:
+        (topic,) = self._side.topic()
+        request = PublishRequest(payloads(BATCH, SIZE)[:messages], self._peer.pointer(self._side.running))
+        return self._put(post(bodies.path(topic, verb), AVRO.encode_publish(request), [AVRO_TYPE]), connections)
+
+    def _poll(self, limit: int, connections: int, *, behind: bool = False) -> Found:
+        # A time far ahead is behind the end of any topic.
+        asked = PollRequest(int(time.time() * 1000) + 10**8, limit=limit) if behind else PollRequest(limit=limit)
+        return self._put(post(bodies.path(self._reading, "poll"), AVRO.encode_poll(asked), [AVRO_TYPE]), connections)
+
+    def _get(self, topic: str, connections: int) -> Found:
+        path = bodies.path(topic).rstrip("/")
+        return self._put(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), connections)
+
+    def _each(self, method: str, name: str) -> Found:
+        """One request for each of many topics, by one client."""
+        number = max(30, round(CREATED * self._profile.seconds / FULL.seconds))
+        connection = HTTPConnection("127.0.0.1", self._side.running.port, timeout=60)
+        took_s = []
+        for each in range(number):
+            begun_s = time.perf_counter()
+            connection.request(method, bodies.path(f"{name}-{each}"))
+            with connection.getresponse() as answer:
+                said = answer.read()
+            took_s.append(time.perf_counter() - begun_s)
+            if answer.status != 200:
+                raise RuntimeError(f"{method} {name}-{each}: {answer.status} {said!r}")
+        connection.close()
+        cuts = quantiles(took_s, n=100)
+        return Found(number / sum(took_s), cuts[49] * 1e3, cuts[98] * 1e3)
+
+
+def measure(peers: Sequence[Http], profile: PeersProfile, home: Path, say: Callable[[str], None]) -> list[Section]:
+    """All loads of each peer, in each round one peer after the other, each over a new directory."""
+    found: dict[str, dict[str, list[Found]]] = {}
+    lacking: dict[str, str] = {}
+    versions: dict[str, tuple[str, str]] = {}
+    for number in range(profile.rounds):
+        for peer in peers if number % 2 == 0 else peers[::-1]:
+            place = home / f"round-{number}"
+            place.mkdir(exist_ok=True)
+            with ExitStack() as ending:
+                comparison = Comparison(profile, say)
+                comparison.start([peer], place, ending)
+                lacking |= comparison.lacking
+                for side in comparison.sides:
+                    versions[peer.name] = side.version, peer.synced
+                    loads = Loads(peer, side, profile)
+                    loads.prepare()
+                    for load, put in loads.all().items():
+                        settled()
+                        measured = put()
+                        found.setdefault(load, {}).setdefault(peer.name, []).append(measured)
+                        say(
+                            f"{load}: {peer.name} {measured.requests_per_s:,.0f}/s,"
+                            f" p50 {measured.p50_ms:.2f} ms, p99 {measured.p99_ms:.2f}"
+                        )
+            settled()
+    section = Section("peers-both", "Whatever else both can do", SAYS)
+    section.rows += [Row({"load": load}, _values(by_peer)) for load, by_peer in found.items()]
+    overview = Section("peers", "Peers", "Each at its defaults, alone while it is measured.")
+    for name, (version, synced) in versions.items():
+        overview.rows.append(Row({"peer": name, "version": version, "synced": synced}, {}))
+    for name, reason in lacking.items():
+        overview.rows.append(Row({"peer": name, "version": "not measured", "synced": reason}, {}))
+    return [overview, section]
+
+
+def _values(by_peer: dict[str, list[Found]]) -> dict[str, Spread]:
+    ordered = sorted(by_peer, key=lambda name: name == Plainsong.name)
+    rates = {name: [each.requests_per_s for each in by_peer[name]] for name in ordered}
+    values = {f"{name}/s": Spread.of(rates[name]) for name in ordered}
+    if len(rates) == 2:
+        other, ours = ordered
+        values[f"÷ {other}"] = Spread.ratio(rates[ours], rates[other])
+    values |= {f"{name} p50 ms": Spread.of([each.p50_ms for each in by_peer[name]]) for name in ordered}
+    values |= {f"{name} p99 ms": Spread.of([each.p99_ms for each in by_peer[name]]) for name in ordered}
+    return values
+
+
+def _some(messages: int) -> str:
+    return "1 message" if messages == 1 else f"{messages:,} messages"
+
+
+def _on(connections: int) -> str:
+    return "1 connection" if connections == 1 else f"{connections} connections"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers.both", description="Measures what the daemon and the original both do."
+    )
+    parser.add_argument("--quick", action="store_true", help="to see that it works; the numbers mean little")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (1)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON; progress goes to standard error"
+    )
+    parser.add_argument("--report", type=Path, default=Path("bench/report/both"), help="where the report goes")
+    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where their data is, and removed")
+    args = parser.parse_args()
+    if compiled() is None:
+        sys.exit("a C compiler is needed: Python would measure itself (bench/loadgen)")
+    say: Callable[[str], None] = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    profile = replace(QUICK if args.quick else FULL, rounds=args.rounds)
+    args.scratch.mkdir(parents=True, exist_ok=True)
+    facts = machine() | {"load before": f"{os.getloadavg()[0]:.2f}"}
+    with TemporaryDirectory(prefix="both-", dir=args.scratch) as directory:
+        sections = measure([Original(), Plainsong()], profile, Path(directory).resolve(), say)
+    conclude(profile.name, facts, sections, args.report, say, as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()
