@@ -72,11 +72,14 @@ async def _check_gateway(address: Address, tls: Callable[[], ssl.SSLContext] | N
                 hint="start it with -f: hbase thrift start -f",
             ) from error
         raise OSError(str(error) or "no answer") from error
+    least = 2 * max_cell_bytes // _MIB + 1
     try:
         with trio.fail_after(_FRAME_S):
             await _send_a_large_frame(gateway, max_cell_bytes)
-    except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
-        least = 2 * max_cell_bytes // _MIB + 1
+    except trio.TooSlowError as error:
+        raise OSError(f"no answer to a frame of {least} MiB within {_FRAME_S:g} s") from error
+    except BROKEN_CONNECTION as error:
+        await _is_there(address, tls)
         raise StoreUnusable(
             f"the Thrift gateway at {_named(address)} does not take frames of {least} MiB",
             hint=f"set its hbase.regionserver.thrift.framed.max_frame_size_in_mb to {least} or more, "
@@ -85,6 +88,16 @@ async def _check_gateway(address: Address, tls: Callable[[], ssl.SSLContext] | N
     finally:
         with trio.CancelScope(shield=True):
             await gateway.aclose()
+
+
+async def _is_there(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
+    """Raises OSError: a gateway that broke off does not answer any more, so that its end was the reason."""
+    try:
+        with trio.fail_after(_WORD_S):
+            again = await Gateway.open(address, tls)
+    except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
+        raise OSError(str(error) or "it has ended") from error
+    await again.aclose()
 
 
 async def _is_unframed(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,41 @@ async def test_a_gateway_whose_frames_are_too_small_is_refused_before_a_message_
     error = await refused([gateway("-f", configured=tmp_path)])
     assert "does not take frames of 19 MiB" in error.detail
     assert "max_frame_size_in_mb" in error.hint
+
+
+async def test_a_gateway_that_ends_while_a_large_frame_is_sent_is_one_that_is_not_there(hbase):
+    """It is looked for again, as long as for any that does not answer; its settings are not blamed."""
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        address = listener.socket.getsockname()
+
+        async def forward(source, target, most):
+            received = 0
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async for data in source:
+                    received += len(data)
+                    if received > most:
+                        await listener.aclose()
+                        break
+                    await target.send_all(data)
+            await trio.aclose_forcefully(source)
+            await trio.aclose_forcefully(target)
+
+        async def serve(client):
+            server = await trio.open_tcp_stream(*hbase.address)
+            nursery.start_soon(forward, client, server, 1 << 20)
+            nursery.start_soon(forward, server, client, 1 << 30)
+
+        async def listen():
+            with suppress(trio.ClosedResourceError):
+                while True:
+                    nursery.start_soon(serve, await listener.accept())
+
+        nursery.start_soon(listen)
+        error = await refused([address], QUICK)
+        nursery.cancel_scope.cancel()
+    assert "no Thrift gateway of HBase answers" in error.detail
+    assert "does not take frames" not in error.detail
 
 
 async def test_a_table_that_is_missing_names_the_script_and_the_prefixes_there_are(hbase, store):
