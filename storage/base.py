@@ -186,14 +186,15 @@ class HasBell(Protocol):
 
 
 @runtime_checkable
-class CountsMetadata(Protocol):
-    """A store that nobody else writes to, and that counts the changes of its metadata table."""
+class NumbersTopics(Protocol):
+    """A store that nobody else writes to, and that numbers the changes of its topics' rows."""
 
     @property
-    def metadata_changes(self) -> int | None:
-        """Another number once anything has changed in the metadata table, before that is acknowledged; never waits.
+    def topics_number(self) -> int | None:
+        """Another number once a topic's row of the metadata table has changed, before that is acknowledged; never waits.
 
-        None: it is not known just now, as while the store is being opened again.
+        Where it is the same as before, so are these rows. None: it is not known just now, as while the store is being
+        opened again.
         """
         ...
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
-from storage.base import CountsMetadata, StoreError, drop_rows
+from storage.base import NumbersTopics, StoreError, drop_rows
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -206,11 +206,11 @@ class FaultyStore(Faults):
         return self.inner.may_have(table, start, stop)
 
     @property
-    def metadata_changes(self) -> int | None:
-        """See ``CountsMetadata``."""
-        if self._broken or not isinstance(self.inner, CountsMetadata):
+    def topics_number(self) -> int | None:
+        """See ``NumbersTopics``."""
+        if self._broken or not isinstance(self.inner, NumbersTopics):
             return None
-        return self.inner.metadata_changes
+        return self.inner.topics_number
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

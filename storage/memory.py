@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
+from plainsong.protocol.keys import SYSTEM
 from storage.base import (
     Claim,
     Deposed,
@@ -41,13 +42,13 @@ class MemoryTable:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
-        #: How often rows were put or removed.
+        #: How often rows were put or removed whose keys do not begin with ``SYSTEM``.
         self.changes = 0
         self._keys: list[bytes] = []
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows whose keys ascend."""
-        self.changes += 1
+        self._count(keys)
         new = [key for key in keys if key not in self.rows]
         self.rows.update(zip(keys, values, strict=True))
         if not new:
@@ -67,7 +68,7 @@ class MemoryTable:
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Remove rows; absent ones are no error."""
-        self.changes += 1
+        self._count(keys)
         gone = sorted({key for key in keys if self.rows.pop(key, None) is not None})
         if not gone:
             return
@@ -76,6 +77,9 @@ class MemoryTable:
             del self._keys[at : at + len(gone)]
         else:
             self._keys = [key for key in self._keys if key in self.rows]
+
+    def _count(self, keys: Sequence[bytes]) -> None:
+        self.changes += any(not key.startswith(SYSTEM) for key in keys)
 
     def walk(self, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[Row]:
         """The rows of ``[start, stop)`` in order; rows may come and go between two steps."""
@@ -206,8 +210,8 @@ class MemoryStore:
         return next(self.tables[table].walk(start, stop, reverse=False), None) is not None
 
     @property
-    def metadata_changes(self) -> int | None:
-        """See ``CountsMetadata``."""
+    def topics_number(self) -> int | None:
+        """See ``NumbersTopics``."""
         return None if self._closed else self.tables[Table.METADATA].changes
 
     async def get(self, table: Table, key: bytes) -> bytes | None:

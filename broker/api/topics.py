@@ -25,7 +25,7 @@ from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
 from plainsong.protocol.topic.producer_state import effective_policy
-from storage.base import CountsMetadata
+from storage.base import NumbersTopics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -67,37 +67,40 @@ class CreatorLocks:
 
 
 class KeptNames:
-    """Lists of topics that were made, to be given again until the metadata table changes.
+    """Lists of topics that were made, to be given again until a topic is created, changed or deleted.
 
     Nothing is kept where others write to the store, too.
     """
 
-    #: How many namespaces, and how many bytes of one.
-    MOST = 16
-    MOST_BYTES = 32 << 10
+    #: Bytes of all lists, and of one.
+    MAX_BYTES = 1 << 20
+    MAX_LIST_BYTES = 256 << 10
 
     def __init__(self, store: object) -> None:
-        self._store = store if isinstance(store, CountsMetadata) else None
-        self._changes: int | None = None
+        self._store = store if isinstance(store, NumbersTopics) else None
+        self._number: int | None = None
         self._bodies: dict[str, bytes] = {}
+        self._bytes = 0
 
     @property
-    def changes(self) -> int | None:
-        """What the table has been through by now; None: that is not known."""
-        return None if self._store is None else self._store.metadata_changes
+    def number(self) -> int | None:
+        """The store's, which is another one once a topic has changed; None: it is not known."""
+        return None if self._store is None else self._store.topics_number
 
     def get(self, namespace: str) -> bytes | None:
-        """The list as a body, if it is kept and nothing has changed since."""
-        return self._bodies.get(namespace) if self._changes is not None and self._changes == self.changes else None
+        """The list as a body, if it is kept and no topic has changed since."""
+        return self._bodies.get(namespace) if self._number is not None and self._number == self.number else None
 
-    def put(self, namespace: str, body: bytes, changes: int | None) -> None:
-        """Keep what was read after ``changes`` was asked for."""
-        if changes is None or changes != self.changes or len(body) > self.MOST_BYTES:
+    def put(self, namespace: str, body: bytes, number: int | None) -> None:
+        """Keep a list that was read when the store's ``number`` was this one, or later."""
+        if number is None or number != self.number or len(body) > self.MAX_LIST_BYTES:
             return
-        if changes != self._changes or len(self._bodies) >= self.MOST:
-            self._bodies.clear()
-        self._changes = changes
+        if number != self._number:
+            self._bodies, self._bytes, self._number = {}, 0, number
+        self._bytes += len(body) - len(self._bodies.pop(namespace, b""))
         self._bodies[namespace] = body
+        while self._bytes > self.MAX_BYTES:
+            self._bytes -= len(self._bodies.pop(next(iter(self._bodies))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,9 @@ class Topics:
     async def create(self, request: Request) -> Answer:
         """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
         name = request.name
-        parameters = request.parameters("ifNotExists", "dryRun")
-        if_not_exists = flag(parameters, "ifNotExists")
-        properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
-        ask = Create(properties, if_not_exists, creator=_creator(request))
+        ask, parameters = self._asked_to_create(request)
         async with self._one_more(request) as is_full:
-            if is_full is not None and not (if_not_exists and await self._is_there(name)):
+            if is_full is not None and not (ask.if_not_exists and await self._is_there(name)):
                 raise is_full
             ask.dry_run = is_full is not None  # it is there: whether it is equal is all that is left to say
             if flag(parameters, "dryRun"):
@@ -137,18 +137,31 @@ class Topics:
         return Answer(200)
 
     def start_create(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``create``, without a task: of names without a quota. See ``route.Start``."""
-        parameters = request.parameters("ifNotExists", "dryRun")
-        if flag(parameters, "dryRun") or (self.quotas is not None and self.quotas.max_topics(request.who) is not None):
+        """As ``create``, without a task, where names have no quotas. See ``route.Start``."""
+        if self.quotas is not None:
             return None
+        name = request.name
+        ask, parameters = self._asked_to_create(request)
+        if flag(parameters, "dryRun"):
+            return None
+        return self._put(name, request, ask, answered, lambda _: Answer(200))
+
+    def _asked_to_create(self, request: Request) -> tuple[Create, dict[str, str]]:
+        """What is asked for, and the query. Raises InvalidParameter, InvalidProperty."""
+        parameters = request.parameters("ifNotExists", "dryRun")
+        if_not_exists = flag(parameters, "ifNotExists")
         properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
-        ask = Create(properties, flag(parameters, "ifNotExists"), creator=_creator(request))
-        return self._put(request, ask, answered, lambda _: Answer(200))
+        return Create(properties, if_not_exists, creator=_creator(request)), parameters
 
     def _put(
-        self, request: Request, ask: Ask[A], answered: Callable[[Answer], None], answer: Callable[[A], Answer]
+        self,
+        name: TopicName,
+        request: Request,
+        ask: Ask[A],
+        answered: Callable[[Answer], None],
+        answer: Callable[[A], Answer],
     ) -> Limit:
-        """Ask the request's topic; ``answer`` says what is said of what it answers."""
+        """Ask the topic; ``answer`` makes the answer to the request of what it says."""
 
         # It is called in the actor's turn, where a bug must not be raised.
         def settled(found: A | Exception) -> None:
@@ -162,7 +175,7 @@ class Topics:
                 made = answer_to(error, request.request_id)
             answered(made)
 
-        self.directory.put(request.name, ask, settled)
+        self.directory.put(name, ask, settled)
         return NO_LIMIT
 
     @asynccontextmanager
@@ -207,7 +220,7 @@ class Topics:
         """As ``show``, without a task. See ``route.Start``."""
         name = request.name
         request.parameters()
-        return self._put(request, Describe(), answered, partial(self._answer_with, name))
+        return self._put(name, request, Describe(), answered, partial(self._answer_with, name))
 
     def _answer_with(self, name: TopicName, found: Description) -> Answer:
         metadata = found.metadata
@@ -272,16 +285,18 @@ class Topics:
             names.extend(topic_of(key)[0].topic for key, value in rows if _lives((key, value)))
             return True
 
-        changes = self.kept_names.changes
+        is_whole = request.rights.on_namespace("inspect", namespace)
+        kept = self.kept_names.get(namespace) if is_whole else None
+        if kept is not None:
+            return Answer(200, kept, JSON_TYPE)
+        number = self.kept_names.number
         await self.store.scan(Table.METADATA, start, stop, take, first_chunk=1000)
-        rights = request.rights
-        is_whole = rights.on_namespace("inspect", namespace)
         if not is_whole:
-            names = [each for each in names if rights.any_on_topic(namespace, each)]
+            names = [each for each in names if request.rights.any_on_topic(namespace, each)]
         # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
         answer = await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
         if is_whole and isinstance(answer.body, bytes):
-            self.kept_names.put(namespace, answer.body, changes)
+            self.kept_names.put(namespace, answer.body, number)
         return answer
 
 
@@ -312,7 +327,7 @@ def if_match_of(request: Request) -> frozenset[str] | None:
 
 def _lives(row: Row) -> bool:
     try:
-        return not Metadata.is_of_deleted(row[1])
+        return not Metadata.is_of_deleted(row[1]) or Metadata.decode(row[1]).deleted_ms is None
     except DamagedRow:
         return True  # it is there, and asking for it says what is wrong with it
 

@@ -57,7 +57,7 @@ MAX_INLINE_BYTES = 32 << 10
 #: After a write of the event loop that took longer than it may, the thread writes for this many times as long as it took:
 #: the first number at first, then twice as many each time, unless so many quick ones came between.
 SLOW_FACTORS = (10, 1000)
-QUICK_WRITES = 1000
+QUICK_CALLS = 1000
 
 
 @dataclass(eq=False, slots=True)
@@ -123,7 +123,7 @@ class GroupCommit(trio.abc.Instrument):
         #: Until then the thread writes, since the disk was slow; and what decides for how long it does the next time.
         self._slow_until_s = 0.0
         self._slow_factor, _ = SLOW_FACTORS
-        self._quick_writes = QUICK_WRITES
+        self._quick_calls = QUICK_CALLS
         self._loop = trio.lowlevel.current_trio_token()
         self.bell = Bell()
         trio.lowlevel.add_instrument(self)
@@ -169,6 +169,7 @@ class GroupCommit(trio.abc.Instrument):
             return read()
         finally:
             ended_s = perf_counter()
+            self._quick_calls += 1
             if ended_s - began_s > self._max_inline_s:
                 self._was_slow(ended_s, ended_s - began_s)
 
@@ -190,7 +191,7 @@ class GroupCommit(trio.abc.Instrument):
         error = self._attempt(group, partial(self._beside, group))
         ended_s = perf_counter()
         took_s = ended_s - began_s - self._beside_s
-        self._quick_writes += 1
+        self._quick_calls += 1
         if took_s > self._max_inline_s:
             self._was_slow(ended_s, took_s)
         held_back, self._held_back = self._held_back, []
@@ -201,8 +202,8 @@ class GroupCommit(trio.abc.Instrument):
     def _was_slow(self, now_s: float, took_s: float) -> None:
         """Leave commits to the thread for a while."""
         least, most = SLOW_FACTORS
-        self._slow_factor = least if self._quick_writes > QUICK_WRITES else min(2 * self._slow_factor, most)
-        self._quick_writes = 0
+        self._slow_factor = least if self._quick_calls > QUICK_CALLS else min(2 * self._slow_factor, most)
+        self._quick_calls = 0
         self._slow_until_s = now_s + self._slow_factor * took_s
 
     def _beside(self, group: Sequence[PendingWrite]) -> None:

@@ -22,7 +22,7 @@ from heapq import merge
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.keys import SYSTEM, DamagedRow
 from plainsong.protocol.records import pack_record, unpack_record
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT
@@ -37,6 +37,8 @@ APPLIED = b"\x00"
 ROW = b"\x01"
 DEAD = b"\x04"
 AFTER_DEAD = b"\x05"
+#: What all rows of the metadata table begin with that are not topics'.
+_SYSTEM_ROW = ROW + SYSTEM
 #: Changes that wait in memory; beyond, they are written to the database. The journal behind them is read at a start.
 MAX_WAITING_BYTES = 1 << 20
 MAX_WAITING_ENTRIES = 20_000
@@ -103,6 +105,8 @@ class Metadata:
         found = database.own_rows(APPLIED, APPLIED + b"\x00")
         #: The last entry applied, and the last one that is durable in the database.
         self.position = self.durable = int.from_bytes(found[0][1], "big") if found else 0
+        #: The last entry that changed a topic's row, or a later one: what changed before the start is not looked for.
+        self.topics_position = self.position
 
     @property
     def is_due(self) -> bool:
@@ -114,6 +118,8 @@ class Metadata:
         with self._lock:
             self._waiting.add(position, changes)
             self.position = position
+            if any(key.startswith(ROW) and not key.startswith(_SYSTEM_ROW) for key in changes):
+                self.topics_position = position
 
     def replay(self, position: int, value: bytes) -> None:
         """Apply an entry at the start, unless it has been. Raises StoreDamaged: one before it is missing."""

@@ -226,11 +226,11 @@ class LevelDBStore:
         return await self._run_inside(lambda tables: tables.file_of(table, key), self._readers)
 
     @property
-    def metadata_changes(self) -> int | None:
-        """See ``CountsMetadata``: the last entry of the journal that was applied."""
+    def topics_number(self) -> int | None:
+        """See ``NumbersTopics``."""
         if self._closed or self._broken or self._db is None:
             return None
-        return self._db.metadata.position
+        return self._db.metadata.topics_position
 
     async def begin_files(self) -> None:
         """See ``BeginsFiles``: another volume is written from now on."""
@@ -245,10 +245,10 @@ class LevelDBStore:
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``; a row of the metadata is read on the event loop while that writes small commits itself."""
-        if table is Table.METADATA and self._group_commit.writes_inline:
-            await trio.lowlevel.checkpoint_if_cancelled()
+        if table is Table.METADATA:
+            await trio.lowlevel.checkpoint()  # whoever reads many lets others have their turns
             tables = self._db
-            if tables is not None and not (self._closed or self._shows_undurable):
+            if self._group_commit.writes_inline and tables is not None and not (self._closed or self._shows_undurable):
                 return self._group_commit.done_inline(partial(tables.get, table, key))
         return await self._run_inside(lambda tables: tables.get(table, key), self._readers)
 

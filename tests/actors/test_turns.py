@@ -323,6 +323,29 @@ async def test_requests_that_waited_for_their_topics_to_load_are_one_write_witho
         assert len(answers) == 3
 
 
+async def test_behind_such_a_turn_the_task_serves_whoever_asks_during_one_of_its_own(monkeypatch):
+    name = NAME._replace(topic="new")
+    async with inline(topics=1) as (around, store, turns, _, answers, woken):
+        around.directory.put(name, Create(TopicProperties()), answers.append)
+        turns.run_due()
+        with trio.fail_after(PATIENCE_S):
+            while not woken:
+                await wait_all_tasks_blocked()
+        turns.run_due()
+        assert len(answers) == 1
+        write, tickets = store.write, []
+
+        async def and_another_asks(*commit, **more):
+            if not tickets:
+                tickets.append(around.directory.put(name, Publish(PublishRequest([b"second"]), 6)))
+            await write(*commit, **more)
+
+        monkeypatch.setattr(store, "write", and_another_asks)
+        with trio.fail_after(PATIENCE_S):
+            await around.directory.ask(name, Publish(PublishRequest([b"first"]), 5))
+            assert isinstance(await tickets[0].wait(lambda _: None), Receipt)
+
+
 async def test_a_topic_that_was_loaded_as_the_server_ended_serves_who_waited_for_that():
     async with inline(topics=1) as (around, _, turns, _, answers, woken):
         around.directory.put(NAME._replace(topic="new"), Create(TopicProperties()), answers.append)

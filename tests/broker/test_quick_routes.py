@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 import trio
@@ -16,6 +17,10 @@ from started_polls import endpoint
 
 from broker.api.topics import KeptNames
 from broker.http.messages import Request
+from plainsong.protocol.effects import Table, put_one
+from plainsong.protocol.keys import metadata_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.records import pack_record
 from storage.memory import MemoryStore
 from tests.broker.differential import meaning
 from tests.broker.listeners import Reader, post, running
@@ -38,6 +43,9 @@ CONVERSATION = [
     asked("PUT", "/t?ifNotExists=true", b"{}"),
     asked("PUT", "/u"),
     asked("PUT", "/x?dryRun=true", b"{}"),
+    asked("PUT", "/x?ifNotExists=maybe", b"{"),
+    asked("PUT", "/x?dryRun=maybe", b"{"),
+    asked("PUT", "/x?dryRun=maybe", b"{}"),
     asked("PUT", "/z", gzip.compress(b"{}"), ZIPPED),
     asked("GET", "/t"),
     asked("GET", "/t", b"{}"),
@@ -210,15 +218,34 @@ async def test_a_topic_that_is_created_while_a_list_is_read_is_in_the_next_one(m
 
 def test_no_more_is_kept_of_lists_than_it_may_be():
     kept = KeptNames(MemoryStore())
-    kept.put("long", b"x" * (KeptNames.MOST_BYTES + 1), kept.changes)
+    kept.put("long", b"x" * (KeptNames.MAX_LIST_BYTES + 1), kept.number)
     assert kept.get("long") is None
-    for number in range(3 * KeptNames.MOST):
-        kept.put(f"n{number}", b"x", kept.changes)
-        assert kept.get(f"n{number}") == b"x"
-        assert sum(kept.get(f"n{each}") is not None for each in range(3 * KeptNames.MOST)) <= KeptNames.MOST
+    longest = b"x" * KeptNames.MAX_LIST_BYTES
+    names = [f"n{number}" for number in range(3 * KeptNames.MAX_BYTES // len(longest))]
+    for name in [*names, *names]:
+        kept.put(name, longest, kept.number)
+        assert kept.get(name) == longest
+        assert sum(len(kept.get(each) or b"") for each in names) <= KeptNames.MAX_BYTES
+    assert sum(len(kept.get(each) or b"") for each in names) == KeptNames.MAX_BYTES
     others = KeptNames(object())
-    others.put("n", b"x", others.changes)
+    others.put("n", b"x", others.number)
     assert others.get("n") is None, "who else writes to such a store is not known"
+
+
+async def test_a_topic_whose_row_is_damaged_is_listed_also_where_it_seems_to_be_deleted():
+    async with in_process() as daemon:
+        await daemon.create()
+        row = metadata_key(TopicName("ns", "damaged"))
+        claim = await daemon.store.claim(TopicName("ns", "damaged"))
+        await daemon.store.write([put_one(Table.METADATA, row, pack_record({"d": 1}))], claim=claim)
+        assert (await daemon.http.get(TOPICS)).json() == ["damaged", "t"]
+
+
+async def test_where_names_have_quotas_no_topic_is_created_without_a_task():
+    async with in_process(listener="lane") as daemon:
+        topics = replace(endpoint(daemon, "create_topic").handler.__self__, quotas=object())
+        asked = Request({"namespace": "ns", "topic": "t"}, "", {}, b"{}")
+        assert topics.start_create(asked, lambda answer: None) is None
 
 
 @pytest.mark.parametrize("listener", ["lane", "hypercorn"])

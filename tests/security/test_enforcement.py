@@ -104,6 +104,18 @@ def test_what_the_listener_leaves_open_is_what_the_routes_say():
     assert (stream.name, stream.verbs, stream.on) == tuple(_ROUTE)
 
 
+async def test_of_a_list_that_is_kept_each_name_sees_what_it_may(daemon):
+    async def seen_by(*names):
+        return [(await daemon.ask(name, "GET", T)).json() for name in names]
+
+    part, whole = ["a"], ["a", "b"]
+    assert await seen_by("narrow", "watcher", "watcher", "narrow", "operator") == [part, whole, whole, part, whole]
+    problem(await daemon.ask("stranger", "GET", T), 403, "forbidden")
+    daemon.files.grant(GRANTS.replace('["inspect"]\non = ["ns:*", "service"]', '["inspect"]\non = ["ns:b", "service"]'))
+    await daemon.reload()
+    assert await seen_by("watcher", "operator", "watcher", "narrow") == [["b"], whole, ["b"], part]
+
+
 async def test_whoami_tells_each_name_about_itself(daemon):
     told = (await daemon.ask("narrow", "GET", "/v1/whoami")).json()
     entry = next(each for each in daemon.files.entries if each.name == "narrow")

@@ -11,11 +11,12 @@ import pytest
 import trio
 
 from plainsong.protocol.effects import Delete, Expect, Put, RollBack, Table, put_one
+from plainsong.protocol.keys import READER, metadata_key, system_key
 from plainsong.protocol.names import TopicName
 from storage.base import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_ROWS,
-    CountsMetadata,
+    NumbersTopics,
     Row,
     Store,
     StoreConflict,
@@ -315,37 +316,41 @@ class StoreContract:
             if not store.may_have(MESSAGE, start, stop):
                 assert await read_rows(store, MESSAGE, start, stop, limit=1) == []
 
-    async def test_changes_of_the_metadata_are_known_by_another_number_before_they_are_acknowledged(
+    async def test_a_change_of_a_topics_row_is_known_by_another_number_before_it_is_acknowledged(
         self, store: Store
     ) -> None:
-        if not isinstance(store, CountsMetadata):
+        if not isinstance(store, NumbersTopics):
             return  # others write to it, too
-        claim = await store.claim(NAME)
-        numbers = [store.metadata_changes]
-        await store.write([put_one(METADATA, b"a", b"1")], claim=claim)
-        numbers.append(store.metadata_changes)
-        await store.write([put_one(METADATA, b"a", b"2"), numbered(3)], claim=claim)
-        numbers.append(store.metadata_changes)
-        await store.write([Delete(METADATA, [b"a"])], claim=claim)
-        numbers.append(store.metadata_changes)
-        await store.discard(METADATA, [b"a"])
+        claim, row, system = await store.claim(NAME), metadata_key(NAME), system_key(READER, NAME, 1, b"r")
+        numbers = [store.topics_number]
+        for commit in (
+            [put_one(METADATA, row, b"1")],
+            [numbered(3), put_one(METADATA, system, b"1"), put_one(METADATA, row, b"2")],
+            [Delete(METADATA, [row])],
+        ):
+            await store.write(commit, claim=claim)
+            numbers.append(store.topics_number)
+        await store.discard(METADATA, [row])
         await store.write([numbered(3)], claim=claim)
-        assert await everything(store, METADATA) == []
+        assert await everything(store, METADATA) == [(system, b"1")]
         assert None not in numbers
         assert len(set(numbers)) == 4
+        before = store.topics_number
+        await store.write([put_one(METADATA, system, b"2"), numbered(3)], claim=claim)
+        assert store.topics_number == before, "no topic has changed"
         await store.aclose()
-        assert store.metadata_changes is None
+        assert store.topics_number is None
 
-    async def test_behind_a_failed_write_nobody_knows_whether_the_metadata_changed(self, store: Store) -> None:
-        if not isinstance(store, CountsMetadata):
+    async def test_behind_a_failed_write_nobody_knows_whether_a_topics_row_changed(self, store: Store) -> None:
+        if not isinstance(store, NumbersTopics):
             return  # others write to it, too
         claim = await store.claim(NAME)
         self.break_next_write(store)
         with pytest.raises(StoreError):
             await store.write([put_one(METADATA, b"a", b"3")], claim=claim)
-        assert store.metadata_changes is None
+        assert store.topics_number is None
         await store.claim(NAME)
-        assert store.metadata_changes is not None
+        assert store.topics_number is not None
 
     async def test_discarding_nothing_is_no_error(self, store: Store) -> None:
         await store.discard(MESSAGE, [])
