@@ -149,9 +149,9 @@ class StorageConfig:
     )
     inline_commit_s: float = seconds(
         0.002,
-        "The event loop writes small commits itself instead of waking a thread. After one that took longer than this "
-        "the thread writes them for 10 times as long as it took, or more. 0: the thread writes them all, as is best for a disk "
-        "that may hang.",
+        "The event loop writes small commits, and reads single rows of the metadata, itself instead of waking a thread. After "
+        "one that took longer than this threads do it for 10 times as long as it took, or more. 0: threads do all of it, as is "
+        "best for a disk that may hang.",
         small="on a disk that is slower now and then the thread writes, and publishes wait up to half as long again",
         large="polls and everything else wait for such writes again and again",
         low=0.0,
