@@ -243,11 +243,14 @@ class Login extends Component {
   }
 
   async submit() {
-    token.set(this.state.typed.trim());
+    const pasted = this.state.typed.trim();
+    token.set(pasted);
     try {
       await get("/v1/whoami");
       this.props.entered();
     } catch (error) {
+      // Another may have been pasted meanwhile.
+      if (token.get() !== pasted) return;
       token.clear();
       this.setState({ error: error.message });
     }

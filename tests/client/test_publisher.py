@@ -316,7 +316,7 @@ def test_reading_is_tried_again_when_no_answer_comes(client: Client, topic: str,
         proxy.mode = "swallow"
 
         def pass_the_third() -> None:
-            eventually("it is asked for the third time", lambda: proxy.connections == 3)
+            eventually("it is asked for the third time", lambda: proxy.connections >= 3)
             proxy.mode = "pass"
 
         passing = threading.Thread(target=pass_the_third)

@@ -144,6 +144,20 @@ def test_a_refusal_of_what_was_asked_before_one_logged_in_does_not_lead_back_to_
     assert page.all("topic-row")
 
 
+def test_a_refusal_of_an_earlier_token_that_arrives_late_does_not_take_the_one_that_was_pasted_after_it(
+    page: Screen, guarded: Guarded
+):
+    with page.scripted(LATE):
+        page.open("/console", "login-token")
+    with page.late("/v1/whoami", lambda: log_in(page, "psg_wrong")):
+        log_in(page, guarded.tokens["ops"])
+        page.one("topic-row")
+    assert page.run("return sessionStorage.getItem('plainsong-token')") == guarded.tokens["ops"]
+    page.click("refresh")
+    page.says("who", "ops")
+    assert not page.all("login-token")
+
+
 def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(page: Screen, guarded: Guarded):
     page.open("/console/topics/shop/orders", "login-token")
     log_in(page, guarded.tokens["passing"])

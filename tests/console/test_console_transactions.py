@@ -83,6 +83,22 @@ def test_a_transaction_that_has_ended_stays_so_when_an_answer_from_before_arrive
     assert screen.one("tx-row", id=str(transaction.id)).get_attribute("data-state") == "committed"
 
 
+def test_a_transaction_that_was_closed_before_its_answer_arrived_stays_closed(screen: Screen, client: Client, ns: str):
+    client.create_topic("a")
+    transaction = held(client, "slow", "a")
+    refuses = """const allowed = window.fetch;
+    window.fetch = (path, more) => path.includes("state=committed")
+      ? Promise.resolve(new Response('{"detail": "not now"}', {status: 503})) : allowed(path, more);"""
+    with screen.scripted(LATE + refuses):
+        screen.open("/console/transactions")
+    screen.says("tx-row", "slow", id=str(transaction.id))
+    with screen.late("/lag", lambda: screen.click("tx-bar", id=str(transaction.id))):
+        screen.click("state-committed")
+        screen.says("error", "not now")
+    assert not screen.all("tx-holds")
+    client.transactions.abort(transaction)
+
+
 def test_a_bar_of_the_timeline_opens_its_transaction(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     first, second = held(client, "first", "a"), held(client, "second", "a")

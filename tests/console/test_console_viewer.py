@@ -132,6 +132,65 @@ def test_states_that_were_found_before_a_commit_are_brought_up_to_date_when_they
     assert screen.noted() == ["open", "committed"]
 
 
+#: The next calls with a part in their path are refused, as many as the page says.
+REFUSED = """const allowed = window.fetch;
+window.refusals = 0;
+window.fetch = async (path, more) => {
+  if (!path.includes("%s") || window.refusals <= 0) return allowed(path, more);
+  window.refusals -= 1;
+  return new Response('{"detail": "not now"}', {status: 503});
+};"""
+
+
+def test_what_could_not_be_opened_opens_later_and_the_refusal_is_not_said_any_more(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    client.publish("t", [b"a"])
+    with screen.scripted(REFUSED % "payloadBytes=65536"):
+        screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.says("connection", "live")
+    screen.note('[data-testid="error"]')
+    screen.run("window.refusals = 1")
+    screen.click("message-row")
+    screen.until("it is refused", screen.noted)
+    client.publish("t", [b"b"])
+    screen.until("it is open", lambda: screen.payload() == "a")
+    screen.gone("error")
+
+
+def test_states_that_could_not_be_brought_up_to_date_are_later_and_the_refusal_is_not_said_any_more(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    client.publish("t", [b"a"])
+    with screen.scripted(LATE + REFUSED % "payloadBytes=1&"):
+        screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.says("connection", "live")
+    screen.note('[data-testid="error"]')
+    with screen.late("payloadBytes=256", lambda: screen.click("from-oldest")):
+        client.publish("t", [b"b"])
+        screen.says("stat-messages", "2")
+        screen.run("window.refusals = 1")
+    screen.until("it is refused", screen.noted)
+    client.publish("t", [b"c"])
+    screen.says("stat-messages", "3")
+    screen.gone("error")
+
+
+def test_one_who_follows_sees_the_newest_also_when_more_come_than_are_asked_for_at_once(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    client.publish("t", [b"first"])
+    screen.open(f"/console/topics/{ns}/t?follow=1", "message-row")
+    screen.says("connection", "live")
+    screen.note('[data-testid="message-payload"]')
+    client.publish("t", [b"%d" % number for number in range(400)])
+    screen.until("the newest", lambda: screen.noted()[-1] == "399")
+    assert "99" not in screen.noted()  # as the last of the first hundred is
+
+
 def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     text = b'  {"big": 12345678901234567890123,\t"small": 1.10, "e": 1e5, "z": 1, "a": "\\u0041 \\" x"}  \n\n'

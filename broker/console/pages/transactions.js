@@ -39,7 +39,7 @@ export class Transactions extends Page {
     if (!id) return this.setState({ opened: null });
     const opened = await get(pathOf("transactions", id), { longs: "string" });
     const holds = await this.holds(opened);
-    if (!this.gone && turn === this.turn) this.setState({ opened, holds });
+    if (!this.gone && turn === this.turn && this.query.get("open") === id) this.setState({ opened, holds });
   }
 
   async holds({ topics }) {

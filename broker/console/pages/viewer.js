@@ -87,20 +87,26 @@ export class Viewer extends Component {
     try {
       const found = await this.fetch(descending ? { order: "desc", to } : { from });
       if (turn !== this.turn || this.gone) return;
-      this.missed = false;
+      this.missed = null;
       const rows = descending === this.newestFirst ? found.rows : [...found.rows].reverse();
       this.setState({ rows, more: found.more, lastId: found.lastId, descending, scanned: found.scanned, error: null });
       await this.open();
     } catch (error) {
       if (turn !== this.turn || this.gone) return;
-      this.missed = true;
+      this.missed = error;
       this.failed(error);
     }
     if (turn !== this.turn) return;
     this.showing = false;
     const { outdated, missed } = this;
     this.outdated = null;
-    if (outdated && !missed) await this.refresh(outdated).catch((error) => this.failed(error));
+    if (outdated && !missed) await this.refresh(outdated).catch((error) => this.failed((this.refused = error)));
+  }
+
+  // For a page that waits for it, which looks again later where nobody has answered. Raises Away.
+  async showAgain() {
+    await this.show();
+    if (!this.showing && this.missed && !(this.missed instanceof Problem)) throw this.missed;
   }
 
   failed(error) {
@@ -108,7 +114,7 @@ export class Viewer extends Component {
     else if (!this.gone) this.setState({ error });
   }
 
-  // What is shown stays where it is: states are brought up to date, and followers get what is new.
+  // What is shown stays where it is: states are brought up to date, and followers get what is new. Raises Away.
   async refresh(stats) {
     if (this.gone) return;
     // What is on its way may have been found before: it is brought up to date once it is there.
@@ -118,9 +124,9 @@ export class Viewer extends Component {
     }
     const { rows } = this.state;
     // A daemon that was away, or refused, may answer now.
-    if (this.missed || !rows) return this.show();
+    if (this.missed || !rows) return this.showAgain();
     if (!rows.length) {
-      if (stats.messages > 0 && !this.query.get("filter")) await this.show();
+      if (stats.messages > 0 && !this.query.get("filter")) await this.showAgain();
       return;
     }
     const [low, high] = this.ends(rows);
@@ -149,11 +155,14 @@ export class Viewer extends Component {
     });
     if (this.following && this.newestFirst) {
       const found = await this.fetch({ from: idAfter(high) }, 100);
+      // More than one page a time would leave them further and further behind: they see the newest.
+      if (found.more && !this.query.get("filter") && !this.gone && !this.showing) return this.showAgain();
       next = [...found.rows.reverse(), ...next].slice(0, MOST_ROWS);
     }
     if (this.gone) return;
     if (this.showing || this.state.rows !== rows) return this.refresh(stats);
-    this.setState({ rows: next });
+    // What was refused when it was tried before is not any more.
+    this.setState(({ error }) => ({ rows: next, error: error === this.refused ? null : error }));
     await this.open();
     if (stats.end !== this.measured) this.measure();
   }
@@ -192,11 +201,11 @@ export class Viewer extends Component {
     try {
       const [message] = await get(this.path("messages"), { from: id, to: idAfter(id), limit: 1, payload: "base64", longs: "string", payloadBytes: FIRST_BYTES });
       if (this.gone || this.query.get("open") !== id || this.state.opened?.id === id) return;
-      if (!message) return this.setState({ opened: { id, missing: true } });
+      if (!message) return this.setState({ opened: { id, missing: true }, error: null });
       const data = message.payload == null ? null : fromBase64(message.payload.base64);
-      this.setState({ opened: { id, message, data, cut: message.truncated === true } });
+      this.setState({ opened: { id, message, data, cut: message.truncated === true }, error: null });
     } catch (error) {
-      if (error instanceof Problem) this.setState({ error });
+      if (error instanceof Problem && !this.gone && this.query.get("open") === id) this.setState({ error });
     }
   }
 
