@@ -75,6 +75,8 @@ class KeptNames:
     #: Bytes of all lists, and of one.
     MAX_BYTES = 1 << 20
     MAX_LIST_BYTES = 256 << 10
+    #: What a list takes beside its bytes and the namespace's.
+    LIST_BYTES = 512
 
     def __init__(self, store: object) -> None:
         self._store = store if isinstance(store, NumbersTopics) else None
@@ -97,10 +99,16 @@ class KeptNames:
             return
         if number != self._number:
             self._bodies, self._bytes, self._number = {}, 0, number
-        self._bytes += len(body) - len(self._bodies.pop(namespace, b""))
+        self._drop(namespace)
         self._bodies[namespace] = body
+        self._bytes += self.LIST_BYTES + len(namespace) + len(body)
         while self._bytes > self.MAX_BYTES:
-            self._bytes -= len(self._bodies.pop(next(iter(self._bodies))))
+            self._drop(next(iter(self._bodies)))
+
+    def _drop(self, namespace: str) -> None:
+        body = self._bodies.pop(namespace, None)
+        if body is not None:
+            self._bytes -= self.LIST_BYTES + len(namespace) + len(body)
 
 
 @dataclass(frozen=True, slots=True)
