@@ -115,7 +115,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         Raises what the store raises, after every request under way has been told. Deposed: another owner has come.
         """
         core, claim = await self._load()
-        self.core, self.claim, self._failure, self._turn_is_due = core, claim, None, False
+        self.core, self.claim, self._failure = core, claim, None
         error: Callable[[], PlainsongError] = self._fallen
         try:
             self._begin(core, claim)

@@ -365,7 +365,7 @@ class Turns:
 
     def wake_for(self, actor: TakesTurns) -> None:
         """The actor's turn is due, and nothing has arrived that would have the server run it."""
-        self._due[actor] = None
+        self.soon(actor)
         self._wake()
 
     def run(self) -> None:

@@ -26,7 +26,7 @@ from bench import bodies
 from bench.bodies import AVRO_TYPE, payloads
 from bench.generator import compiled
 from bench.load import post
-from bench.peers.loads import BATCH, FULL, QUICK, SIZE, Comparison, Side, settled
+from bench.peers.loads import BATCH, FULL, QUICK, SIZE, Comparison, Side, on_connections, overview_of, settled
 from bench.peers.peer import Asked
 from bench.peers.plainsong import Original, Plainsong
 from bench.report import conclude, machine
@@ -77,16 +77,18 @@ class Loads:
         for verb, shown in (("publish", "publish under a pointer"), ("store", "store")):
             for messages in (1, 100, BATCH):
                 for connections in few if messages == 1 else many:
-                    name = f"{shown}, {_some(messages)}, {_on(connections)}"
+                    name = f"{shown}, {_some(messages)}, {on_connections(connections)}"
                     found[name] = partial(self._write, verb, messages, connections)
         for limit, each in ((1, (1, 16)), (10, (1, 16)), (100, (1, 16)), (1000, (1, 4)), (READ, (1, 4))):
             for connections in each:
-                found[f"poll, {_some(limit)}, {_on(connections)}"] = partial(self._poll, limit, connections)
+                found[f"poll, {_some(limit)}, {on_connections(connections)}"] = partial(self._poll, limit, connections)
         for connections in (1, 16):
-            found[f"poll, nothing there, {_on(connections)}"] = partial(self._poll, 10, connections, behind=True)
+            found[f"poll, nothing there, {on_connections(connections)}"] = partial(
+                self._poll, 10, connections, behind=True
+            )
         for shown, topic in (("a topic's properties", self._reading), ("the list of topics", "")):
             for connections in (1, 16):
-                found[f"{shown}, {_on(connections)}"] = partial(self._get, topic, connections)
+                found[f"{shown}, {on_connections(connections)}"] = partial(self._get, topic, connections)
         found["create a topic"] = partial(self._each, "PUT", "made")
         found["delete a topic"] = partial(self._each, "DELETE", "made")
         return found
@@ -144,7 +146,7 @@ def measure(peers: Sequence[Http], profile: PeersProfile, home: Path, say: Calla
     """All loads of each peer, in each round one peer after the other, each over a new directory."""
     found: dict[str, dict[str, list[Found]]] = {}
     lacking: dict[str, str] = {}
-    versions: dict[str, tuple[str, str]] = {}
+    sides: dict[str, Side] = {}
     for number in range(profile.rounds):
         for peer in peers if number % 2 == 0 else peers[::-1]:
             place = home / f"round-{number}"
@@ -154,7 +156,7 @@ def measure(peers: Sequence[Http], profile: PeersProfile, home: Path, say: Calla
                 comparison.start([peer], place, ending)
                 lacking |= comparison.lacking
                 for side in comparison.sides:
-                    versions[peer.name] = side.version, peer.synced
+                    sides[peer.name] = side
                     loads = Loads(peer, side, profile)
                     loads.prepare()
                     for load, put in loads.all().items():
@@ -168,12 +170,7 @@ def measure(peers: Sequence[Http], profile: PeersProfile, home: Path, say: Calla
             settled()
     section = Section("peers-both", "Whatever else both can do", SAYS)
     section.rows += [Row({"load": load}, _values(by_peer)) for load, by_peer in found.items()]
-    overview = Section("peers", "Peers", "Each at its defaults, alone while it is measured.")
-    for name, (version, synced) in versions.items():
-        overview.rows.append(Row({"peer": name, "version": version, "synced": synced}, {}))
-    for name, reason in lacking.items():
-        overview.rows.append(Row({"peer": name, "version": "not measured", "synced": reason}, {}))
-    return [overview, section]
+    return [overview_of(sides.values(), lacking), section]
 
 
 def _values(by_peer: dict[str, list[Found]]) -> dict[str, Spread]:
@@ -190,10 +187,6 @@ def _values(by_peer: dict[str, list[Found]]) -> dict[str, Spread]:
 
 def _some(messages: int) -> str:
     return "1 message" if messages == 1 else f"{messages:,} messages"
-
-
-def _on(connections: int) -> str:
-    return "1 connection" if connections == 1 else f"{connections} connections"
 
 
 def main() -> None:

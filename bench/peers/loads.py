@@ -14,7 +14,7 @@ from bench.peers.peer import Lacking
 from bench.rounds import Row, Section, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import ExitStack
     from pathlib import Path
 
@@ -224,8 +224,8 @@ class Comparison:
 
         rounds = profile.rounds
         return {
-            **{f"single, {_connections(c)}": (rounds, publishing(c, 1)) for c in profile.singles},
-            **{f"batch, {_connections(c)}": (rounds, publishing(c, BATCH)) for c in profile.batches},
+            **{f"single, {on_connections(c)}": (rounds, publishing(c, 1)) for c in profile.singles},
+            **{f"batch, {on_connections(c)}": (rounds, publishing(c, BATCH)) for c in profile.batches},
             f"batch over {profile.topics} topics, 4 connections": (rounds, publishing(4, BATCH, profile.topics)),
             f"batch for {profile.sustained_s:g} s, 4 connections": (
                 1,
@@ -316,15 +316,18 @@ class Comparison:
 
     def overview(self) -> Section:
         """The peers, and those that are not there."""
-        section = Section(
-            "peers", "Peers", "All at their defaults but for what makes acknowledged messages synced ones."
-        )
-        for side in self.sides:
-            what: dict[str, str | int] = {"peer": side.peer.name, "version": side.version, "synced": side.peer.synced}
-            section.rows.append(Row(what, {}))
-        for name, reason in self.lacking.items():
-            section.rows.append(Row({"peer": name, "version": "not measured", "synced": reason}, {}))
-        return section
+        return overview_of(self.sides, self.lacking)
+
+
+def overview_of(sides: Iterable[Side], lacking: Mapping[str, str]) -> Section:
+    """The peers that were measured, and why there are no figures for others."""
+    section = Section("peers", "Peers", "All at their defaults but for what makes acknowledged messages synced ones.")
+    for side in sides:
+        what: dict[str, str | int] = {"peer": side.peer.name, "version": side.version, "synced": side.peer.synced}
+        section.rows.append(Row(what, {}))
+    for name, reason in lacking.items():
+        section.rows.append(Row({"peer": name, "version": "not measured", "synced": reason}, {}))
+    return section
 
 
 def settled() -> None:
@@ -337,7 +340,8 @@ def _one_line(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:400]
 
 
-def _connections(count: int) -> str:
+def on_connections(count: int) -> str:
+    """So many connections, in the name of a load."""
     return "1 connection" if count == 1 else f"{count} connections"
 
 
