@@ -4,7 +4,7 @@
 
 ``bench.peers`` has the loads that every broker knows; here are those that only these two have: publishes and stores under a
 write pointer, polls of any size and of nothing, and requests about topics. Each runs alone: the original merges files for
-minutes behind such loads, and whoever shares the disk with it waits. A round takes about eight minutes.
+minutes behind such loads, and whoever shares the disk with it waits. A round takes nine minutes.
 """
 
 from __future__ import annotations
