@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,14 @@ class TlsProxy:
     Args:
       pair: what it shows.
       clients: whose certificates it demands; None: it asks nobody for one.
+      gathers_s: how long it waits for more from the target before it passes on what came, all in one record of TLS.
     """
 
-    def __init__(self, target: tuple[str, int], pair: Pair, clients: Authority | None = None) -> None:
+    def __init__(
+        self, target: tuple[str, int], pair: Pair, clients: Authority | None = None, gathers_s: float = 0.0
+    ) -> None:
         self._target = target
+        self._gathers_s = gathers_s
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.show(pair)
         if clients is not None:
@@ -98,7 +103,7 @@ class TlsProxy:
                         self.passed += 1
                         self.shown |= {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
                     client.settimeout(None)
-                    _pass(client, server)
+                    _pass(client, server, self._gathers_s)
 
     def _known(self, each: socket.socket) -> _Known:
         return _Known(self._lock, self._open, each)
@@ -119,10 +124,12 @@ class _Known:
             self._known.discard(self._each)
 
 
-def _pass(client: ssl.SSLSocket, server: socket.socket) -> None:
+def _pass(client: ssl.SSLSocket, server: socket.socket, gathers_s: float) -> None:
     """Until either side ends."""
     while True:
         ready = [client] if client.pending() else select.select([client, server], [], [])[0]
+        if server in ready:
+            time.sleep(gathers_s)
         for source, sink in ((client, server), (server, client)):
             if source in ready:
                 data = source.recv(1 << 16)

@@ -41,6 +41,9 @@ RETRY_S = 0.5
 MAX_LOST = 100_000
 #: What entering and leaving may take beyond the time of a session.
 PATIENCE_S = 2.0
+#: What recording our slices may take. A slow ZooKeeper must be waited for: a step that is taken back would be made
+#: again, and taken back again, for ever.
+SLICES_S = 15.0
 
 
 class Membership:
@@ -189,11 +192,11 @@ class Membership:
 
     async def begin_to_leave(self) -> None:
         """Announces that this instance leaves; it owns what it owns until ``take_slices`` or ``leave`` changes that."""
-        await self._announce(replace(self._me, leaving=True))
+        await self._announce(replace(self._me, leaving=True), PATIENCE_S)
 
     async def leave(self) -> None:
         """Owns nothing from now on, and announces it; without ZooKeeper the others learn it when our session ends."""
-        await self._announce(replace(self._me, leaving=True, slices=0))
+        await self._announce(replace(self._me, leaving=True, slices=0), PATIENCE_S)
 
     async def take_slices(self, slices: int) -> bool:
         """Takes part in this many slices. False: ZooKeeper did not record it, and nothing has changed.
@@ -202,18 +205,18 @@ class Membership:
         """
         before = self._me
         mine = replace(before, slices=slices)
-        if await self._announce(mine):
+        if await self._announce(mine, SLICES_S):
             return True
         if self._me is mine:
             self._me = before
             self._view.update_own(self._mine())
         return False
 
-    async def _announce(self, mine: Member) -> bool:
+    async def _announce(self, mine: Member, within_s: float) -> bool:
         """Has our node say this; whether it does."""
         self._me = mine
         self._view.update_own(self._mine())
-        with trio.move_on_after(PATIENCE_S):
+        with trio.move_on_after(within_s):
             return await self._reread()
         return False
 

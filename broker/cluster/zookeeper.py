@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import ssl
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -32,6 +33,7 @@ from kazoo.exceptions import (
     NoNodeError,
     SessionExpiredError,
 )
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
@@ -41,7 +43,7 @@ from plainsong.protocol.cluster import SLICES, Member, NameTaken, Placement, Unr
 from plainsong.protocol.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from broker.config.sections import ClusterConfig
 
@@ -158,6 +160,7 @@ class ZooKeeper:
             timeout=self._session_timeout_s,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
             logger=_quiet,
+            handler=_TlsHandler() if self._access.get("use_ssl") else None,
             **self._access,
         )
         client.add_listener(partial(self._state_in_thread, client))
@@ -268,6 +271,22 @@ class ZooKeeper:
         if connected:
             self.session = session
         self._on_event()
+
+
+class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # the library has no types
+    """Has the library read everything that a record of TLS brings.
+
+    A watch's event and the answer behind it may share a record, as a proxy packs them. The library (2.11) reads one of
+    them and then waits for the socket, which has nothing more: without this, the answer is read after the next ping.
+    """
+
+    def select(
+        self, reads: Sequence[Any], writes: Sequence[Any], errors: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """What is ready, a decrypted rest included."""
+        decrypted = [each for each in reads if isinstance(each, ssl.SSLSocket) and each.pending()]
+        ready, writable, failed = super().select(reads, writes, errors, 0 if decrypted else timeout)
+        return [*ready, *(each for each in decrypted if each not in ready)], writable, failed
 
 
 def _stop(client: KazooClient) -> None:
