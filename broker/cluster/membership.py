@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,8 @@ RETRY_S = 0.5
 MAX_LOST = 100_000
 #: What entering and leaving may take beyond the time of a session.
 PATIENCE_S = 2.0
-#: What recording our slices may take. A slow ZooKeeper must be waited for: a step that is taken back would be made
-#: again, and taken back again, for ever.
+#: What recording our slices may take, once it is our turn. A slow ZooKeeper must be waited for: a step that is taken
+#: back would be made again, and taken back again, for ever.
 SLICES_S = 15.0
 
 
@@ -192,11 +193,11 @@ class Membership:
 
     async def begin_to_leave(self) -> None:
         """Announces that this instance leaves; it owns what it owns until ``take_slices`` or ``leave`` changes that."""
-        await self._announce(replace(self._me, leaving=True), PATIENCE_S)
+        await self._announce(replace(self._me, leaving=True))
 
     async def leave(self) -> None:
         """Owns nothing from now on, and announces it; without ZooKeeper the others learn it when our session ends."""
-        await self._announce(replace(self._me, leaving=True, slices=0), PATIENCE_S)
+        await self._announce(replace(self._me, leaving=True, slices=0))
 
     async def take_slices(self, slices: int) -> bool:
         """Takes part in this many slices. False: ZooKeeper did not record it, and nothing has changed.
@@ -204,21 +205,30 @@ class Membership:
         Topics that this takes from us are not ours from the call on; those that it gives us are, once it is recorded.
         """
         before = self._me
-        mine = replace(before, slices=slices)
-        if await self._announce(mine, SLICES_S):
+        mine = self._become(replace(before, slices=slices))
+        recorded = False
+        async with self._reading:
+            with trio.move_on_after(SLICES_S), suppress(Disconnected):
+                recorded = await self._keep()
+        if recorded:
+            await self._reread()  # nothing is taken back if that fails, or takes long
             return True
         if self._me is mine:
             self._me = before
             self._view.update_own(self._mine())
         return False
 
-    async def _announce(self, mine: Member, within_s: float) -> bool:
-        """Has our node say this; whether it does."""
+    async def _announce(self, mine: Member) -> None:
+        """Has our node say this, if ZooKeeper answers before long."""
+        self._become(mine)
+        with trio.move_on_after(PATIENCE_S):
+            await self._reread()
+
+    def _become(self, mine: Member) -> Member:
+        """Is this from now on, here."""
         self._me = mine
         self._view.update_own(self._mine())
-        with trio.move_on_after(within_s):
-            return await self._reread()
-        return False
+        return mine
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> None:
         """Changes pins and drains; in force here when this returns, elsewhere a moment later.

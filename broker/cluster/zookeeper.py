@@ -317,14 +317,27 @@ class Nodes:
         self._sessions: deque[int] = deque(maxlen=16)
 
     async def members(self) -> list[Member]:
-        """All instances."""
-        found: list[Member] = []
-        for name in await self._zookeeper.children(self._instances):
-            node = await self._zookeeper.get(f"{self._instances}/{name}")
+        """All instances, by name; their nodes are read at once, so that many take as long as one."""
+        names = await self._zookeeper.children(self._instances)
+        found: dict[str, Member] = {}
+        failed: list[Disconnected] = []
+
+        async def read(name: str) -> None:
+            try:
+                node = await self._zookeeper.get(f"{self._instances}/{name}")
+            except Disconnected as error:
+                failed.append(error)
+                return
             member = None if node is None else decode_member(name, node.value)
             if member is not None:
-                found.append(member)
-        return found
+                found[name] = member
+
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(read, name)
+        if failed:
+            raise failed[0]
+        return [found[name] for name in names if name in found]
 
     async def placement(self) -> Placement:
         """The pins and drains; none where they cannot be read."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any, ClassVar
 
 import pytest
 import trio
 
 from actors.observe import SystemClock
 from broker.cluster import handover as handover_module
+from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
 from broker.cluster.membership import Membership
-from broker.cluster.zookeeper import Disconnected
+from broker.cluster.zookeeper import Disconnected, Node, decode_member, encode_member
 from broker.config.sections import Ensemble
-from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, slice_of
+from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, Member, slice_of
 from plainsong.protocol.names import TopicName
 from tests.broker.cluster.test_membership import EXPIRING_S, SESSION_S, expire
 from tests.patience import PATIENCE_S
@@ -234,3 +236,79 @@ async def test_one_whose_session_was_over_while_it_lived_has_what_it_had_at_once
         await until(lambda: b.owned == set(TOPICS) - had and b.view.slices_of("a") == SLICES)
         assert a.owned == had
         assert a.steps == []
+
+
+# --- a ZooKeeper that is slow ----------------------------------------------------------------------
+
+
+class SlowZooKeeper:
+    """Stands for ``ZooKeeper`` on a clock of its own: it answers everything, each call after ``TAKES_S``."""
+
+    TAKES_S = 0.4
+    nodes: ClassVar[dict[str, Node]] = {}
+    watches: ClassVar[dict[str, set[Any]]] = {}
+    #: The values that were set, in order.
+    values: ClassVar[list[bytes]] = []
+
+    def __init__(self, hosts, *, session_timeout_s, on_event, access=None):
+        del hosts, session_timeout_s, access
+        self._on_event = on_event
+        self.connected, self.session = True, 1
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+    async def renew(self):
+        pass
+
+    async def get(self, path):
+        await trio.sleep(self.TAKES_S)
+        self.watches.setdefault(path, set()).add(self._on_event)
+        return self.nodes.get(path)
+
+    async def children(self, path):
+        await trio.sleep(self.TAKES_S)
+        self.watches.setdefault(path, set()).add(self._on_event)
+        return sorted(each.rsplit("/", 1)[1] for each in self.nodes if each.startswith(path + "/"))
+
+    async def create(self, path, value, *, ephemeral=False):
+        del ephemeral
+        await trio.sleep(self.TAKES_S)
+        self.nodes[path] = Node(value, 0, self.session)
+        self._changed(path)
+        self._changed(path.rsplit("/", 1)[0])
+
+    async def set(self, path, value, version):
+        await trio.sleep(self.TAKES_S)
+        assert self.nodes[path].version == version
+        self.nodes[path] = Node(value, version + 1, self.session)
+        self.values.append(value)
+        self._changed(path)
+
+    def _changed(self, path):
+        for watch in self.watches.pop(path, ()):
+            watch()
+
+
+async def test_however_many_instances_a_slow_zookeeper_has_to_tell_of_no_step_is_taken_back(
+    monkeypatch, autojump_clock
+):
+    monkeypatch.setattr(membership_module, "ZooKeeper", SlowZooKeeper)
+    for number in range(60):
+        name = f"i{number}"
+        SlowZooKeeper.nodes[f"/p/instances/{name}"] = Node(encode_member(Member(name, f"{name}:1")), 0, 2)
+    one = Instance(Ensemble("localhost:1", "/p"), "a")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.view.run)
+        nursery.start_soon(one.rebalance.run)
+        await one.view.enter("a:7420")
+        with trio.fail_after(600):
+            while one.view.slices_of("a") < SLICES:
+                await one.rebalance._changed.wait()
+        nursery.cancel_scope.cancel()
+    figures = [decode_member("a", value).slices for value in SlowZooKeeper.values]
+    assert figures == sorted(figures)
+    assert len(figures) <= 20
