@@ -380,6 +380,50 @@ def test_runs_of_a_pointer_are_bounded_and_cover_all_its_rows():
     assert not any(run.first <= positions[150] <= run.last for run in pending.runs)
 
 
+def runs_of(topic, pointer=P):
+    return topic.core.state.pending[pointer].runs
+
+
+def test_requests_between_which_nobody_else_publishes_are_one_run():
+    topic = Topic()
+    size = None
+    for number in range(100):
+        topic.now_ms += 1
+        topic.publish(P, b"x", b"x")
+        (about,) = topic.puts(Table.METADATA)
+        size = size or len(about.values[0])
+        assert len(about.values[0]) <= size + 20, number
+    (run,) = runs_of(topic)
+    assert run.before == 0
+    topic.plain(b"between")
+    topic.now_ms += 1
+    topic.keep(P, b"stored", b"stored")
+    topic.publish(P, b"with what is stored")
+    topic.now_ms += 1
+    topic.publish(P, b"x")
+    assert [each.before for each in runs_of(topic)] == [0, 201]
+    topic.now_ms += 1
+    topic.publish(Q, b"between")
+    topic.now_ms += 1
+    topic.publish(P, b"x")
+    assert [each.before for each in runs_of(topic)] == [0, 201, 206]
+    assert topic.view().hidden == 207
+
+
+def test_what_is_published_behind_a_part_that_was_rolled_back_is_a_run_of_its_own():
+    topic = Topic()
+    for message in (b"stays", b"goes"):
+        topic.now_ms += 1
+        topic.publish(P, message)
+    (run,) = runs_of(topic)
+    gone = run.last
+    topic.ask(RollBackPointer(P, (gone, gone)))
+    topic.now_ms += 1
+    topic.publish(P, b"stays")
+    assert len(runs_of(topic)) == 2
+    assert not any(each.first <= gone <= each.last for each in runs_of(topic))
+
+
 def test_a_damaged_pointer_row_stops_publishes_and_nothing_else():
     topic = Topic()
     topic.plain(b"x")

@@ -57,6 +57,8 @@ class Pending:
     """Its message rows that are not rolled back; ascending."""
     packed: list[bytes] = field(default_factory=list, repr=False, compare=False)
     """The packed form of the first of ``runs``, as far as it is still valid."""
+    ends_at: int = field(default=-1, repr=False, compare=False)
+    """All messages ever published in the topic, right behind the last of ``runs``; -1: it is not known."""
     messages: int = 0
     """Published under it, stored ones included; ``size``: bytes of their payloads."""
     size: int = 0
@@ -100,7 +102,8 @@ class Pending:
     def add(self, first: bytes, last: bytes, before: int) -> None:
         """Add new message rows ``first`` to ``last``, behind all earlier ones."""
         runs = self.runs
-        if runs and _adjoin(runs[-1].last, first):
+        # A transaction that has the topic to itself for a while has one run, however many requests it makes.
+        if runs and (before == self.ends_at or _adjoin(runs[-1].last, first)):
             runs[-1] = PointerRun(runs[-1].first, last, runs[-1].before)
             del self.packed[len(runs) - 1 :]
             return
@@ -126,12 +129,14 @@ class Pending:
                 left.append(PointerRun(_neighbour(high, 1), run.last, run.before))
         self.runs = left if len(left) <= MAX_RUNS else _joined(left)
         self.packed.clear()
+        self.ends_at = -1
         return gone
 
     def clear_runs(self) -> None:
         """All its message rows are rolled back."""
         self.runs.clear()
         self.packed.clear()
+        self.ends_at = -1
 
     def replay_row(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
         """Add a message row found by a load. Returns whether it was unknown."""

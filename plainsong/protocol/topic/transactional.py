@@ -126,7 +126,8 @@ def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) ->
     if request.messages:
         add_messages(state, step, metadata, runs, request, pointer, row_extras)
         pending.messages += len(request.messages)
-        pending.size += sum(map(len, request.messages))
+        pending.size += request.lengths.total
+    pending.ends_at = state.appended
     if dedup is None:
         return _response(state, pointer, first, last, verdict)
     record_publish(state, step, dedup, first, last)
