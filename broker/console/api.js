@@ -27,18 +27,46 @@ function learnTime(answer, askedMs) {
 
 // The daemon has answered, and refused.
 export class Problem extends Error {
-  constructor(status, body, requestId) {
+  constructor({ status, headers }, body) {
     super(body.detail || body.title || `the answer was ${status}`);
     this.status = status;
+    // When to ask again, where the daemon says so.
+    this.retryMs = 1000 * headers.get("Retry-After");
     this.code = body.code || "";
     this.hint = body.hint || "";
     this.outcome = body.outcome || "";
-    this.requestId = requestId;
+    this.requestId = headers.get("X-Request-Id");
   }
 }
 
 // The daemon has not answered: it is away, or the way to it is.
 export class Away extends Error {}
+
+// A connection may have died without anybody's saying so: a call in which nothing comes for so long has failed.
+const SILENCE_MS = 60000;
+
+// `signal` ends a call after such a silence; `heard` is called for whatever comes, `done` at the end.
+function untilSilent() {
+  const call = new AbortController();
+  let timer;
+  const heard = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => call.abort(), SILENCE_MS);
+  };
+  heard();
+  return { signal: call.signal, heard, done: () => clearTimeout(timer) };
+}
+
+// All of an answer's body.
+async function bodyOf(answer, heard) {
+  const chunks = [];
+  const reader = answer.body?.getReader();
+  for (let read = await reader?.read(); read && !read.done; read = await reader.read()) {
+    heard();
+    chunks.push(read.value);
+  }
+  return new Uint8Array(await new Blob(chunks).arrayBuffer());
+}
 
 let unauthenticated = () => {};
 export const onUnauthenticated = (handler) => {
@@ -51,13 +79,14 @@ export function pathOf(...parts) {
 
 export const topicPath = (ns, topic, ...rest) => pathOf("namespaces", ns, "topics", topic, ...rest);
 
-export async function ask(path, { method = "GET", query = {}, body, headers = {}, signal, raw = false } = {}) {
+export async function ask(path, { method = "GET", query = {}, body, headers = {}, raw = false } = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value != null && value !== ""));
   const sent = { Accept: raw ? "application/octet-stream" : "application/json", ...headers };
   const secret = token.get();
   if (secret) sent.Authorization = `Bearer ${secret}`;
   const askedMs = Date.now();
   if (body !== undefined) sent["Content-Type"] = "application/json";
+  const call = untilSilent();
   let answer;
   let content;
   try {
@@ -65,15 +94,19 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
       method,
       headers: sent,
       body: body === undefined ? undefined : JSON.stringify(body),
-      signal,
+      signal: call.signal,
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
     });
-    if (!raw || !answer.ok) content = await answer.text();
+    call.heard();
+    const data = await bodyOf(answer, call.heard);
+    if (raw && answer.ok) return { data, headers: answer.headers };
+    content = new TextDecoder().decode(data);
   } catch (error) {
-    if (error.name === "AbortError") throw error;
     throw new Away("the daemon does not answer", { cause: error });
+  } finally {
+    call.done();
   }
   learnTime(answer, askedMs);
   if (!answer.ok) {
@@ -85,13 +118,12 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
     }
     // Of a token that was changed meanwhile it says nothing any more.
     if (answer.status === 401 && secret === token.get()) unauthenticated(problem);
-    throw new Problem(answer.status, problem, answer.headers.get("X-Request-Id"));
+    throw new Problem(answer, problem);
   }
-  if (raw) return { data: new Uint8Array(await answer.arrayBuffer()), headers: answer.headers };
   return { data: content ? parse(content) : null, headers: answer.headers };
 }
 
-export const get = async (path, query, signal) => (await ask(path, { query, signal })).data;
+export const get = async (path, query) => (await ask(path, { query })).data;
 
 // What may be refused, or not be there; null: it was.
 export async function optional(answer) {
@@ -119,7 +151,7 @@ export async function* events(path, query, { signal, lastId, opened }) {
   if (!answer.ok) {
     const problem = await answer.json().catch(() => ({}));
     if (answer.status === 401 && secret === token.get()) unauthenticated(problem);
-    throw new Problem(answer.status, problem, answer.headers.get("X-Request-Id"));
+    throw new Problem(answer, problem);
   }
   opened();
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

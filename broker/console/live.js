@@ -103,6 +103,7 @@ export class Live {
       };
       const interest = page.interest();
       this.asked = JSON.stringify(interest);
+      this.watch = setTimeout(() => this.withheld(page), SILENCE_MS);
       for await (const event of events("/v1/events", interest, { signal, lastId: this.lastId, opened })) {
         if (signal.aborted) return;
         this.heard();
@@ -117,6 +118,13 @@ export class Live {
       else if (error instanceof Problem && error.status === 404) this.poll(page, signal);
       else if (!(error instanceof Problem && error.status === 401)) this.fail();
     }
+  }
+
+  // Who answers but for the stream, as behind a proxy that waits for its end, is asked again and again instead.
+  withheld(page) {
+    this.stop();
+    this.abort = new AbortController();
+    this.poll(page, this.abort.signal);
   }
 
   poll(page, signal) {

@@ -55,6 +55,8 @@ export function TopicLink({ name }) {
 
 // Between two loads of a page that the daemon's events ask for.
 const PAUSE_MS = 1000;
+// The longest before a load that was refused is tried again.
+const MOST_PAUSE_MS = 15000;
 // Ages and deadlines go on in such steps.
 const TICK_MS = 1000;
 
@@ -110,12 +112,17 @@ export class Page extends Component {
   }
 
   // After so long a pause that a busy daemon is not asked all the time.
-  refreshSoon() {
+  refreshSoon(pauseMs = PAUSE_MS - (Date.now() - (this.loadedAt ?? 0))) {
     if (this.soon) return;
     this.soon = setTimeout(() => {
       this.soon = null;
       if (!this.gone && this.props.app.live.word === "live") this.refresh().catch(() => {});
-    }, Math.max(0, PAUSE_MS - (Date.now() - (this.loadedAt ?? 0))));
+    }, Math.max(0, pauseMs));
+  }
+
+  // A load that is refused for now is tried again when the daemon says; where nothing happens, no event would do it.
+  retry({ retryMs }) {
+    if (retryMs) this.refreshSoon(Math.min(Math.max(PAUSE_MS, retryMs), MOST_PAUSE_MS));
   }
 
   async load() {}
@@ -147,6 +154,7 @@ export class Page extends Component {
           }
           if (!(error instanceof Problem)) throw error;
           if (!this.gone && error.status !== 401) this.setState({ error });
+          this.retry(error);
         }
       } while (this.wanted && !this.gone);
     })().finally(() => {

@@ -191,3 +191,55 @@ def test_what_is_said_aloud_is_at_most_one_thing_at_a_time(screen: Screen, clien
     screen.open(f"/console/topics/{ns}/t", "stat-messages")
     assert len(screen.browser.find_elements("css selector", "[aria-live]")) == 1
     assert screen.browser.find_element("css selector", "[aria-live]").get_attribute("aria-live") == "polite"
+
+
+#: Calls with ``window.hangs`` in their path are never answered, and long times are over when ``OVER`` runs.
+HANGS = """const [later, never, asked] = [window.setTimeout, window.clearTimeout, window.fetch];
+const long = new Map();
+let last = 0;
+window.setTimeout = (call, ms, ...more) => (ms >= 30000 ? (long.set(--last, call), last) : later(call, ms, ...more));
+window.clearTimeout = (id) => long.delete(id) || never(id);
+window.over = () => {
+  const calls = [...long.values()];
+  long.clear();
+  for (const call of calls) call();
+};
+window.hangs = %s;
+window.hung = 0;
+window.fetch = (path, more) => {
+  if (!window.hangs || !path.includes(window.hangs)) return asked(path, more);
+  window.hung += 1;
+  return new Promise((_, failed) => more.signal?.addEventListener("abort", () => failed(more.signal.reason)));
+};"""
+OVER = "window.over()"
+
+
+def test_a_call_whose_connection_died_in_silence_does_not_keep_the_page_as_it_is(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    client.publish("t", [b"a"])
+    with screen.scripted(HANGS % "null"):
+        screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.says("connection", "live")
+    screen.run("window.hangs = '/stats'")
+    client.publish("t", [b"b"])
+    screen.until("the page waits for it", lambda: screen.run("return window.hung > 0"))
+    screen.run("window.hangs = null")
+    screen.run(OVER)
+    screen.says("stat-messages", "2")
+    screen.says("connection", "live")
+
+
+def test_a_page_that_gets_no_stream_of_events_asks_again_and_again(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    client.publish("t", [b"a"])
+    with screen.scripted(HANGS % "'/v1/events'"):
+        screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.until("the stream is asked for", lambda: screen.run("return window.hung > 0"))
+    screen.run(OVER)
+    screen.says("connection", "live")
+    client.publish("t", [b"b"])
+    screen.says("stat-messages", "2")
+    client.publish("t", [b"c"])
+    screen.says("stat-messages", "3")

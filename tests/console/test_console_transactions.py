@@ -83,18 +83,34 @@ def test_a_transaction_that_has_ended_stays_so_when_an_answer_from_before_arrive
     assert screen.one("tx-row", id=str(transaction.id)).get_attribute("data-state") == "committed"
 
 
+#: The list of committed ones is refused.
+REFUSES = """const allowed = window.fetch;
+window.fetch = (path, more) => path.includes("state=committed")
+  ? Promise.resolve(new Response('{"detail": "not now"}', {status: 503})) : allowed(path, more);"""
+
+
 def test_a_transaction_that_was_closed_before_its_answer_arrived_stays_closed(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "slow", "a")
-    refuses = """const allowed = window.fetch;
-    window.fetch = (path, more) => path.includes("state=committed")
-      ? Promise.resolve(new Response('{"detail": "not now"}', {status: 503})) : allowed(path, more);"""
-    with screen.scripted(LATE + refuses):
+    with screen.scripted(LATE + REFUSES):
         screen.open("/console/transactions")
     screen.says("tx-row", "slow", id=str(transaction.id))
     with screen.late("/lag", lambda: screen.click("tx-bar", id=str(transaction.id))):
         screen.click("state-committed")
         screen.says("error", "not now")
+    assert not screen.all("tx-holds")
+    client.transactions.abort(transaction)
+
+
+def test_a_transaction_that_is_open_is_closed_by_another_list_also_where_that_is_refused(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("a")
+    transaction = held(client, "slow", "a")
+    with screen.scripted(REFUSES):
+        screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
+    screen.click("state-committed")
+    screen.says("error", "not now")
     assert not screen.all("tx-holds")
     client.transactions.abort(transaction)
 

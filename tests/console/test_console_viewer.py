@@ -132,13 +132,13 @@ def test_states_that_were_found_before_a_commit_are_brought_up_to_date_when_they
     assert screen.noted() == ["open", "committed"]
 
 
-#: The next calls with a part in their path are refused, as many as the page says.
+#: The next calls with a part in their path are refused for a second, as many as the page says.
 REFUSED = """const allowed = window.fetch;
 window.refusals = 0;
 window.fetch = async (path, more) => {
   if (!path.includes("%s") || window.refusals <= 0) return allowed(path, more);
   window.refusals -= 1;
-  return new Response('{"detail": "not now"}', {status: 503});
+  return new Response('{"detail": "not now"}', {status: 503, headers: {"Retry-After": "1"}});
 };"""
 
 
@@ -189,6 +189,51 @@ def test_one_who_follows_sees_the_newest_also_when_more_come_than_are_asked_for_
     client.publish("t", [b"%d" % number for number in range(400)])
     screen.until("the newest", lambda: screen.noted()[-1] == "399")
     assert "99" not in screen.noted()  # as the last of the first hundred is
+
+
+def test_one_who_follows_a_text_that_nothing_contains_sees_the_first_that_does(
+    screen: Screen, client: Client, hundred, ns: str
+):
+    screen.open(f"/console/topics/{ns}/t?follow=1&filter=needle", "messages-empty")
+    screen.says("connection", "live")
+    client.publish("t", [b"hay", b"a needle"])
+    screen.until("it is there", lambda: len(screen.rows()) == 1)
+    client.publish("t", [b"hay", b"another needle", b"hay"])
+    screen.until("the next on top", lambda: len(screen.rows()) == 2)
+    assert "another" in screen.all("message-row")[0].text
+
+
+def test_one_who_follows_a_text_sees_it_however_much_else_comes_in_between(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    client.publish("t", [b"a needle"])
+    screen.open(f"/console/topics/{ns}/t?follow=1&filter=needle", "message-row")
+    screen.says("connection", "live")
+    # More than an answer looks at.
+    for _ in range(12):
+        client.publish("t", [b"hay"] * 5_000)
+    client.publish("t", [b"another needle"])
+    screen.until("it is there", lambda: len(screen.rows()) == 2)
+
+
+#: The page's events say no more than that the connection lives.
+QUIET = """const loud = window.fetch;
+window.fetch = async (path, more) => {
+  if (!path.startsWith("/v1/events")) return loud(path, more);
+  const ping = new TextEncoder().encode(":\\n\\n");
+  return new Response(new ReadableStream({start: (stream) => setInterval(() => stream.enqueue(ping), 1000)}));
+};"""
+
+
+def test_rows_that_are_refused_for_now_come_when_the_daemon_may_be_asked_again(screen: Screen, hundred, ns: str):
+    with screen.scripted(QUIET + REFUSED % "payloadBytes=256"):
+        screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.says("connection", "live")
+    screen.note('[data-testid="error"]')
+    screen.run("window.refusals = 1")
+    screen.click("from-oldest")
+    screen.until("oldest first, though nothing has happened", lambda: screen.rows() == hundred[:50])
+    screen.gone("error")
+    assert screen.noted() == ["not now"]
 
 
 def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(screen: Screen, client: Client, ns: str):

@@ -165,7 +165,7 @@ export class Topic extends Page {
           ${history && html`<div class="stat"><dt>Last hour</dt><dd><${Spark} values=${history.published} label="messages published in each of the last 60 minutes" /></dd></div>`}
         </dl>`}
       <${Attention} items=${stats && attention} now=${when} about=${this.name} />
-      ${stats && html`<${Viewer} mounted=${(viewer) => (this.viewer = viewer)} app=${app} route=${route} stats=${stats} now=${at} />`}
+      ${stats && html`<${Viewer} mounted=${(viewer) => (this.viewer = viewer)} retry=${(error) => this.retry(error)} app=${app} route=${route} stats=${stats} now=${at} />`}
       ${stats && readers && html`<${Readers} lag=${readers} after=${this.query.get("readers")} now=${when} />`}
       ${properties && html`<${Properties} app=${app} topic=${this.name} path=${this.path("properties")} properties=${properties} deduplication=${deduplication} etag=${etag} saved=${() => this.refresh()} />`}
       ${properties &&

@@ -20,8 +20,10 @@ export class Transactions extends Page {
   }
 
   moved(before) {
-    if (before.get("state") !== this.query.get("state")) super.moved();
-    else if (before.get("open") !== this.query.get("open")) this.open().catch((error) => this.failed(error));
+    const changed = (name) => before.get(name) !== this.query.get(name);
+    // One that is closed is so at once, whatever becomes of the list.
+    if (changed("open") && !(changed("state") && this.query.get("open"))) this.open().catch((error) => this.failed(error));
+    if (changed("state")) super.moved();
   }
 
   async load() {

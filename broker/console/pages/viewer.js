@@ -69,6 +69,11 @@ export class Viewer extends Component {
     return this.query.get("follow") === "1";
   }
 
+  // What is new goes on top.
+  get follows() {
+    return this.following && this.newestFirst;
+  }
+
   async fetch(bounds, limit = PAGE) {
     const filter = this.query.get("filter");
     const answer = await ask(this.path("messages"), { query: { limit, payload: "base64", longs: "string", payloadBytes: GLANCE_BYTES, filter, ...bounds } });
@@ -84,10 +89,13 @@ export class Viewer extends Component {
     this.showing = true;
     const [from, to] = [this.query.get("from"), this.query.get("to")];
     const descending = to ? true : from ? false : this.newestFirst;
+    const { newestId } = this.props.stats;
     try {
       const found = await this.fetch(descending ? { order: "desc", to } : { from });
       if (turn !== this.turn || this.gone) return;
       this.missed = null;
+      // A text that is further on is in a row that was found.
+      this.searchedTo = from || to || !this.query.get("filter") ? null : newestId;
       const rows = descending === this.newestFirst ? found.rows : [...found.rows].reverse();
       this.setState({ rows, more: found.more, lastId: found.lastId, descending, scanned: found.scanned, error: null });
       await this.open();
@@ -110,8 +118,10 @@ export class Viewer extends Component {
   }
 
   failed(error) {
-    if (!(error instanceof Problem)) this.props.app.live.lost();
-    else if (!this.gone) this.setState({ error });
+    if (!(error instanceof Problem)) return this.props.app.live.lost();
+    if (this.gone) return;
+    this.setState({ error });
+    this.props.retry(error);
   }
 
   // What is shown stays where it is: states are brought up to date, and followers get what is new. Raises Away.
@@ -125,10 +135,48 @@ export class Viewer extends Component {
     const { rows } = this.state;
     // A daemon that was away, or refused, may answer now.
     if (this.missed || !rows) return this.showAgain();
-    if (!rows.length) {
-      if (stats.messages > 0 && !this.query.get("filter")) await this.showAgain();
+    const filter = this.query.get("filter");
+    if (!rows.length && !filter) {
+      if (stats.messages > 0) await this.showAgain();
       return;
     }
+    let next = rows.length ? await this.asTheyAre(rows) : rows;
+    let news = null;
+    if (this.follows) {
+      news = await this.fetch({ from: this.newerThan(rows) }, 100);
+      // More than one page a time would leave them further and further behind: they see the newest.
+      if (news.more && !filter && !this.gone && !this.showing) return this.showAgain();
+      next = [...news.rows.reverse(), ...next].slice(0, MOST_ROWS);
+    }
+    if (this.gone) return;
+    if (this.showing || this.state.rows !== rows) return this.refresh(stats);
+    if (filter && news?.lastId) this.searchedTo = news.lastId;
+    // What was refused when it was tried before is not any more.
+    this.setState(({ error }) => ({ rows: next, error: error === this.refused ? null : error }));
+    await this.open();
+    if (stats.end !== this.measured) this.measure();
+    if (news?.more) this.searchOn(stats);
+  }
+
+  // A text is looked for in parts, which are shown as they come.
+  searchOn(stats) {
+    if (this.searching) return;
+    this.searching = true;
+    const again = async () => {
+      this.searching = false;
+      await this.refresh(stats);
+    };
+    again().catch((error) => this.failed((this.refused = error)));
+  }
+
+  // Where news begin: behind the newest row, and behind all in which a text has been looked for in vain.
+  newerThan(rows) {
+    const last = [rows.length && this.ends(rows)[1], this.searchedTo].filter(Boolean).sort().at(-1);
+    return last && idAfter(last);
+  }
+
+  // The rows that are shown, in the state that they are in.
+  async asTheyAre(rows) {
     const [low, high] = this.ends(rows);
     const glance = { limit: MOST_ROWS, payload: "base64", longs: "string", payloadBytes: 1 };
     const now = new Map();
@@ -146,25 +194,13 @@ export class Viewer extends Component {
     // A stretch that was set aside stands for all its rows, where the first of them was.
     const aside = [...now.values()].filter((each) => each.state === "set-aside");
     const firsts = aside.map((each) => rows.map(({ id }) => id).filter((id) => isIn(id, each)).sort()[0]);
-    let next = rows.flatMap((row) => {
+    return rows.flatMap((row) => {
       const which = aside.findIndex((each) => isIn(row.id, each));
       if (which >= 0) return row.id === firsts[which] ? [asItIs(row, aside[which])] : [];
       const seen = now.get(row.id);
       if (seen) return [asItIs(row, seen)];
       return [row.id < at && row.state !== "gone" ? { ...row, state: "gone" } : row];
     });
-    if (this.following && this.newestFirst) {
-      const found = await this.fetch({ from: idAfter(high) }, 100);
-      // More than one page a time would leave them further and further behind: they see the newest.
-      if (found.more && !this.query.get("filter") && !this.gone && !this.showing) return this.showAgain();
-      next = [...found.rows.reverse(), ...next].slice(0, MOST_ROWS);
-    }
-    if (this.gone) return;
-    if (this.showing || this.state.rows !== rows) return this.refresh(stats);
-    // What was refused when it was tried before is not any more.
-    this.setState(({ error }) => ({ rows: next, error: error === this.refused ? null : error }));
-    await this.open();
-    if (stats.end !== this.measured) this.measure();
   }
 
   ends(rows) {
