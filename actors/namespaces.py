@@ -4,7 +4,8 @@
 
 Where several instances share the store, the instance that writes a row notifies the others before it answers, and they
 read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it is
-back in the cluster.
+back in the cluster. Reads may overtake each other, and writes: of what they say of a namespace, that counts which is of the
+latest moment, whenever it arrives.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class Namespaces:
         self._known: dict[str, NamespaceProperties] = {}
         #: The policy for producers of each namespace that has properties, for the steps of its topics.
         self.policies: dict[str, NamespacePolicy] = {}
+        #: Counts the moments at which a read began or a write ended, and has for each namespace that of what is known of it.
+        self._moments = 0
+        self._known_at: dict[str, int] = {}
         self._writing = trio.Lock()
         self._reload = trio.Event()
 
@@ -73,7 +77,7 @@ class Namespaces:
 
     async def load(self) -> None:
         """Read all rows; a damaged one is logged, and counts as absent. Raises StoreError."""
-        start = SYSTEM + NAMESPACE
+        start, begun = SYSTEM + NAMESPACE, self._moment()
         found: list[Row] = []
 
         def take(rows: Sequence[Row]) -> bool:
@@ -83,23 +87,35 @@ class Namespaces:
         await self._store.scan(Table.METADATA, start, stop_after(start), take)
         for key, value in found:
             try:
-                self._keep(namespace_of(key), NamespaceProperties.decode(value))
+                self._keep(namespace_of(key), NamespaceProperties.decode(value), begun)
             except DamagedRow as error:
                 log.warning("namespace row unreadable", extra={"key": key.hex(), "why": str(error)})
 
     async def read_again(self, namespace: str) -> None:
         """Read a namespace that another instance has changed. Raises StoreError, DamagedRow: nothing changes."""
-        value = await self._store.get(Table.METADATA, namespace_key(namespace))
-        if value is None:
+        taken = False
+        while not taken:  # what was overtaken may still have seen what another instance wrote last
+            begun = self._moment()
+            value = await self._store.get(Table.METADATA, namespace_key(namespace))
+            taken = self._keep(namespace, None if value is None else NamespaceProperties.decode(value), begun)
+
+    def _moment(self) -> int:
+        self._moments += 1
+        return self._moments
+
+    def _keep(self, namespace: str, known: NamespaceProperties | None, moment: int) -> bool:
+        """Know this from now on; False: something is known already that is of a later moment. None: there is no row."""
+        if moment < self._known_at.get(namespace, 0):
+            return False  # a slow read, which may have seen what a change has replaced since
+        self._known_at[namespace] = moment
+        if known is None:
             self._known.pop(namespace, None)
             self.policies.pop(namespace, None)
-        else:
-            self._keep(namespace, NamespaceProperties.decode(value))
-
-    def _keep(self, namespace: str, known: NamespaceProperties) -> None:
+            return True
         self._known[namespace] = known
         enabled = None if known.deduplication == "inherit" else known.deduplication == "enabled"
         self.policies[namespace] = NamespacePolicy(enabled, known.switched)
+        return True
 
     def reload_soon(self) -> None:
         """Make ``run`` read all rows now: this instance may have missed a change while it was not in the cluster."""
@@ -167,8 +183,12 @@ class Namespaces:
         if new == old:
             return False
         row = put_one(Table.METADATA, namespace_key(namespace), new.encode())
-        await self._store.write([row], claim=claim or await self._store.claim(_CLAIM_NAME))
-        self._keep(namespace, new)
+        claim, begun = claim or await self._store.claim(_CLAIM_NAME), self._moment()
+        await self._store.write([row], claim=claim)
+        if self._known_at.get(namespace, 0) < begun:
+            self._keep(namespace, new, self._moment())
+        else:
+            await self.read_again(namespace)  # it was read meanwhile: perhaps before the write, or a later one
         return True
 
     def _remembers(self, deduplication: Deduplication) -> bool:

@@ -8,12 +8,12 @@ import trio
 from actors import namespaces as module
 from actors.authority import AUTHORITY_KEY, AuthorityChanged, keep_authority
 from actors.namespaces import Namespaces
-from plainsong.protocol.effects import Table, put_one
-from plainsong.protocol.keys import pointer_key
+from plainsong.protocol.effects import Delete, Table, put_one
+from plainsong.protocol.keys import namespace_key, pointer_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import unpack_record
 from plainsong.protocol.topic.pending import Pending
-from storage.memory import SharedMemory
+from storage.memory import SharedMemory, SharedMemoryStore
 
 CHOICES = ("embedded", "embedded", "embedded")
 
@@ -106,3 +106,147 @@ async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump
             await trio.sleep(0.1)
             assert other.properties("ns") == {"deduplication": chosen}
         nursery.cancel_scope.cancel()
+
+
+class HeldStore(SharedMemoryStore):
+    """A store whose answers stay on their way for as long as a test holds them."""
+
+    def __init__(self, shared):
+        super().__init__(shared)
+        self._held = {}
+
+    def hold(self, kind):
+        """Hold the next answer of a kind; returns what is set once it is on its way, and what lets it arrive."""
+        self._held[kind] = trio.Event(), trio.Event()
+        return self._held[kind]
+
+    async def _answered(self, kind):
+        left, arrives = self._held.pop(kind, (trio.Event(), None))
+        if arrives is not None:
+            left.set()
+            await arrives.wait()
+
+    async def get(self, *args, **more):
+        found = await super().get(*args, **more)
+        await self._answered("get")
+        return found
+
+    async def scan(self, *args, **more):
+        await super().scan(*args, **more)
+        await self._answered("scan")
+
+    async def write(self, *args, **more):
+        await super().write(*args, **more)
+        await self._answered("write")
+
+
+async def set_namespace(namespaces, chosen):
+    await namespaces.put("ns", {"deduplication": chosen})
+
+
+async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_was_changed_since_it_began(nursery):
+    store = HeldStore(SharedMemory())
+    namespaces = Namespaces(store)
+    await set_namespace(namespaces, "enabled")
+    on_its_way, arrives = store.hold("scan")
+    read = trio.Event()
+
+    async def load():
+        await namespaces.load()
+        read.set()
+
+    nursery.start_soon(load)
+    await on_its_way.wait()
+    await set_namespace(namespaces, "disabled")
+    policy = namespaces.policy("ns")
+    arrives.set()
+    await read.wait()
+    assert namespaces.properties("ns") == {"deduplication": "disabled"}
+    assert namespaces.policy("ns") == policy
+    await namespaces.load()
+    assert namespaces.policy("ns") == policy
+
+
+@pytest.mark.parametrize("other_says", ["disabled", None])
+async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_another_instance_has_changed_or_removed_since(
+    nursery, other_says
+):
+    shared = SharedMemory()
+    store = HeldStore(shared)
+    namespaces = Namespaces(store)
+    await set_namespace(namespaces, "enabled")
+    on_its_way, arrives = store.hold("scan")
+    read = trio.Event()
+
+    async def load():
+        await namespaces.load()
+        read.set()
+
+    nursery.start_soon(load)
+    await on_its_way.wait()
+    if other_says is None:
+        removal = Delete(Table.METADATA, [namespace_key("ns")])
+        other = shared.store()
+        await other.write([removal], claim=await other.claim(TopicName("", "namespaces")))
+    else:
+        await set_namespace(Namespaces(shared.store()), other_says)
+    await namespaces.read_again("ns")
+    arrives.set()
+    await read.wait()
+    assert namespaces.properties("ns") == {"deduplication": other_says or "inherit"}
+    assert ("ns" in namespaces.policies) is (other_says is not None)
+
+
+async def test_what_was_read_of_a_namespace_later_is_known_whichever_answer_comes_first(nursery):
+    shared = SharedMemory()
+    store = HeldStore(shared)
+    namespaces, other = Namespaces(store), Namespaces(shared.store())
+    await set_namespace(other, "enabled")
+    on_its_way, arrives = store.hold("get")
+    read = trio.Event()
+
+    async def read_again():
+        await namespaces.read_again("ns")
+        read.set()
+
+    nursery.start_soon(read_again)
+    await on_its_way.wait()
+    await set_namespace(other, "disabled")
+    await namespaces.load()
+    arrives.set()
+    await read.wait()
+    assert namespaces.properties("ns") == {"deduplication": "disabled"}
+
+
+@pytest.mark.parametrize("read_first", [True, False])
+async def test_what_another_instance_wrote_behind_a_write_is_known_whenever_that_is_answered(nursery, read_first):
+    shared = SharedMemory()
+    store = HeldStore(shared)
+    namespaces, other = Namespaces(store), Namespaces(shared.store())
+    on_its_way, arrives = store.hold("write")
+    written, read = trio.Event(), trio.Event()
+
+    async def write():
+        await set_namespace(namespaces, "disabled")
+        written.set()
+
+    async def read_again():
+        await namespaces.read_again("ns")
+        read.set()
+
+    nursery.start_soon(write)
+    await on_its_way.wait()
+    await set_namespace(other, "enabled")  # which then has this instance read the namespace again
+    if read_first:
+        await read_again()
+        arrives.set()
+    else:
+        read_on_its_way, read_arrives = store.hold("get")
+        nursery.start_soon(read_again)
+        await read_on_its_way.wait()
+        arrives.set()
+        await written.wait()
+        read_arrives.set()
+    await written.wait()
+    await read.wait()
+    assert namespaces.properties("ns") == {"deduplication": "enabled"}
