@@ -161,7 +161,7 @@ class Scrub:
         self._directory = directory
         self._clock = clock
         self._interval_s = interval_s
-        self._pace = Pace(bytes_per_s)
+        self._pace = Pace(bytes_per_s, is_far=store.traits.shared)
         self._asked = trio.Event()
         self._found: list[ScrubFinding] = []
         self._before: list[ScrubFinding] = []

@@ -17,6 +17,9 @@ STEP_BYTES = 128 << 10
 #: A pause is so many times as long as the step before it took. With 5, sixteen connections that publish as fast as they are
 #: answered kept 0.88 of their rate (the median of five pairs; the worst 0.71), on two cores that seven others used too.
 REST = 8.0
+#: What a step takes this process where the store is reached over a network, measured: its calls, and what each row, of
+#: which those of metadata are the dearest, and each byte has to be taken apart.
+STEP_S, ROW_S, BYTE_S = 2e-3, 20e-6, 2e-9
 
 
 class Pace:
@@ -24,16 +27,34 @@ class Pace:
 
     Args:
       on_pause: called at each pause; it renews the view that is read.
+      is_far: whether the store is reached over a network. A step is then hardly more than waiting, which takes nothing from
+        others: with answers of 0.3 s a backup rested for 14 of the 16 minutes in which it named 50 000 topics.
     """
 
-    def __init__(self, bytes_per_s: int = 0, rest: float = REST, on_pause: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        bytes_per_s: int = 0,
+        rest: float = REST,
+        on_pause: Callable[[], object] = lambda: None,
+        *,
+        is_far: bool = False,
+    ) -> None:
         self._bytes_per_s = bytes_per_s
         self._rest = rest
         self._on_pause = on_pause
+        self._is_far = is_far
 
-    async def rest(self, busy_s: float, size: int) -> None:
-        """Pause after a step that took ``busy_s`` for ``size`` bytes."""
-        pause_s = busy_s * self._rest
+    async def rest(self, busy_s: float, size: int, *, read_rows: int | None = None) -> None:
+        """Pause after a step that took ``busy_s`` for ``size`` bytes.
+
+        Args:
+          read_rows: how many rows of the store were read in it; None: the store was not asked, all of it was work.
+        """
+        work_s = busy_s
+        if self._is_far and read_rows is not None:
+            # Processor time cannot be told from that of others who used the loop while the answer was on its way.
+            work_s = min(busy_s, STEP_S + read_rows * ROW_S + size * BYTE_S)
+        pause_s = work_s * self._rest
         if self._bytes_per_s:
             pause_s = max(pause_s, size / self._bytes_per_s - busy_s)
         self._on_pause()
@@ -57,7 +78,7 @@ async def paced_rows(
             return
         start, more = step.last + b"\x00", step.cut
         yield step.size
-        await pace.rest(busy_s, step.size)
+        await pace.rest(busy_s, step.size, read_rows=step.count)
 
 
 class _Step:
@@ -67,11 +88,13 @@ class _Step:
         self._work = work
         self.last: bytes | None = None
         self.size = 0
+        self.count = 0
         self.cut = False
 
     def take(self, rows: Sequence[Row]) -> bool:
         self._work(rows)
         self.size += sum(len(key) + len(value) for key, value in rows)
+        self.count += len(rows)
         self.last = rows[-1][0]
         self.cut = self.size >= STEP_BYTES
         return not self.cut

@@ -140,7 +140,8 @@ class Backups:
         cut_ms = self.clock.now_ms()
         view = await self.store.pin(self.hold_s)
         try:
-            pace = Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s))
+            far = self.store.traits.shared
+            pace = Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s), is_far=far)
             cut = Cut(view, pace, around_damage=around_damage)
             with _naming("the names of topics"):
                 await cut.look()

@@ -6,6 +6,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
+import trio
 from actors_in_process import SetClock
 
 from actors.ownership import Alone
@@ -21,6 +22,7 @@ from storage.base import StoreError
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
+from tests.storage import far_store
 
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0)
 #: So few tables that LevelDB merges none of them, which would leave replaced ones in the folder.
@@ -261,3 +263,12 @@ async def test_a_damaged_block_of_topics_is_a_finding_and_the_messages_of_its_to
     # The row of each topic that does not parse was found once, also where the topic's name could not be read.
     assert sorted(each["topic"] for each in findings if each["table"] == "message") == [each.topic for each in names]
     assert scrub.report.last_complete_ms is not None
+
+
+async def test_a_round_over_a_store_that_is_far_takes_no_more_than_twice_its_answers(autojump_clock):
+    store = far_store.FarStore()
+    await far_store.fill(store, 50)
+    scrub, begun_s = scrub_of(store), trio.current_time()
+    await scrub.round()
+    assert scrub.report.rows == 100
+    assert trio.current_time() - begun_s < 2 * store.waited_s

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 
-from broker_in_process import START_MS, in_process
+import trio
+from broker_in_process import START_MS, SetClock, in_process
 
 from broker.api.backups import Backups
 from storage.backup.objects import decode_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from tests.storage.far_store import FarStore, fill
 
 BACKUPS = "/v1/backups"
 
@@ -123,3 +125,13 @@ async def test_on_leveldb_the_time_of_the_last_backup_outlives_a_restart(tmp_pat
                 shown.append(daemon.service.metrics.render()[0])
     line = b"\nplainsong_backup_last_success_timestamp_seconds 1.700000005e+09"
     assert [line in each for each in shown] == [True, True, False]
+
+
+async def test_to_name_the_topics_of_a_store_that_is_far_takes_no_more_than_twice_its_answers(autojump_clock):
+    store = FarStore()
+    names = await fill(store, 5_000)
+    backups = Backups(store, SetClock(), "a", "0", hold_s=600, bytes_per_s=0)
+    begun_s = trio.current_time()
+    held = await backups._cut(around_damage=False)
+    assert [each.name for each in held.topics] == names
+    assert trio.current_time() - begun_s < 2 * store.waited_s

@@ -71,8 +71,8 @@ class _Strolling(Pace):
         super().__init__()
         self._rng = rng
 
-    async def rest(self, busy_s: float, size: int) -> None:
-        del busy_s, size
+    async def rest(self, busy_s: float, size: int, *, read_rows: int | None = None) -> None:
+        del busy_s, size, read_rows
         await time_now().sleep(self._rng.choice((0.0, 0.001, 0.01)))
 
 

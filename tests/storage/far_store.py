@@ -1,0 +1,74 @@
+"""A store that several instances share, whose every answer takes a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import generation_prefix, metadata_key
+from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import Metadata
+from plainsong.protocol.rows import plain_head
+from storage.memory import SharedMemory, SharedMemoryStore
+
+#: How long a read waits for its answer.
+ANSWER_S = 2.7
+
+
+@dataclass
+class LiveView:
+    """A view that sees what is committed later, too."""
+
+    get: object
+    scan: object
+    exact = False
+
+    def renew(self, max_s):
+        """See ``StoreView.renew``: it has no end."""
+
+    async def aclose(self):
+        """See ``StoreView.aclose``: nothing is held."""
+        await trio.lowlevel.checkpoint()
+
+
+class FarStore(SharedMemoryStore):
+    """Notes how long its readers have waited."""
+
+    def __init__(self) -> None:
+        super().__init__(SharedMemory())
+        self.waited_s = 0.0
+
+    async def _wait(self):
+        self.waited_s += ANSWER_S
+        await trio.sleep(ANSWER_S)
+
+    async def get(self, *args, **more):
+        """See ``Store.get``."""
+        await self._wait()
+        return await super().get(*args, **more)
+
+    async def scan(self, *args, **more):
+        """See ``Store.scan``."""
+        await self._wait()
+        await super().scan(*args, **more)
+
+    async def pin(self, max_s):
+        """See ``Store.pin``: as HBase, it has no moment that is one for all rows."""
+        await trio.lowlevel.checkpoint()
+        return LiveView(self.get, self.scan)
+
+
+async def fill(store, topics):
+    """Topics with a message each."""
+    names = [TopicName("shop", f"topic-{number:05d}") for number in range(topics)]
+    metadata = Metadata(1, TopicProperties(), 1, 1).encode()
+    commit = [put_one(Table.METADATA, metadata_key(name), metadata) for name in names]
+    for name in names:
+        value = plain_head(5) + b"hello"
+        commit.append(Put(Table.MESSAGE, generation_prefix(name, 1), [pack_position(1_700_000_000_000, 0)], [value]))
+    await store.write(commit, claim=await store.claim(names[0]))
+    return names
