@@ -348,7 +348,7 @@ async def assemble(
         folder / "last-backup.json" if is_here else None,
     )
     add_keeping_gauges(metrics, scrub, backups)
-    catalogue = Catalogue(directory, store, clock, transactions, rates, ownership, links)
+    catalogue = Catalogue(actors, directory, store, clock, transactions, rates, ownership, links)
     add_event_gauges(metrics, event_streams)
     counting = Counting(
         directory=directory,

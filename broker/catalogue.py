@@ -1,22 +1,29 @@
 """What is known of all topics of the service without opening one: their figures, for lists that are sorted and paged.
 
 A topic that is open says what it has; of the others the rows of the metadata table do: their properties, high-water
-marks and undecided pointers. These are read at most once a second, and what they decode to is kept by their bytes.
-Other instances are asked for the figures of the topics that are open there.
+marks and undecided pointers. These are read at most once a second, and what they decode to is kept by their bytes. Then
+other instances are asked for the figures of the topics that are open there.
+
+A read is a task of the daemon's, and all who ask for its topics wait for it, also who comes while it is under way. On a
+store that is far away it may take longer than any of them waits: were it made by one of them, it would be given up with
+that one, and made again for the next, so that nobody were ever answered. And if each waited for a read that begins behind
+its question, who asks again after a time-out would always come too late. What it shows to one who has come meanwhile is
+no older than what it shows to one who comes behind it. A topic that was created since it read the row is open, here or
+at its owner, which is asked after the rows.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from actors.mailbox import SingleFlight
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import PlainsongError, TransactionsUnavailable
+from plainsong.protocol.errors import PlainsongError, ShuttingDown, TransactionsUnavailable
 from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-#: How old the rows of closed topics may be, and the figures of other instances.
+#: For how long a read of the rows of closed topics, and of the figures of other instances, serves who comes behind it.
 FRESH_S = 1.0
 #: How long other instances are waited for.
 ASK_TIMEOUT_S = 1.0
@@ -112,15 +119,26 @@ class _Mark(NamedTuple):
 _NO_MARK = _Mark(Usage(), 0, 0)
 
 
+class _Reading:
+    """A read of all topics that is under way."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        #: Why it has failed; None: it has not. Until it is over that is the end of the daemon.
+        self.error: Exception | None = ShuttingDown("the daemon is shutting down")
+
+
 class Catalogue:
     """All topics of the service.
 
     Args:
+      nursery: where topics are read, for whoever waits; it outlives them.
       ownership: None: this instance is alone.
     """
 
     def __init__(
         self,
+        nursery: trio.Nursery,
         directory: Directory,
         store: Store,
         clock: Clock,
@@ -129,6 +147,7 @@ class Catalogue:
         ownership: Ownership | None,
         links: Links | None,
     ) -> None:
+        self._nursery = nursery
         self._directory = directory
         self._store = store
         self._clock = clock
@@ -140,19 +159,29 @@ class Catalogue:
         self._decoded: dict[bytes, Any] = {}
         self._read_s = float("-inf")
         self._elsewhere: dict[TopicName, Figures] = {}
-        self._refresh = SingleFlight(self._read)
+        self._reading: _Reading | None = None
+        #: A read belongs to no request, and so has none in its context.
+        self._context = copy_context()
 
     async def has(self, name: TopicName) -> bool:
-        """Whether the topic lived when the rows were last read, within the last second. Raises StoreError."""
+        """Whether the topic lived when the rows were last read. Raises StoreError, ShuttingDown."""
         await self._be_fresh()
         return name in self._stored
 
     async def _be_fresh(self) -> None:
-        if trio.current_time() - self._read_s >= FRESH_S:
-            await self._refresh()
+        if trio.current_time() - self._read_s < FRESH_S:
+            return
+        reading = self._reading
+        if reading is None:
+            reading = _Reading()
+            self._context.run(self._nursery.start_soon, self._read, reading)
+            self._reading = reading
+        await reading.over.wait()
+        if reading.error is not None:
+            raise reading.error.with_traceback(None)
 
     async def figures(self) -> dict[TopicName, Figures]:
-        """Of every living topic. Raises StoreError."""
+        """Of every living topic. Raises StoreError, ShuttingDown."""
         await self._be_fresh()
         here = await self._open_here()
         found: dict[TopicName, Figures | None] = {**self._stored, **here, **self._elsewhere}
@@ -208,11 +237,19 @@ class Catalogue:
 
     # --- closed topics, from the metadata table ---------------------------------------------------
 
-    async def _read(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._ask_others)
+    async def _read(self, reading: _Reading) -> None:
+        """Read for all who wait, and to the end also when they have left. Raises nothing but what cancels it."""
+        try:
             await self._read_rows()
-        self._read_s = trio.current_time()
+            await self._ask_others()
+            self._read_s, reading.error = trio.current_time(), None
+        except Exception as error:  # it is raised again, for each who waits
+            reading.error = error
+            if not reading.over.statistics().tasks_waiting:
+                log.warning("topics not read, and nobody waits for them any more", exc_info=error)
+        finally:
+            self._reading = None
+            reading.over.set()
 
     async def _read_rows(self) -> None:
         before, decoded = self._decoded, dict[bytes, Any]()

@@ -102,6 +102,13 @@ async def test_topics_that_were_made_or_deleted_a_moment_ago_are_there_or_not(da
     assert await names(daemon) == ["b"]
 
 
+async def test_where_the_store_cannot_be_read_the_list_says_so_and_is_there_when_it_can_be_read_again(daemon):
+    await daemon.create("a")
+    daemon.store.fail_next("scan")
+    await daemon.call("GET", ALL, status=503, code="storage_failed")
+    assert await names(daemon) == ["a"]
+
+
 async def many(daemon):
     """Topics in two namespaces, with 1 to 5 messages."""
     for namespace, topic, count in (("ns", "b", 3), ("ns", "a", 3), ("ns", "c", 1), ("x", "Orders", 5), ("x", "e", 0)):
