@@ -17,8 +17,8 @@ STEP_BYTES = 128 << 10
 #: A pause is so many times as long as the step before it took. With 5, sixteen connections that publish as fast as they are
 #: answered kept 0.88 of their rate (the median of five pairs; the worst 0.71), on two cores that seven others used too.
 REST = 8.0
-#: What a step takes this process where the store is reached over a network, measured: its calls, and what each row, of
-#: which those of metadata are the dearest, and each byte has to be taken apart.
+#: What a step takes this process where the store is reached over a network: its calls, of which there are some nine, which
+#: is estimated; and to take apart each row, of which those of metadata are the dearest, and each byte, which is measured.
 STEP_S, ROW_S, BYTE_S = 2e-3, 20e-6, 2e-9
 
 
