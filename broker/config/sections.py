@@ -58,7 +58,9 @@ class HBaseConfig:
     )
     timeout_s: float = seconds(
         30.0,
-        "How long a call to HBase may take with all its attempts; after it the answer is 503, the outcome unknown.",
+        "How long a call to HBase may take with all its attempts; after it the answer is 503, the outcome unknown. "
+        "While all connections are in use a call first waits for one, at most for as long again; if none becomes free "
+        "nothing has happened.",
         small="a region that moves, or a pause of a region server, fails requests",
         large="requests wait for as long while HBase is down",
         low=0.1,
@@ -67,7 +69,7 @@ class HBaseConfig:
     max_connections: int = count(
         16,
         "Connections to all gateways together; each has one call under way, further calls wait.",
-        small="calls wait for each other",
+        small="calls wait for each other, and those that wait longest fail",
         large="a gateway has a thread for each, and refuses those beyond its own bound",
         low=2,
         high=10_000,

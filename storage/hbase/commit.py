@@ -2,6 +2,7 @@
 
     a put fails, or finds another owner           the commit did not happen: the head was never moved
     another instance moved the head               ``Owners.commit`` says whether the commit happened before
+    no connection was free to move the head       the commit did not happen
     the answer to the head's move was lost        unknown
     a removal or rollback behind it fails         unknown: the puts took place
 
@@ -33,6 +34,7 @@ from storage.hbase.layout import (
     unpack,
 )
 from storage.hbase.owners import HEAD
+from storage.hbase.pool import NoConnectionFree
 from storage.hbase.scan import ScanRange, scan, scanned_row
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ class CommitWriter:
         before, progress.is_open = progress.is_open, True
         try:
             await self._owners.commit(claim)
-        except Deposed:
+        except (Deposed, NoConnectionFree):
             progress.is_open = before
             raise
 

@@ -75,6 +75,10 @@ class OutOfStep(OSError):
     """The received frame is not the answer to the request."""
 
 
+class AnswerTooLarge(OutOfStep):
+    """The answer is larger than any that is read: the gateway is well, but the connection has to be closed."""
+
+
 class Gateway:
     """A framed connection on which one call at a time is under way."""
 
@@ -83,6 +87,8 @@ class Gateway:
         self._stream = stream
         self._sequence = 0
         self._buffer = bytearray()
+        #: Whether a whole frame has come, so that what follows are frames too.
+        self._is_framed = False
         #: Calls to send with the next one, and those whose answers have to be skipped.
         self._deferred = b""
         self._unread_answers: list[tuple[int, str]] = []
@@ -143,9 +149,13 @@ class Gateway:
 
     async def _frame(self) -> bytes:
         (size,) = _SIZE.unpack(await self._exactly(_SIZE.size))
+        if self._is_framed and size > _MAX_ANSWER_BYTES:
+            raise AnswerTooLarge(f"an answer of {size} bytes is above the bound of {_MAX_ANSWER_BYTES >> 20} MiB")
         if not 0 < size <= _MAX_ANSWER_BYTES:
-            raise OutOfStep(f"an answer of {size} bytes: is the gateway framed (-f)?")
-        return await self._exactly(size)
+            raise OutOfStep(f"an answer of {size} bytes{'' if self._is_framed else ': is the gateway framed (-f)?'}")
+        frame = await self._exactly(size)
+        self._is_framed = True
+        return frame
 
     def _request(self, name: str, args: tuple[object, ...]) -> bytes:
         self._sequence = (self._sequence + 1) & 0x7FFFFFFF

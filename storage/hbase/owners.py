@@ -25,6 +25,7 @@ from storage.base import Claim, Deposed, StoreError
 from storage.hbase import layout
 from storage.hbase.gateway import thrift
 from storage.hbase.layout import FAMILY, Head, Stamp, decode_serial, encode_serial, hashed
+from storage.hbase.pool import NoConnectionFree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -123,6 +124,7 @@ class Owners:
 
         Raises:
           Deposed: another owner has come; ``happened`` says what became of this commit.
+          NoConnectionFree: it did not happen, and nothing was asked for.
           StoreError: the outcome is unknown.
         """
         prefix = metadata_key(claim.name)
@@ -133,7 +135,10 @@ class Owners:
             "checkAndPut", self._table, row, HEAD, head.encode(), mutation, {}
         )
         if not done:
-            now = await self.read(prefix)
+            try:
+                now = await self.read(prefix)
+            except NoConnectionFree as error:  # to look: what was to be looked for may have happened
+                raise StoreError(error.detail, hint=error.hint) from error
             if now.last != after.last:  # else an attempt whose answer was lost has done it
                 self._heads.pop(prefix, None)
                 raise _deposed(

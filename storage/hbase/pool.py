@@ -2,6 +2,11 @@
 
 Each connection has one call under way, and is closed if its answer was not awaited.
 
+A call waits for a free connection until its deadline, and the time of its attempt begins behind that wait. If the wait
+counted, then with more to do than the connections can all who get one would have no time left: each would be given up
+half way, its connection closed, and nobody would be answered until fewer ask. So those who wait longest fail, and
+whoever gets a connection is served. The end of a call is its time-out, and one attempt more if it waited.
+
 A call that fails is retried, on another connection and the next gateway, until its deadline. Every call of the store
 can be retried: rows are put if absent or with the bytes that are there already, and a second attempt recognises what
 the first one did. A first attempt that lands much later does no harm either: the value that it compares with is gone
@@ -18,7 +23,7 @@ import trio
 
 from plainsong.protocol.backoff import Backoff
 from storage.base import StoreError
-from storage.hbase.gateway import REFUSALS, Gateway, refusal_text
+from storage.hbase.gateway import REFUSALS, AnswerTooLarge, Gateway, refusal_text
 
 if TYPE_CHECKING:
     import ssl
@@ -35,6 +40,10 @@ _GATEWAYS_A_CALL = 3
 
 class GatewayRefused(StoreError):
     """HBase refused the call: no such table, a cell too large, a region that cannot be written."""
+
+
+class NoConnectionFree(StoreError):
+    """All connections were in use for as long as a call may wait: it was not made, so nothing of it happened."""
 
 
 class Pool:
@@ -56,7 +65,7 @@ class Pool:
         self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
         self.timeout_s = timeout_s
-        """How long a call may take, all attempts together."""
+        """How long a call may wait for a connection, and how long its attempts may take, all together."""
         self._closed = False
 
     async def call(self, name: str, *args: object) -> Any:
@@ -64,6 +73,7 @@ class Pool:
 
         Raises:
           GatewayRefused: HBase refused it.
+          NoConnectionFree: none was free in time; nothing happened.
           StoreError: no answer in time; whether it happened is unknown.
         """
         return (await self.call_counting(name, *args))[0]
@@ -72,8 +82,16 @@ class Pool:
         """As ``call``, with the number of attempts: from two on, an earlier one may have happened too."""
         retry = self.retry_deadline(name)
         while True:
+            attempt_s = retry.attempt_s  # of the time before the wait, which may use up all that is left
             try:
-                return await self._attempt(retry.attempt_s, name, args), retry.backoff.failures + 1
+                async with self._free(retry.left_s, self._slots):
+                    return await self._attempt(attempt_s, name, args), retry.backoff.failures + 1
+            except NoConnectionFree as error:
+                if retry.backoff.failures:  # an earlier attempt may have happened
+                    raise StoreError(error.detail, hint=error.hint) from error
+                raise
+            except AnswerTooLarge as error:  # to the next attempt it would be as large
+                raise StoreError(f"{name}: {error}") from error
             except BROKEN_CONNECTION as error:
                 await retry.pause(error)
 
@@ -86,7 +104,7 @@ class Pool:
     async def _attempt(self, attempt_s: float, name: str, args: tuple[object, ...]) -> Any:
         asked: Gateway | None = None
         with trio.move_on_after(attempt_s):
-            async with self.connection() as asked:
+            async with self._connected() as asked:
                 return await asked.call(name, *args)
         if asked is None:
             raise OSError(f"no connection in {attempt_s:g} s")
@@ -105,41 +123,58 @@ class Pool:
           GatewayRefused: HBase refused a call.
           OSError: no gateway can be connected to, or the connection broke.
         """
-        async with self._slots:
-            if self._closed:
-                raise StoreError("the store is closed")
-            gateway = self._idle.pop() if self._idle else await self._connect()
-            try:
-                yield gateway
-            except REFUSALS as error:
-                self._idle.append(gateway)
-                raise GatewayRefused(f"HBase refused: {refusal_text(error)}") from error
-            except BaseException as error:
-                with trio.CancelScope(shield=True):
-                    await gateway.aclose()
-                    if isinstance(error, BROKEN_CONNECTION):
-                        await self.suspect(gateway.address, str(error) or repr(error))
-                raise
-            else:
-                await self._give_back_or_close(gateway)
+        async with self._slots, self._connected() as gateway:
+            yield gateway
 
     @asynccontextmanager
     async def connection_to_scan(self, wait_s: float) -> AsyncIterator[Gateway]:
         """As ``connection``, for a block that makes other calls through the pool; such blocks are never nested.
 
         Raises:
-          OSError: also if no connection was free in ``wait_s``.
+          NoConnectionFree: none was free in ``wait_s``.
         """
+        async with self._free(wait_s, self._scans, self._slots), self._connected() as gateway:
+            yield gateway
+
+    @asynccontextmanager
+    async def _free(self, wait_s: float, *bounds: trio.Semaphore) -> AsyncIterator[None]:
+        """Count as one of those in use within each bound, for the block. Raises NoConnectionFree: not in ``wait_s``."""
+        entered: list[trio.Semaphore] = []
         try:
-            with trio.fail_after(wait_s):
-                await self._scans.acquire()
-        except trio.TooSlowError:
-            raise OSError(f"no connection in {wait_s:g} s") from None
-        try:
-            async with self.connection() as gateway:
-                yield gateway
+            try:
+                with trio.fail_after(wait_s):
+                    for bound in bounds:
+                        await bound.acquire()
+                        entered.append(bound)
+            except trio.TooSlowError:
+                raise NoConnectionFree(
+                    f"no connection to HBase was free in {wait_s:g} s",
+                    hint="raise storage.hbase.max_connections, or find out why HBase answers slowly",
+                ) from None
+            yield
         finally:
-            self._scans.release()
+            for bound in entered:
+                bound.release()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Gateway]:
+        """As ``connection``, for whoever counts as one of those in use."""
+        if self._closed:
+            raise StoreError("the store is closed")
+        gateway = self._idle.pop() if self._idle else await self._connect()
+        try:
+            yield gateway
+        except REFUSALS as error:
+            self._idle.append(gateway)
+            raise GatewayRefused(f"HBase refused: {refusal_text(error)}") from error
+        except BaseException as error:
+            with trio.CancelScope(shield=True):
+                await gateway.aclose()
+                if isinstance(error, BROKEN_CONNECTION) and not isinstance(error, AnswerTooLarge):
+                    await self.suspect(gateway.address, str(error) or repr(error))
+            raise
+        else:
+            await self._give_back_or_close(gateway)
 
     async def suspect(self, address: Address, why: str) -> None:
         """Drop the idle connections to a gateway that broke a connection or did not answer a call."""
@@ -242,12 +277,12 @@ class RetryDeadline:
 
     @property
     def attempt_s(self) -> float:
-        """How long the next attempt may take."""
+        """How long the next attempt may take, once it has a connection."""
         return min(self._attempt_s, self.left_s)
 
     @property
     def left_s(self) -> float:
-        """How long all further attempts together may take."""
+        """How long all further attempts together may take, and how long the next one may wait for a connection."""
         return max(0.0, self._deadline_s - trio.current_time())
 
     def progressed(self) -> None:

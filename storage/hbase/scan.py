@@ -1,8 +1,9 @@
 """Scans of HBase: rows page by page, from one range, or merged from many ranges.
 
 A page has few rows first, then as many as fit a bound, by the size of the last ones: a row of HBase may have nine
-megabytes. A scanner belongs to its gateway, so a scan keeps its connection; if that breaks, another scanner goes on
-behind the last row.
+megabytes. Rows may be much larger than those before them, so that a page is too large an answer, or does not come in
+time: then the next attempt asks for fewer. A scanner belongs to its gateway, so a scan keeps its connection; if that
+breaks, another scanner goes on behind the last row.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from storage.hbase.gateway import thrift
+from storage.base import StoreError
+from storage.hbase.gateway import AnswerTooLarge, thrift
 from storage.hbase.pool import BROKEN_CONNECTION
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _MAX_PAGE_ROWS = 1000
 _PAGE_BYTES = 2 << 20
 _GROWTH = 4
+#: A page has time for this many attempts: as many rows as were meant, a quarter of them, and one.
+_ATTEMPTS = 3
 #: Rows in a page of one of many ranges: most ranges have none.
 _MERGED_PAGE_ROWS = 64
 
@@ -77,64 +81,105 @@ async def scan(
 
     Args:
       take: may call through the pool, but not scan.
-      timeout_s: for each page, all attempts together.
+      timeout_s: for each page, all attempts together; beside that, how long the scan waits for a connection.
     Raises:
       StoreError: a page could not be read; those before it were good. Exceptions of ``take`` pass through.
     """
     left = wanted
+    size = _PageSize(first_page)
     retry = pool.retry_deadline("reading", timeout_s)
     while True:
+        attempt_s = size.attempt_s(retry, timeout_s)  # of the time before the wait, which may use up all that is left
         try:
             async with pool.connection_to_scan(retry.left_s) as gateway:
-                scanner = await _within(retry, _Scanner.open(gateway, left, first_page))
-                while page := await _within(retry, scanner.page()):
+                scanner = _Scanner(gateway, left, size)
+                while page := await _next_page(scanner, size, left, attempt_s):
                     left = left.behind(page[-1].key)
                     retry.progressed()
                     if not await take(page):
                         break
                     retry.progressed()
+                    attempt_s = size.attempt_s(retry, timeout_s)
                 scanner.close()
                 return
         except BROKEN_CONNECTION as error:
             await retry.pause(error)
 
 
-async def _within(retry: RetryDeadline, call: Awaitable[Any]) -> Any:
-    """The result of ``call``; OSError if it takes too long, so that the connection is closed."""
-    attempt_s = retry.attempt_s
+async def _next_page(scanner: _Scanner, size: _PageSize, left: ScanRange, attempt_s: float) -> list[ScannedRow]:
+    """The next rows of ``left``; OSError if they do not come in time, so that the connection is closed.
+
+    Raises StoreError: one row alone is too large.
+    """
+    asked = size.rows
     try:
         with trio.fail_after(attempt_s):
-            return await call
+            return await scanner.page()
     except trio.TooSlowError:
-        raise OSError(f"no answer in {attempt_s:g} s") from None
+        size.failed()
+        raise OSError(f"no answer of {asked} {'row' if asked == 1 else 'rows'} in {attempt_s:g} s") from None
+    except BROKEN_CONNECTION as error:
+        if isinstance(error, AnswerTooLarge) and asked == 1:
+            where = f"last row before {left.stop.hex()}" if left.reverse else f"first row from {left.start.hex()} on"
+            raise StoreError(
+                f"the {where} of HBase's table {left.table.decode()} cannot be read: {error}",
+                hint="look for it in hbase shell: perhaps another program wrote it, or storage.hbase.max_cell_bytes is too high",
+            ) from error
+        size.failed()  # also if the connection broke: a gateway may have ended for want of memory
+        raise
+
+
+class _PageSize:
+    """How many rows a scan asks for next."""
+
+    def __init__(self, first: int) -> None:
+        self.rows = max(1, min(first, _MAX_PAGE_ROWS))
+        self._has_failed = False
+
+    def attempt_s(self, retry: RetryDeadline, timeout_s: float) -> float:
+        """How long the next attempt may take; if it asks for several rows, there has to be time to ask for fewer."""
+        return retry.attempt_s if self.rows == 1 else min(retry.attempt_s, timeout_s / _ATTEMPTS)
+
+    def failed(self) -> None:
+        """An attempt to get so many rows failed: a quarter of them, then one."""
+        self.rows = 1 if self._has_failed else max(1, self.rows // _GROWTH)
+        self._has_failed = True
+
+    def read(self, page: list[ScannedRow]) -> None:
+        """So many rows came: more of them, as long as all are not much larger than a page should be."""
+        each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
+        self.rows = max(1, min(self.rows * _GROWTH, _PAGE_BYTES // each, _MAX_PAGE_ROWS))
+        self._has_failed = False
 
 
 class _Scanner:
     """A scanner at a gateway."""
 
-    def __init__(self, gateway: Gateway, number: int, wanted: ScanRange, rows: int) -> None:
+    def __init__(self, gateway: Gateway, wanted: ScanRange, size: _PageSize) -> None:
         self._gateway = gateway
-        self._number = number
+        self._number: int | None = None
         self._wanted = wanted
-        self._rows = max(1, min(rows, _MAX_PAGE_ROWS))
+        self._size = size
         self._ended = False
 
-    @classmethod
-    async def open(cls, gateway: Gateway, wanted: ScanRange, rows: int) -> _Scanner:
+    async def _open(self) -> int:
+        wanted = self._wanted
         start, stop = (wanted.stop, _below(wanted.start)) if wanted.reverse else (wanted.start, wanted.stop)
         asked = thrift.TScan(startRow=start, stopRow=stop, caching=_MAX_PAGE_ROWS, reversed=wanted.reverse)
-        return cls(gateway, await gateway.call("scannerOpenWithScan", wanted.table, asked, {}), wanted, rows)
+        number: int = await self._gateway.call("scannerOpenWithScan", wanted.table, asked, {})
+        return number
 
     async def page(self) -> list[ScannedRow]:
-        """The next rows; none at the end."""
+        """The next rows; none at the end. The first call opens the scanner, so that one deadline is for both."""
+        if self._number is None:
+            self._number = await self._open()
         page: list[ScannedRow] = []
         while not page and not self._ended:
-            answer = await self._gateway.call("scannerGetList", self._number, self._rows)
-            self._ended = len(answer) < self._rows
+            answer = await self._gateway.call("scannerGetList", self._number, self._size.rows)
+            self._ended = len(answer) < self._size.rows
             page = [found for found in map(scanned_row, answer) if self._is_wanted(found.key)]
         if page:
-            each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
-            self._rows = max(1, min(self._rows * _GROWTH, _PAGE_BYTES // each, _MAX_PAGE_ROWS))
+            self._size.read(page)
         return page
 
     def _is_wanted(self, key: bytes) -> bool:

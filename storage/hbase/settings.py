@@ -20,7 +20,10 @@ class HBaseOptions:
     table_prefix: str = "plainsong_"
     """The prefix of the names of the three tables."""
     timeout_s: float = 30.0
-    """How long a call may take, all attempts together; without an answer by then its outcome is unknown."""
+    """How long a call may take, all attempts together; without an answer by then its outcome is unknown.
+
+    While all connections are in use it waits for one before, at most for as long again; then nothing has happened.
+    """
     max_connections: int = 16
     """To all gateways together; at least two, since a scan keeps one while calls about its rows are made."""
     max_cell_bytes: int = 9 << 20

@@ -10,6 +10,7 @@ import trio
 from plainsong.protocol.effects import Delete, RollBack, Table, put_one
 from plainsong.protocol.keys import metadata_key
 from storage.base import Deposed, NothingWritten, StoreError
+from storage.hbase.pool import NoConnectionFree
 from tests.hbase.held_calls import Lost, puts_to
 from tests.hbase.test_hbase_owners import KEY, MESSAGE, METADATA, NAME, PAYLOAD, POINTER_KEY, rows, values
 
@@ -80,6 +81,65 @@ async def test_a_head_without_an_answer_is_an_unknown_outcome(store):
     with pytest.raises(StoreError) as caught:
         await store.write(M, claim=claim)
     assert not isinstance(caught.value, NothingWritten)
+
+
+def find_none_free(store, wanted) -> None:
+    """No connection is free for the next call that ``wanted`` says."""
+    ask = store._pool.call_counting
+
+    async def busy(name: str, *args: object):
+        if wanted(name, args):
+            store._pool.call_counting = ask
+            raise NoConnectionFree("no connection to HBase was free in 20 s")
+        return await ask(name, *args)
+
+    store._pool.call_counting = busy
+
+
+@pytest.mark.parametrize("table", ["messages", "heads"])
+async def test_a_commit_for_which_no_connection_became_free_did_not_happen(store, table):
+    claim = await store.claim(NAME)
+    find_none_free(store, puts_to(table))
+    with pytest.raises(NothingWritten, match="no connection to HBase was free"):
+        await store.write(M, claim=claim)
+    await store.claim(NAME)
+    assert await values(store) == []
+
+
+async def test_a_commit_whose_first_part_happened_is_unknown_if_no_connection_is_free_for_the_next(store):
+    claim = await store.claim(NAME)
+    moves = 0
+
+    def moves_again(name: str, args: tuple[object, ...]) -> bool:
+        nonlocal moves
+        moves += puts_to("heads")(name, args)
+        return moves == 2
+
+    find_none_free(store, moves_again)
+    rollback = RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)
+    with pytest.raises(StoreError, match="no connection to HBase was free") as caught:
+        await store.write([*M, rollback, put_one(METADATA, KEY, b"behind")], claim=claim)
+    assert not isinstance(caught.value, NothingWritten)
+    await store.claim(NAME)
+    assert await values(store) == [b"m"]
+
+
+async def test_a_commit_is_unknown_if_no_connection_is_free_to_look_what_became_of_it(store, others):
+    claim = await store.claim(NAME)
+    asked_twice(store, others[0], lands=True)
+    twice = store._pool.call_counting
+
+    async def then_busy(name: str, *args: object):
+        answer = await twice(name, *args)
+        if puts_to("heads")(name, args):
+            find_none_free(store, lambda asked, _: asked == "getRow")
+        return answer
+
+    store._pool.call_counting = then_busy
+    with pytest.raises(StoreError, match="no connection to HBase was free") as caught:
+        await store.write(M, claim=claim)
+    assert not isinstance(caught.value, NothingWritten)
+    assert await values(others[0]) == [b"m"]
 
 
 async def test_a_row_that_no_head_decides_about_makes_the_outcome_unknown(store):

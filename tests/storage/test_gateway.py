@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
-from storage.hbase.gateway import Gateway, OutOfStep
+from storage.hbase.gateway import AnswerTooLarge, Gateway, OutOfStep
 from tests.patience import PATIENCE_S
 
 REPLY, EXCEPTION = 2, 3
@@ -55,3 +55,18 @@ async def test_what_cannot_be_read_ends_the_connection(said):
 async def test_an_answer_that_is_cut_off_is_none():
     with pytest.raises(OSError, match="closed the connection"):
         await asked(answer(1)[:-3])
+
+
+async def test_a_large_answer_behind_one_that_was_fine_is_too_large_and_no_question_of_frames():
+    ours, theirs = memory_stream_pair()
+    gateway = Gateway(ours)
+    await theirs.send_all(answer(1) + struct.pack("!i", (256 << 20) + 1))
+    with trio.fail_after(PATIENCE_S):
+        assert await gateway.call("isTableEnabled", b"table") is True
+        with pytest.raises(AnswerTooLarge, match=r"an answer of 268435457 bytes is above the bound of 256 MiB$"):
+            await gateway.call("isTableEnabled", b"table")
+
+
+async def test_a_first_answer_that_is_too_large_has_one_ask_whether_the_gateway_is_framed():
+    with pytest.raises(OutOfStep, match=r"framed \(-f\)"):
+        await asked(struct.pack("!i", (256 << 20) + 1))
