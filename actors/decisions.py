@@ -6,13 +6,15 @@ A commit waits until every enlisted topic, at whichever instance, has closed the
     closing   each topic answers at its present owner: its messages are durable, and it writes no more of them
     closed    the commit goes on, if the transaction has been frozen all the time
     missing   topics did not answer in time: the commit did not happen, and the transaction is in progress
+
+Many topics take as long as they take, as long as one after the other answers.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Topics named when a commit could not reach them.
 MAX_NAMED_TOPICS = 5
+_Asked = TypeVar("_Asked", ClosePointers, RollBackPointer)
 
 
 class PointerClosing:
@@ -89,8 +92,8 @@ class PointerClosing:
         waiting: Sequence[Ticket[Any]],
         topics: Collection[TopicName],
     ) -> None:
-        deadline_s = trio.current_time() + self._settings.commit_deadline_s
-        missing = await close_pointers(self._ask, topics, core.pointers(frozen[0]), deadline_s)
+        patience_s = self._settings.commit_deadline_s
+        missing = await close_pointers(self._ask, topics, core.pointers(frozen[0]), patience_s)
         if self._waiting.get(frozen) is not waiting:
             return  # the service fell, and has settled the waiting tickets
         del self._waiting[frozen]
@@ -115,59 +118,72 @@ class PointerClosing:
         return gone
 
 
-# --- requests to topics, each at its owner and all within a deadline -------------------------------
+# --- requests to topics, each at its owner, for as long as they answer -----------------------------
+#
+# The more topics a transaction has, the longer they take, so their deadline counts from the last answer. If it counted
+# from the beginning, a transaction of many topics could never be decided: each attempt asks all of them again. A topic
+# that does not answer ends the attempt once the others have.
+#
+# All in all an attempt may take the deadline once for every sixteen requests, which is what they need at most if each is
+# answered within it. Without that bound, topics that do not answer could leave one place of the sixteen to thousands of
+# slow ones, one after the other. Committed readers would wait for all of them: a transaction does not time out while
+# its commit is under way.
 
 
-#: Topics asked at the same time.
+#: Requests that are under way at the same time.
 _TOPICS_AT_ONCE = 16
 #: Pauses before a topic that is unavailable is asked again; the last one repeats.
 _PAUSES_S = (0.02, 0.1, 0.5, 1.0)
 
 
-async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[int], deadline_s: float) -> set[int]:
+async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[int], patience_s: float) -> set[int]:
     """Roll these pointers back wherever they have rows; returns those that have no visible row left.
 
-    The authority must already refuse writes under them. A topic that is unavailable is asked again until
-    ``deadline_s``, on the monotonic clock; a second rollback changes nothing. Never raises.
+    The authority must already refuse writes under them. A topic that is unavailable is asked again until none has
+    answered for ``patience_s``; a second rollback changes nothing. Never raises.
     """
-    done: set[tuple[TopicName, int]] = set()
     wanted = tuple(pointers)
-    limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
-
-    async def one(name: TopicName, pointer: int) -> None:
-        async with limit:
-            if await _ask_until_answered(ask, name, RollBackPointer(pointer, by_client=False)):
-                done.add((name, pointer))
-
-    with trio.move_on_at(deadline_s):
-        async with trio.open_nursery() as nursery:
-            for pointer in wanted:
-                for name in index.topics_of((pointer,)):
-                    nursery.start_soon(one, name, pointer)
+    asked = [
+        (name, RollBackPointer(pointer, by_client=False)) for pointer in wanted for name in index.topics_of((pointer,))
+    ]
+    done = {(name, what.pointer) for name, what in await _ask_all(ask, asked, patience_s)}
     # The index lists a topic before it writes, so the topics found above include all writes that were under way.
     return {pointer for pointer in wanted if all((name, pointer) in done for name in index.topics_of((pointer,)))}
 
 
 async def close_pointers(
-    ask: AskTopic, topics: Iterable[TopicName], pointers: Sequence[int], deadline_s: float
+    ask: AskTopic, topics: Iterable[TopicName], pointers: Sequence[int], patience_s: float
 ) -> set[TopicName]:
     """Have these topics close pointers that they cannot be enlisted for any more; returns those that did not in time.
 
-    The messages of the others under these pointers are durable, and they write no more of them. Never raises.
+    The messages of the others under these pointers are durable, and they write no more of them. Topics are given up
+    once none has answered for ``patience_s``. Never raises.
     """
-    missing = set(topics)
+    wanted, what = set(topics), ClosePointers(pointers)
+    closed = await _ask_all(ask, [(name, what) for name in sorted(wanted)], patience_s)
+    return wanted.difference(name for name, _ in closed)
+
+
+async def _ask_all(
+    ask: AskTopic, wanted: Sequence[tuple[TopicName, _Asked]], patience_s: float
+) -> list[tuple[TopicName, _Asked]]:
+    """What was done of all this before no topic answered for ``patience_s``, or all together took too long."""
+    done: list[tuple[TopicName, _Asked]] = []
     limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
+    rounds = -(-len(wanted) // _TOPICS_AT_ONCE)
+    last_s = trio.current_time() + rounds * patience_s
+    with trio.move_on_after(patience_s) as scope:
 
-    async def one(name: TopicName) -> None:
-        async with limit:
-            if await _ask_until_answered(ask, name, ClosePointers(pointers)):
-                missing.discard(name)
+        async def one(name: TopicName, what: _Asked) -> None:
+            async with limit:
+                if await _ask_until_answered(ask, name, what):
+                    done.append((name, what))
+                scope.deadline = min(trio.current_time() + patience_s, last_s)
 
-    with trio.move_on_at(deadline_s):
         async with trio.open_nursery() as nursery:
-            for name in sorted(missing):
-                nursery.start_soon(one, name)
-    return missing
+            for name, what in wanted:
+                nursery.start_soon(one, name, what)
+    return done
 
 
 async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:

@@ -261,8 +261,7 @@ class TransactionService:
         A pointer stays if one of its topics could not be reached in time.
         """
         invalid = set(self.invalids()).intersection(pointers)
-        deadline_s = trio.current_time() + self.settings.abort_deadline_s
-        reached = await roll_back(self._locations, self._ask_topic, invalid, deadline_s)
+        reached = await roll_back(self._locations, self._ask_topic, invalid, self.settings.abort_deadline_s)
         return await self._ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
@@ -529,8 +528,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self.nursery.start_soon(self._roll_back, core, first)
 
     async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
-        deadline_s = trio.current_time() + self._settings.abort_deadline_s
-        reached = await roll_back(self._locations, self._ask, first.pointers, deadline_s)
+        reached = await roll_back(self._locations, self._ask, first.pointers, self._settings.abort_deadline_s)
         if self.core is not core:
             return  # it fell: the callers know, and the next actor starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))

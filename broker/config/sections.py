@@ -930,8 +930,9 @@ class TransactionsConfig:
     )
     commit_deadline_s: float = seconds(
         15.0,
-        "Among several instances, how long a commit waits for its topics to finish their writes under it; after it "
-        "nothing has happened, and it can be sent again. At least cluster.session_timeout_s and 3 s.",
+        "Among several instances, how long a commit waits for the next of its topics to finish its writes under it, "
+        "counted from the last one that did; after it nothing has happened, and it can be sent again. All of its "
+        "topics together may take so long for every 16 of them. At least cluster.session_timeout_s and 3 s.",
         small="commits fail while topics change hands, and have to be sent again",
         large="commits wait for a topic that does not answer",
         low=0.1,
@@ -939,8 +940,9 @@ class TransactionsConfig:
     )
     abort_deadline_s: float = seconds(
         15.0,
-        "How long an abort may take to roll back the transaction's messages; after it the transaction is invalid. "
-        "Among several instances at least cluster.session_timeout_s and 3 s.",
+        "How long an abort waits for the next topic to roll back the transaction's messages, counted from the last "
+        "one that did; after it the transaction is invalid. All topics together may take so long for every 16 of "
+        "them. Among several instances at least cluster.session_timeout_s and 3 s.",
         small="aborts end as invalidations while topics are being loaded, or change hands",
         large="aborts wait for a topic that does not answer",
         low=0.1,

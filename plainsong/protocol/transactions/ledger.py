@@ -64,9 +64,9 @@ class TransactionSettings:
     """Bytes of all committed change sets that are kept for conflict checks."""
     max_client_id_bytes: int = 256
     abort_deadline_s: float = 15.0
-    """How long topics may take to roll back before the abort becomes an invalidation."""
+    """How long none of the topics may roll back before the abort becomes an invalidation."""
     commit_deadline_s: float = 15.0
-    """How long topics may take to close a transaction's pointers before this attempt to commit fails."""
+    """How long none of the topics may close a transaction's pointers before this attempt to commit fails."""
     prune: bool = True
     """Whether a complete pass removes pointers past their lifetime from the invalid list."""
     mailbox_requests: int = 20_000
