@@ -8,7 +8,6 @@ between leaves rows that are as invisible as before; the next round goes on.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,8 @@ from storage.base import read_rows
 from storage.cleaning import Sweep, is_message, is_payload
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from actors.directory import Directory
     from actors.invalid_list import InvalidPass
     from actors.observe import Clock, Observer
@@ -78,24 +79,25 @@ class Janitor:
         self._sweep = Sweep(store, settings.step_rows)
         #: The first row of each topic, so that a check need not pass the tombstones of removed rows.
         self._first_keys: dict[TopicName, bytes] = {}
+        #: Passes over all topics that came to their end.
         self.rounds = 0
 
     async def run(self) -> None:
-        """Clean, pause, clean again. A failing round is logged; the next one comes."""
+        """Clean, tidy the store, pass over the invalid list, pause, and again.
+
+        What fails is logged, and comes again in the next round; the others do not wait for it. A full disk may be why
+        nothing can be cleaned, and only tidying makes room. And a store that cannot be tidied must not keep pointers on
+        the invalid list: once it is full, no transaction begins.
+        """
         while True:
             await trio.sleep(self._settings.interval_s)
-            try:
-                await self.clean_all()
-                if self._invalid_pass is not None:
-                    await self._invalid_pass.run_once()
-            except PlainsongError as error:
-                log.warning("cleaning stopped, trying again later", extra={"why": str(error)})
-                with suppress(PlainsongError):
-                    # A full disk may be why nothing can be read, and only this makes room.
-                    await self._store.tidy()
+            await _attempt(self.clean_all, "cleaning stopped, trying again later")
+            await _attempt(self._store.tidy, "tidying stopped, trying again later")
+            if self._invalid_pass is not None:
+                await _attempt(self._invalid_pass.run_once, "invalid pass stopped, trying again later")
 
     async def clean_all(self) -> int:
-        """One round over all topics; the number of rows removed."""
+        """One pass over all topics; the number of rows removed."""
         removed = 0
         seen: set[TopicName] = set()
         start, stop = all_topics()
@@ -108,7 +110,6 @@ class Janitor:
             start = rows[-1][0] + b"\x00"
         for name in self._first_keys.keys() - seen:
             del self._first_keys[name]  # of topics that are gone, or another instance's by now
-        await self._store.tidy()
         self.rounds += 1
         return removed
 
@@ -246,3 +247,11 @@ class Janitor:
             removed += await self._sweep.remove(Table.PAYLOAD, start, stop, is_payload)
         await self._directory.ask(name, Cleaned(plan.prefix, done, tuple(orphan[0] for orphan in plan.orphans)))
         return removed
+
+
+async def _attempt(part: Callable[[], Awaitable[object]], failed: str) -> None:
+    """Do a part of a round; a failure is logged as ``failed``."""
+    try:
+        await part()
+    except PlainsongError as error:
+        log.warning(failed, extra={"why": str(error)})

@@ -5,11 +5,13 @@
 
 Both only when they are older than a day by HBase's own clock, and as they were read, by their time. So a put that is
 still under way has a day to land; and a row can be put again even if HBase's clock was set back by as much, since a
-removal hides every cell with its time or an earlier one. Rows that no head governs stay.
+removal hides every cell with its time or an earlier one. Rows that no head governs stay. So do those that cannot be
+read, with what depends on them; they are logged once, and keep nothing else from being removed.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
@@ -32,12 +34,15 @@ from storage.hbase.owners import EPOCHS_COLUMN, EPOCHS_KEY, FENCE, encode_epoch
 from storage.hbase.scan import ScanRange, first_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from storage.hbase.layout import Head
     from storage.hbase.owners import Owners
     from storage.hbase.pool import Pool
     from storage.hbase.scan import ScannedRow
     from storage.hbase.tables import Tables
 
+log = logging.getLogger(__name__)
 #: Rows of the metadata table that a step reads.
 STEP_ROWS = 1000
 #: A step looks for fences to remove in topics with more of them; and the rows of a topic that it reads for that.
@@ -45,6 +50,8 @@ MANY_FENCES = 16
 _ROWS_FOR_FENCES = 10_000
 #: The rows with entries of a chain that it reads for that; of more, only the first, whose epoch is the lowest.
 FEW_ENTRIES = 100
+#: Rows that cannot be read and are logged; of a table that is damaged throughout, no more.
+_MAX_LOGGED = 1000
 _KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
@@ -58,6 +65,8 @@ class Upkeep:
         self._timeout_s = timeout_s
         self._kept_ms = int(kept_s * 1000)
         self._at = b""
+        #: Keys of rows, and heads of topics, that cannot be read and are logged already.
+        self._logged: set[bytes] = set()
 
     async def step(self) -> int:
         """One step; returns the number of rows and fences removed. Raises StoreError."""
@@ -66,17 +75,45 @@ class Upkeep:
         self._at = found[-1].key + b"\x00" if len(found) == STEP_ROWS else b""
         before_ms = await self._now_ms() - self._kept_ms
         governors = {row.key: prefix for row in found if (prefix := governor(row.key)) is not None}
-        heads = await self._owners.heads_of(governors.values())
+        heads = await self._heads_of(list(dict.fromkeys(governors.values())))
         removed = 0
         for row in found:
-            prefix = governors.get(row.key)
-            if prefix is not None and row.time_ms < before_ms and _is_gone(row, heads[prefix]):
+            head = heads.get(governors.get(row.key, b""))
+            if head is not None and row.time_ms < before_ms and self._is_gone(row, head):
                 await self._pool.call("deleteAllRowTs", table, row.key, row.time_ms, {})
                 removed += 1
         for prefix, head in heads.items():
             if len(head.fences) > MANY_FENCES:
-                removed += await self._remove_fences(prefix, before_ms)
+                try:
+                    removed += await self._remove_fences(prefix, before_ms)
+                except DamagedRow as error:
+                    # A row whose epoch nobody knows may need any of the fences.
+                    self._pass_over(prefix, error)
         return removed
+
+    async def _heads_of(self, prefixes: Sequence[bytes]) -> dict[bytes, Head]:
+        """The heads of these topics, without those that cannot be read, which are found by halves."""
+        try:
+            return dict(await self._owners.heads_of(prefixes))
+        except DamagedRow as error:
+            if len(prefixes) == 1:
+                self._pass_over(prefixes[0], error)
+                return {}
+        middle = len(prefixes) // 2
+        return {**await self._heads_of(prefixes[:middle]), **await self._heads_of(prefixes[middle:])}
+
+    def _is_gone(self, row: ScannedRow, head: Head) -> bool:
+        try:
+            return _is_gone(row, head)
+        except DamagedRow as error:
+            self._pass_over(row.key, error)
+            return False
+
+    def _pass_over(self, key: bytes, error: DamagedRow) -> None:
+        """Leave something where it is since it cannot be read; its topic says so to whoever needs it."""
+        if key not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add(key)
+            log.warning("upkeep passes over what cannot be read", extra={"key": key.hex(), "why": error.detail})
 
     async def _now_ms(self) -> int:
         """HBase's clock: the time of a cell written now."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.janitor import JanitorSettings
+from actors.janitor import Janitor, JanitorSettings
 from actors.observe import SpaceGuard, SystemClock
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import LowSpace, PartlyCleaned
@@ -430,3 +430,102 @@ async def test_a_round_that_fails_still_makes_room(nursery, autojump_clock, monk
         with trio.fail_after(1000):
             await tidied.wait()
         nursery.cancel_scope.cancel()
+
+
+# --- the parts of a round -------------------------------------------------------------------------
+
+
+class Passes:
+    """The pass over the invalid list, counted; it may fail."""
+
+    def __init__(self, fails=False):
+        self.count, self.fails = 0, fails
+
+    async def run_once(self):
+        await trio.lowlevel.checkpoint()
+        self.count += 1
+        if self.fails:
+            raise StoreError("the pass")
+
+
+ROUNDS = 5
+
+
+async def after_rounds(harness, passes):
+    """What has expired before them is gone by the end, or not; the harness' janitor is one with these passes."""
+    harness.janitor = janitor = Janitor(harness.store, harness.directory, harness.clock, harness.watch, STEPS, passes)
+    await harness.create(ttl_s=10)
+    await harness.publish("old")
+    harness.clock.ms += 10_001
+    with trio.move_on_after(ROUNDS * STEPS.interval_s + 1):
+        await janitor.run()
+    return harness.rows() == 0
+
+
+async def test_a_store_that_cannot_be_tidied_is_cleaned_and_passed_over_in_every_round(
+    autojump_clock, monkeypatch, caplog
+):
+    async with actors() as harness:
+
+        async def tidy():
+            await trio.lowlevel.checkpoint()
+            raise StoreError("a row that cannot be read")
+
+        monkeypatch.setattr(harness.store, "tidy", tidy, raising=False)
+        passes = Passes()
+        assert await after_rounds(harness, passes)
+        assert (passes.count, harness.janitor.rounds) == (ROUNDS, ROUNDS)
+        assert caplog.text.count("tidying stopped, trying again later") == ROUNDS
+        assert "cleaning stopped" not in caplog.text
+
+
+async def test_a_store_whose_topics_cannot_be_listed_is_tidied_and_passed_over_in_every_round(
+    autojump_clock, monkeypatch, caplog
+):
+    async with actors() as harness:
+        tidied = []
+
+        async def tidy():
+            await trio.lowlevel.checkpoint()
+            tidied.append(True)
+
+        async def clean_all():
+            await trio.lowlevel.checkpoint()
+            raise StoreError("no answer in 30 s")
+
+        passes = Passes()
+        monkeypatch.setattr(harness.store, "tidy", tidy, raising=False)
+        monkeypatch.setattr(Janitor, "clean_all", lambda _: clean_all())
+        assert not await after_rounds(harness, passes)
+        assert (passes.count, len(tidied)) == (ROUNDS, ROUNDS)
+        assert caplog.text.count("cleaning stopped, trying again later") == ROUNDS
+
+
+async def test_a_pass_that_fails_keeps_no_round_from_coming(autojump_clock, caplog):
+    async with actors() as harness:
+        passes = Passes(fails=True)
+        assert await after_rounds(harness, passes)
+        assert (passes.count, harness.janitor.rounds) == (ROUNDS, ROUNDS)
+        assert caplog.text.count("invalid pass stopped, trying again later") == ROUNDS
+
+
+async def test_a_topic_whose_cleaning_fails_in_the_store_does_not_keep_the_others_from_it(
+    autojump_clock, monkeypatch, caplog
+):
+    names = [TopicName("ns", f"t{number}") for number in range(5)]
+    async with actors(janitor=STEPS) as harness:
+        for name in names:
+            await harness.create(name, ttl_s=10)
+            await harness.publish("old", name=name)
+        harness.clock.ms += 10_001
+        clean = harness.janitor.clean
+
+        async def fails_in_one(name):
+            if name == names[1]:
+                raise StoreError("no answer in 30 s")
+            return await clean(name)
+
+        monkeypatch.setattr(harness.janitor, "clean", fails_in_one)
+        assert await harness.janitor.clean_all() == 4
+        assert (harness.rows(), harness.janitor.rounds) == (1, 1)
+        assert caplog.text.count("topic not cleaned") == 1
