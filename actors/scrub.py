@@ -2,6 +2,9 @@
 
 A block that is damaged fails to be read when somebody needs it, perhaps after the last backup that has its rows was
 removed. A round finds it before. Nothing is moved or mended: the store has one copy, and a backup has the other.
+
+A round may take days. It goes on behind a topic whose rows the store does not give just now, and is complete once it has
+read those too; after a restart it goes on behind the last topic that it has read.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import json
 import logging
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import compress, islice
+from operator import not_
 from typing import TYPE_CHECKING, Any, Literal
 
 import trio
@@ -27,7 +32,7 @@ from plainsong.protocol.keys import (
     topic_range,
 )
 from plainsong.protocol.names import TopicName
-from storage.base import NamesFiles, Unreadable
+from storage.base import NamesFiles, StoreError, Unreadable
 from storage.cleaning import is_message, is_payload
 from storage.damage import approach, behind, last_before, read_around, shown_place
 from storage.directory import write_whole
@@ -35,7 +40,7 @@ from storage.inspect.describe import describe
 from storage.pace import Pace, paced_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from actors.directory import Directory
@@ -45,12 +50,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Before the first round behind a start, which has enough to do.
 FIRST_AFTER_S = 3600.0
-#: Findings that are kept; further ones are counted.
+#: Findings that are kept; further ones are counted. And topics that could not be read and are shown.
 MAX_FINDINGS = 1_000
+#: Such topics that are named in the log.
+MAX_NAMED = 5
+#: How far a round is, is written no more often than this; after a crash it goes on from there.
+KEEP_EVERY_S = 60.0
 #: Who scrubs rows of no topic, among instances that share a store.
 _NO_TOPIC = TopicName("", "transactions")
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
 _FIRST, _LAST = b"", b"\xff" * 8
+#: What a round has reached that has been everywhere: behind the key of any topic.
+_EVERYWHERE = b"\xff"
 
 
 @dataclass(slots=True)
@@ -117,7 +128,7 @@ class ScrubReport:
     """The round that is under way, or the last one."""
 
     state: Literal["off", "waiting", "running", "stopped"] = "waiting"
-    """``stopped``: it could not go on, and is begun again later."""
+    """``stopped``: it could not go on, or not read every topic, and goes on later."""
     started_ms: int | None = None
     last_complete_ms: int | None = None
     rows: int = 0
@@ -126,6 +137,8 @@ class ScrubReport:
     """Of the round under way, and those of the round before where this one has not been yet."""
     more: int = 0
     """Findings beyond those that are kept."""
+    unread: dict[TopicName, str] = field(default_factory=dict)
+    """Topics whose rows the store did not give in this round, which says nothing of the rows, and why."""
 
     def shown(self) -> dict[str, object]:
         """Ready for JSON."""
@@ -137,6 +150,11 @@ class ScrubReport:
             "bytes": self.bytes,
             "findings": [each.shown() for each in self.findings],
             "moreFindings": self.more,
+            "unread": [
+                {"namespace": name.namespace, "topic": name.topic, "why": why}
+                for name, why in islice(self.unread.items(), MAX_FINDINGS)
+            ],
+            "moreUnread": max(0, len(self.unread) - MAX_FINDINGS),
         }
 
 
@@ -168,6 +186,10 @@ class Scrub:
         """Of the round before."""
         self._has_news = False
         """Whether something was found that is not in the file yet."""
+        self._reached = b""
+        """The key of the last topic that the round has dealt with; empty: there is none to go on behind."""
+        self._kept_s = float("-inf")
+        """When the file was written, on the monotonic clock."""
         self._file = file
         self.report = ScrubReport("waiting" if interval_s else "off")
         self._read_kept()
@@ -180,56 +202,120 @@ class Scrub:
         return True
 
     async def run(self) -> None:
-        """Round after round. One that cannot go on is logged; the next one comes."""
+        """Round after round. One that cannot go on is logged, and goes on later; one that is asked for begins anew."""
         pause_s = FIRST_AFTER_S
         while True:
             with trio.move_on_after(pause_s if self._interval_s else float("inf")):
                 await self._asked.wait()
+            go_on = not self._asked.is_set() and self._goes_on()
             self._asked = trio.Event()
             begun_s = trio.current_time()
             try:
-                await self.round()
-                pause_s = max(60.0, self._interval_s - (trio.current_time() - begun_s))
+                is_complete = await self.round(go_on=go_on)
+                left_s = self._interval_s - (trio.current_time() - begun_s)
+                pause_s = max(60.0, left_s) if is_complete else FIRST_AFTER_S
             except PlainsongError as error:
                 self.report.state = "stopped"
                 log.warning("scrub stopped, trying again in an hour", extra={"why": str(error)})
                 pause_s = FIRST_AFTER_S
 
-    async def round(self) -> None:
-        """Read every row once. Raises StoreError: the store failed, or is away."""
-        report = self.report
-        report.state, report.started_ms, report.rows, report.bytes = "running", self._clock.now_ms(), 0, 0
-        self._found, more = [], report.more
-        report.more = 0
-        before = self._before = report.findings
-        if self._is_mine(_NO_TOPIC):
-            await self._range(Table.METADATA, _FIRST, _LAST, None)
+    def _goes_on(self) -> bool:
+        """Whether the last round did not come to its end, and is gone on with instead of a new one."""
+        if self._reached == _EVERYWHERE:
+            # All that it lacks is what it could not read. That must not keep all else from the next round for ever.
+            return self._clock.now_ms() - (self.report.started_ms or 0) < self._interval_s * 1000
+        return self._reached != b""
+
+    async def round(self, *, go_on: bool = False) -> bool:
+        """Read every row once; whether that was possible.
+
+        Args:
+          go_on: the last round, with what it has found: behind the last topic that it has dealt with, and then those
+            that could not be read.
+        Raises:
+          StoreError: the store failed, or is away, for what is not the rows of one topic.
+        """
+        report, had = self.report, len(self.report.findings) + self.report.more
+        report.state = "running"
+        if not (go_on and self._reached):
+            await self._begin()
         names, unnamed = await self._topics()
-        for name in names:
-            if self._is_mine(name):
-                prefix = metadata_key(name)
-                await self._rows_of(prefix, stop_after(prefix), name)
+        await self._read_topics(names)
         if self._is_mine(_NO_TOPIC):
+            self._take_back({each.name for each in self._found}.difference(names))
             for start, stop in unnamed:
                 await self._rows_of(start, stop, None)
+        self._reached = _EVERYWHERE
         for each in self._found:
             if isinstance(self._store, NamesFiles):
                 # Where a whole place cannot be read, its first key may be before that of any row.
                 each.file = await self._store.file_of(each.table, each.first) or await self._store.file_of(
                     each.table, each.last
                 )
-        report.findings, self._before = self._found, []
+        if report.unread:
+            await self._end_incomplete()
+            return False
+        report.findings, self._before, self._reached = self._found, [], b""
         report.state, report.last_complete_ms = "waiting" if self._interval_s else "off", self._clock.now_ms()
         await self._keep()
-        if len(before) + more != len(self._found) + report.more or self._found:
+        if had != len(self._found) + report.more or self._found:
             log.warning("scrub found damaged rows", extra={"findings": len(self._found) + report.more})
         log.info("scrub complete", extra={"rows": report.rows, "bytes": report.bytes})
+        return True
+
+    async def _begin(self) -> None:
+        """A new round; it reads what is of no topic. Raises StoreError."""
+        report = self.report
+        report.started_ms, report.rows, report.bytes, report.more = self._clock.now_ms(), 0, 0, 0
+        report.unread = {}
+        self._found, self._before, self._reached = [], report.findings, b""
+        if self._is_mine(_NO_TOPIC):
+            await self._range(Table.METADATA, _FIRST, _LAST, None)
+
+    async def _read_topics(self, names: Sequence[TopicName]) -> None:
+        """Read these topics, but for those that the round has read; one that the store does not give is noted."""
+        report, there = self.report, set(names)
+        report.unread = {name: why for name, why in report.unread.items() if name in there}
+        # First those that were not read yet: the others cost the store's time-out each, while it does not give them.
+        left = [name for name in names if metadata_key(name) > self._reached]
+        for name in [*left, *report.unread]:
+            prefix = metadata_key(name)
+            self._take_back({name})
+            try:
+                if self._is_mine(name):
+                    await self._rows_of(prefix, stop_after(prefix), name)
+                report.unread.pop(name, None)
+            except StoreError as error:
+                report.unread[name] = error.detail
+                await trio.lowlevel.checkpoint()  # a store that is closed refuses without one
+            self._reached = max(self._reached, prefix)
+            if trio.current_time() - self._kept_s >= KEEP_EVERY_S:
+                await self._keep()
+
+    def _take_back(self, names: Collection[TopicName | None]) -> None:
+        """Before rows of topics are read of which the round may have read a part: it finds again what it found there."""
+        again = [each.name in names and each.table is not Table.METADATA for each in self._found]
+        if any(again):
+            self._before = [*compress(self._found, again), *self._before]
+            self._found = [*compress(self._found, map(not_, again))]
+            self._tell()
+
+    async def _end_incomplete(self) -> None:
+        """The round has been everywhere, but some topics were not given. What was found before stays told."""
+        report = self.report
+        report.state = "stopped"
+        await self._keep()
+        named = ", ".join(map(str, islice(report.unread, MAX_NAMED)))
+        log.warning(
+            "scrub could not read every topic, trying these again in an hour",
+            extra={"topics": len(report.unread), "first": named, "why": next(iter(report.unread.values()))},
+        )
 
     # --- over restarts ------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         """Write the report; what is wrong with that is only logged: the next round says the same."""
-        self._has_news = False
+        self._has_news, self._kept_s = False, trio.current_time()
         if self._file is None:
             return
         report = self.report
@@ -241,6 +327,11 @@ class Scrub:
             "bytes": report.bytes,
             "moreFindings": report.more,
             "findings": [each.kept() for each in report.findings],
+            # Of a round that has not come to its end: what it has reached, which of the findings are its own, and what
+            # it could not read.
+            "reached": self._reached.hex(),
+            "found": len(self._found),
+            "unread": [[*name, why] for name, why in report.unread.items()],
         }
         try:
             with trio.CancelScope(shield=True):
@@ -257,9 +348,13 @@ class Scrub:
             kept = json.loads(self._file.read_bytes())
             findings = [ScrubFinding.of_kept(each) for each in kept["findings"]]
             complete_ms = kept["lastCompleteMs"]
+            # Earlier versions kept none of these, and began anew after a restart.
+            reached, found = bytes.fromhex(kept.get("reached", "")), int(kept.get("found", 0))
+            unread = {TopicName(namespace, topic): str(why) for namespace, topic, why in kept.get("unread", ())}
             report.started_ms, report.last_complete_ms = kept["startedMs"], complete_ms and int(complete_ms)
             report.rows, report.bytes, report.more = int(kept["rows"]), int(kept["bytes"]), int(kept["moreFindings"])
-            report.findings = findings[:MAX_FINDINGS]
+            report.findings, report.unread = findings[:MAX_FINDINGS], unread
+            self._found, self._before, self._reached = report.findings[:found], report.findings[found:], reached
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -334,13 +429,16 @@ class Scrub:
             self.report.more += 1
             return
         self._found.append(finding)
-        # What is found is told at once; what the round before has found is told until this one has been everywhere.
+        self._tell()
+        self._has_news = True
+
+    def _tell(self) -> None:
+        """What is found is told at once; what the round before has found, until this one has been everywhere."""
         places = {(each.table, each.first) for each in self._found}
         self.report.findings = [
             *self._found,
             *(each for each in self._before if (each.table, each.first) not in places),
         ][:MAX_FINDINGS]
-        self._has_news = True
 
 
 class _Steps:

@@ -14,6 +14,7 @@ Kind: TypeAlias = Literal[
     "reload",
     "audit",
     "damaged",
+    "unread",
     "low-space",
     "instance",
 ]

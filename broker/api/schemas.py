@@ -682,6 +682,8 @@ _SCRUB: dict[str, Schema] = {
     "bytes": COUNT,
     "findings": array(ref("ScrubFinding")),
     "moreFindings": COUNT,
+    "unread": array(ref("ScrubUnread")),
+    "moreUnread": COUNT,
 }
 KEEPING_SCHEMAS: dict[str, Schema] = {
     "BegunBackup": record(
@@ -738,6 +740,7 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
     ),
     "Scrub": record(" ".join(_SCRUB), **_SCRUB),
     "StartedScrub": record(" ".join(("started", *_SCRUB)), started=BOOLEAN, **_SCRUB),
+    "ScrubUnread": record("namespace topic why", namespace=STRING, topic=STRING, why=STRING),
     "ScrubFinding": record(
         "namespace topic generation table from to rows why file",
         namespace=nullable(STRING),

@@ -48,6 +48,11 @@ def damaged(scrub: Scrub) -> Sequence[Finding]:
     if left:
         text = f"{left} more damaged places; GET /v1/scrub lists them"
         told.append(Finding("damaged", "critical", "service", text, report.started_ms))
+    if report.unread:
+        first, why = next(iter(report.unread.items()))
+        topics = "1 topic" if len(report.unread) == 1 else f"{len(report.unread)} topics"
+        text = f"the scrub could not read {topics}, {first} among them: {why}"
+        told.append(Finding("unread", "warning", "service", text, report.started_ms))
     return told
 
 

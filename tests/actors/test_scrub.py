@@ -11,7 +11,7 @@ from actors_in_process import SetClock
 
 from actors.ownership import Alone
 from actors.scrub import Scrub
-from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.effects import Delete, Put, Table, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, metadata_key
 from plainsong.protocol.names import TopicName
@@ -207,7 +207,12 @@ async def test_what_a_round_has_found_outlives_it_and_what_the_round_before_foun
         assert sorted(topics(again)) == [BILLS, ORDERS]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"findings": [{}]}', b'{"findings": 5}', b"\xff\xfe"])
+NOWHERE = (
+    b'{"findings": [], "startedMs": 1, "lastCompleteMs": 1, "rows": 0, "bytes": 0, "moreFindings": 0, "reached": 5}'
+)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"findings": [{}]}', b'{"findings": 5}', b"\xff\xfe", NOWHERE])
 async def test_a_report_that_cannot_be_read_is_none(tmp_path, content):
     kept = tmp_path / "scrub.json"
     kept.write_bytes(content)
@@ -272,3 +277,196 @@ async def test_a_round_over_a_store_that_is_far_takes_no_more_than_twice_its_ans
     await scrub.round()
     assert scrub.report.rows == 100
     assert trio.current_time() - begun_s < 2 * store.waited_s
+
+
+# --- topics that the store does not give, and restarts ---------------------------------------------
+
+
+NAMES = [TopicName("ns", f"t{number}") for number in range(10)]
+WEEK_S = 7 * 86_400
+
+
+class Regions(MemoryStore):
+    """A store that may not give the messages of some topics, and that takes its time for the payloads of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.away = set()
+        self.read = []
+        self.took_s = 0.0
+
+    async def scan(self, table, start, stop, feed, **more):
+        name = next((name for name in NAMES if start == metadata_key(name)), None)
+        if table is Table.PAYLOAD and name is not None:
+            await trio.sleep(self.took_s)
+        if table is Table.MESSAGE and name is not None:
+            if name in self.away:
+                raise StoreError("no answer in 30 s")
+            self.read.append(name)
+        await super().scan(table, start, stop, feed, **more)
+
+
+@pytest.fixture
+def writes_at_once(monkeypatch):
+    """Files are written without a thread: the clock would jump over its work, as if nobody had anything to do."""
+
+    async def run_sync(function, *args):
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+async def regions():
+    """Each of ``NAMES`` with one message."""
+    store = Regions()
+    for name in NAMES:
+        await damage(store, name, whole=True)
+    return store
+
+
+async def damage(store, name, *, whole=False):
+    """The topic's message cannot be parsed; or else can."""
+    row = plain_head(1) + b"m" if whole else b"\xff?"
+    metadata = put_one(Table.METADATA, metadata_key(name), Metadata(1, TopicProperties(), 1, 1).encode())
+    message = Put(Table.MESSAGE, generation_prefix(name, 1), [pack_position(FIRST_MS, 0)], [row])
+    await store.write([metadata, message], claim=await store.claim(name))
+
+
+def weekly(store, file=None):
+    """A scrub whose clock is that of the loop."""
+    directory = SimpleNamespace(environment=SimpleNamespace(ownership=Alone()))
+    clock = SimpleNamespace(now_ms=lambda: int(trio.current_time() * 1000))
+    return Scrub(store, directory, clock, WEEK_S, 1 << 40, file)
+
+
+async def run_for(scrub, seconds):
+    """A daemon that is killed after so long."""
+    with trio.move_on_after(seconds):
+        await scrub.run()
+
+
+def found_in(scrub):
+    return [each.name for each in scrub.report.findings]
+
+
+async def test_a_topic_that_the_store_does_not_give_hides_no_other_and_the_round_is_not_complete(
+    autojump_clock, caplog
+):
+    store = await regions()
+    store.away.add(NAMES[3])
+    scrub = weekly(store)
+    assert not await scrub.round()
+    assert store.read == [name for name in NAMES if name != NAMES[3]]
+    shown = scrub.report.shown()
+    assert (shown["state"], shown["lastCompleteMs"], shown["findings"]) == ("stopped", None, [])
+    assert shown["unread"] == [{"namespace": "ns", "topic": "t3", "why": "no answer in 30 s"}]
+    (said,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert (said.topics, said.first) == (1, "ns:t3")
+
+
+async def test_what_was_not_given_is_tried_again_every_hour_alone_and_then_the_round_is_complete(autojump_clock):
+    store = await regions()
+    store.away.add(NAMES[3])
+    scrub = weekly(store)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scrub.run)
+        await trio.sleep(10.5 * 3600)
+        assert (scrub.report.last_complete_ms, len(store.read)) == (None, len(NAMES) - 1)
+        store.away.clear()
+        await trio.sleep(3600)
+        assert scrub.report.last_complete_ms == pytest.approx(11 * 3_600_000)
+        assert scrub.report.unread == {}
+        assert sorted(store.read) == NAMES
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_that_is_never_given_keeps_no_other_from_being_read_once_a_week(autojump_clock):
+    store = await regions()
+    store.away.add(NAMES[3])
+    scrub = weekly(store)
+    await run_for(scrub, 4 * WEEK_S)
+    assert scrub.report.last_complete_ms is None
+    assert {store.read.count(name) for name in NAMES if name != NAMES[3]} == {4}
+
+
+async def test_a_topic_that_was_not_given_and_is_gone_keeps_no_round_from_being_complete(autojump_clock):
+    store = await regions()
+    store.away.add(NAMES[3])
+    scrub = weekly(store)
+    assert not await scrub.round()
+    await store.write([Delete(Table.METADATA, [metadata_key(NAMES[3])])], claim=await store.claim(NAMES[3]))
+    assert await scrub.round(go_on=True)
+    assert store.read == [name for name in NAMES if name != NAMES[3]]
+
+
+async def test_what_was_found_in_a_topic_that_is_not_given_now_stays_told(autojump_clock):
+    store = await regions()
+    await damage(store, NAMES[3])
+    scrub = weekly(store)
+    assert await scrub.round()
+    store.away.add(NAMES[3])
+    await damage(store, NAMES[5])
+    assert not await scrub.round()
+    assert found_in(scrub) == [NAMES[5], NAMES[3]]
+    store.away.clear()
+    await damage(store, NAMES[3], whole=True)
+    assert await scrub.round(go_on=True)
+    assert found_in(scrub) == [NAMES[5]]
+
+
+async def test_a_daemon_that_is_restarted_more_often_than_a_round_lasts_reads_every_topic(
+    autojump_clock, writes_at_once, tmp_path
+):
+    store, kept = await regions(), tmp_path / "scrub.json"
+    store.took_s = 3600.0
+    await damage(store, NAMES[1])
+    await damage(store, NAMES[8])
+    store.away.add(NAMES[4])
+    for _ in range(6):
+        await run_for(weekly(store, kept), 3.5 * 3600)  # the first hour is left to the start
+    again = weekly(store, kept)
+    assert again.report.last_complete_ms is None
+    assert set(again.report.unread) == {NAMES[4]}
+    assert sorted(found_in(again)) == [NAMES[1], NAMES[8]]
+    assert sorted(set(store.read)) == [name for name in NAMES if name != NAMES[4]]
+    store.away.clear()
+    await run_for(again, 3 * 3600)
+    assert again.report.last_complete_ms is not None
+    assert sorted(found_in(again)) == [NAMES[1], NAMES[8]]
+
+
+async def test_what_was_found_in_the_part_of_a_topic_that_was_read_before_a_restart_is_told_once(
+    autojump_clock, writes_at_once, tmp_path, monkeypatch
+):
+    store, kept = await regions(), tmp_path / "scrub.json"
+    await damage(store, NAMES[5])
+    first = weekly(store, kept)
+    read = first._range
+
+    async def killed_in_its_payloads(table, start, stop, name):
+        if (table, name) == (Table.PAYLOAD, NAMES[5]):
+            await first._keep()
+            raise KeyboardInterrupt
+        await read(table, start, stop, name)
+
+    monkeypatch.setattr(first, "_range", killed_in_its_payloads)
+    with pytest.raises(KeyboardInterrupt):
+        await first.round()
+    again = weekly(store, kept)
+    assert found_in(again) == [NAMES[5]]
+    assert await again.round(go_on=True)
+    assert found_in(again) == [NAMES[5]]
+    assert store.read == [*NAMES[:6], *NAMES[5:]]
+
+
+async def test_a_round_that_is_asked_for_begins_with_the_first_topic(autojump_clock, writes_at_once, tmp_path):
+    store, kept = await regions(), tmp_path / "scrub.json"
+    store.took_s = 3600.0
+    await run_for(weekly(store, kept), 3.5 * 3600)
+    assert store.read == NAMES[:3]
+    again = weekly(store, kept)
+    again.start_now()
+    await run_for(again, 11 * 3600)
+    assert store.read == [*NAMES[:3], *NAMES]
+    assert again.report.last_complete_ms is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
+from storage.base import StoreError
 
 SCRUB = "/v1/scrub"
 KEY = b"\x00\x00\x01\x8b\xcf\xe5\x68\x00\x00\x09"
@@ -42,3 +43,23 @@ async def test_damage_is_told_with_its_place_and_needs_attention(daemon):
     told = [each for each in (await daemon.call("GET", "/v1/attention")).json() if each["kind"] == "damaged"]
     assert [(each["subject"], each["severity"]) for each in told] == [("ns:t", "critical")]
     assert b"plainsong_scrub_findings 1.0" in (await daemon.call("GET", "/metrics")).content
+
+
+async def test_topics_that_the_store_does_not_give_are_told_and_need_attention(daemon, monkeypatch):
+    await daemon.create()
+    scan = daemon.store.scan
+
+    async def away(table, *range_, **more):
+        if table is Table.MESSAGE:
+            raise StoreError("no answer in 30 s")
+        await scan(table, *range_, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(daemon.store, "scan", away)
+        assert not await daemon.service.scrub.round()
+    shown = (await daemon.call("GET", SCRUB)).json()
+    assert (shown["state"], shown["lastCompleteMs"], shown["findings"]) == ("stopped", None, [])
+    assert shown["unread"] == [{"namespace": "ns", "topic": "t", "why": "no answer in 30 s"}]
+    (told,) = [each for each in (await daemon.call("GET", "/v1/attention")).json() if each["kind"] == "unread"]
+    assert (told["severity"], told["subject"]) == ("warning", "service")
+    assert told["text"] == "the scrub could not read 1 topic, ns:t among them: no answer in 30 s"

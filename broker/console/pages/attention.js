@@ -14,6 +14,7 @@ const TODO = {
   reload: "Mend the file; until then what held before holds.",
   audit: "See why system:audit cannot be written.",
   damaged: "Set it aside, and readers pass; a backup may have what stood there.",
+  unread: "See whether its part of the store answers; the scrub tries again every hour.",
   instance: "See whether it runs, and whether the others reach it.",
 };
 const POINTER = /^(Transaction )(\d{16,19})(.*)$/s;
