@@ -22,6 +22,16 @@ DEFAULT_URL = "http://127.0.0.1:7420"
 MAX_S = 366 * 86_400
 #: Long enough for a daemon that is being started by the same script, and too short to leave anyone wondering.
 WAIT_FOR_DAEMON_S = 0.5
+#: The least rate at which a daemon goes on receiving a body, by default (``http.body_min_bytes_per_s``).
+BODY_MIN_BYTES_PER_S = 16 << 10
+
+
+def upload_s(size: int) -> float:
+    """How much longer a request with a body of so many bytes may take, whatever its limits are.
+
+    The daemon gives a slow body this time; a client that gave it less would send the same body in vain for ever.
+    """
+    return float(size // BODY_MIN_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +45,9 @@ class Settings:
     connect_timeout_s: float
     """For opening one connection."""
     request_timeout_s: float
-    """For one request and its complete answer, without a poll's ``wait_ms``."""
+    """For one request and its complete answer, without a poll's ``wait_ms`` and the body's ``upload_s``."""
     deadline_s: float
-    """For one call with retries and pauses, without a poll's ``wait_ms``."""
+    """For one call with retries and pauses, without a poll's ``wait_ms`` and the body's ``upload_s``."""
     retry: bool
     """Whether a call may take more than one attempt (at each URL)."""
     max_connections: int

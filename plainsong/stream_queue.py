@@ -77,6 +77,11 @@ class StreamQueue(Generic[T]):
         return len(self._unanswered) - len(self._unsent)
 
     @property
+    def oldest_bytes(self) -> int:
+        """Bytes of the request whose answer comes next; 0: there is none."""
+        return self._unanswered[0].size if self._unanswered else 0
+
+    @property
     def pending(self) -> int:
         """Requests without an answer."""
         return len(self._unanswered)

@@ -29,6 +29,7 @@ from plainsong.retry import (
     pause_after,
     read_answer,
 )
+from plainsong.settings import upload_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -117,13 +118,14 @@ class AsyncChannel:
         If any attempt may have succeeded, the outcome of a failure is unknown, whatever the last answer was.
 
         Args:
-          deadline_s: instead of the settings' own.
+          deadline_s: instead of the settings' own, to which the time of a large body is added.
           on_send: called before each attempt.
         Raises:
           PlainsongError: ``outcome`` covers all attempts. ReaderStopped: by ``stop``.
         """
         settings, places, endless = self.settings, self.places, self.endless
-        limit_s = (settings.deadline_s if deadline_s is None else deadline_s) + call.wait_s
+        body_s = upload_s(len(call.request.body))
+        limit_s = (settings.deadline_s + body_s if deadline_s is None else deadline_s) + call.wait_s
         part = owned_part(call.request.path)
         now_s = self.now()
         over_s = self.until_s if endless else min(self.until_s, now_s + limit_s)
@@ -131,7 +133,7 @@ class AsyncChannel:
         tries, in_doubt = 0, False
         while True:
             url = places.where(part)
-            timeout_s = min(settings.request_timeout_s + call.wait_s, over_s - now_s)
+            timeout_s = min(settings.request_timeout_s + body_s + call.wait_s, over_s - now_s)
             if on_send is not None:
                 on_send()
             connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
@@ -174,7 +176,7 @@ class AsyncChannel:
         """Makes one attempt within ``left_s``; returns the answer or the error. The next one may use another URL."""
         settings, places = self.settings, self.places
         part = owned_part(call.request.path)
-        timeout_s = min(settings.request_timeout_s, left_s)
+        timeout_s = min(settings.request_timeout_s + upload_s(len(call.request.body)), left_s)
         url = places.where(part)
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
         answer = await self._carry(Send(url, call.request, connect_s, timeout_s))

@@ -18,6 +18,7 @@ from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongEr
 from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
+from plainsong.settings import upload_s
 from plainsong.stream_queue import MESSAGE_BYTES, StreamQueue
 from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, connection_lost
 
@@ -154,7 +155,7 @@ class AsyncStream:
 
     async def _deliver(self, message: bytes) -> None:
         """Sends a WebSocket message of requests."""
-        limit_s = self._channel.settings.request_timeout_s
+        limit_s = self._channel.settings.request_timeout_s + upload_s(len(message))
         try:
             await self._sending.acquire()
             try:
@@ -188,7 +189,7 @@ class AsyncStream:
 
     async def _received(self) -> tuple[PlainsongError, bool]:
         """Receives answers; returns why the connection ended, and whether the daemon closed it in good order."""
-        answer_s = self._channel.settings.request_timeout_s
+        answer_s = self._answer_s()
         look_s, before = now() + answer_s, self._unanswered_after()
         try:
             while True:
@@ -209,6 +210,7 @@ class AsyncStream:
                         late = f"no answer within {answer_s:g} s"
                         hint = "request_timeout_s is its limit"
                         return DeadlineExceeded(late, outcome="unknown", hint=hint), False
+                    answer_s = self._answer_s()
                     look_s, before = now() + answer_s, answered
         except MalformedBody as error:
             broken = UnexpectedAnswer(error.detail)
@@ -224,6 +226,10 @@ class AsyncStream:
         self._settling.wake_all()
         if wrong:
             self._tally.failed(wrong, PlainsongError())
+
+    def _answer_s(self) -> float:
+        """How long the next answer may take, with its request if that is large and still on its way."""
+        return self._channel.settings.request_timeout_s + upload_s(self._queue.oldest_bytes)
 
     def _unanswered_after(self) -> int | None:
         """The number of answers so far, if sent requests still wait for one; else None."""

@@ -148,7 +148,7 @@ class Client:
       connect_timeout_s: for opening a connection.
       request_timeout_s: for one request and its complete answer.
       deadline_s: for a call with all its retries; methods take their own. A poll's ``wait_ms`` extends
-        both limits.
+        both limits, and so does a large body, by a second for each 16 KiB.
       retry: False: one attempt at each URL, and no pauses.
       max_connections: open at once; further requests wait for one.
       follow_owners: with several instances, send requests to the topic's owner, which the first answer names; False:

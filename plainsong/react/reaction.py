@@ -23,6 +23,7 @@ from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.stopping import Stopped
 from plainsong.retry import may_repeat
+from plainsong.settings import upload_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -208,7 +209,7 @@ class Reaction:
 #: Bounds on the bytes of ``error``; the message's own attributes give way to the lower one.
 MAX_ERROR_BYTES = 1024
 MIN_ERROR_BYTES = 200
-#: For one dead letter; then it is retried, or the run may stop.
+#: For one dead letter, and ``upload_s`` of it; then it is retried, or the run may stop.
 DEADLINE_S = 15.0
 
 
@@ -230,7 +231,7 @@ class DeadLetters:
         letter = Outgoing(message.payload, attributes=attributes_of(message, why, attempts))
         name = self._name(message)
         with self._client.producer(self.topic, name, optional=True, deadline_s=DEADLINE_S) as producer:
-            producer.publish([letter], sequence_ids=[0], deadline_s=DEADLINE_S)
+            producer.publish([letter], sequence_ids=[0], deadline_s=DEADLINE_S + upload_s(len(message.payload)))
 
     def forget(self, message: Message) -> None:
         """Forgets the producer of a dead letter; if this fails, the topic forgets it after its retention time."""

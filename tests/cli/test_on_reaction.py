@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from plainsong.messages import Message, Origin
 from plainsong.protocol.errors import PositionChanged
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.reaction import (
+    DEADLINE_S,
     MAX_ERROR_BYTES,
     DeadLetters,
     Done,
@@ -279,6 +281,17 @@ def test_a_dead_letter_is_stored_once_until_it_is_forgotten(cli, running, monkey
         letters.forget(message(7))
         letters.forget(message(7))
         assert len(client.producers("dead")["producers"]) == 2
+
+
+def test_a_large_dead_letter_has_longer_by_a_second_for_each_16_kib():
+    producer = MagicMock()
+    client = MagicMock(namespace="n")
+    client.producer.return_value.__enter__.return_value = producer
+    for size in (1_000, 1 << 20):
+        large = message(7)
+        large.payload = bytes(size)
+        DeadLetters(client, "dead", "reader:a").put(large, "exit 65", 1)
+    assert [call.kwargs["deadline_s"] for call in producer.publish.call_args_list] == [DEADLINE_S, DEADLINE_S + 64]
 
 
 def test_dead_letters_need_no_deduplication(cli, running):

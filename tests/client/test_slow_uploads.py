@@ -1,0 +1,111 @@
+"""A large body on a slow line: it has the time that a daemon gives it, and no more than its caller does."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from topic_of_producers import Topic
+
+from plainsong import calls
+from plainsong._async.stream import AsyncStream
+from plainsong._sync import stream as sync_stream
+from plainsong.calls import Answer, Failure, Send
+from plainsong.errors import DeadlineExceeded, OutcomeUnknown
+from plainsong.protocol.codec import AVRO
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.ids import pack_id
+from plainsong.protocol.requests import PublishRequest, Receipt
+from tests.client.simulation import SILENT, Simulation, kind
+
+pytestmark = pytest.mark.usefixtures("both_clients")
+
+RECEIPT = Answer(200, {"content-type": "avro/binary"}, AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1)))
+MIB = 1 << 20
+
+
+class Line(Simulation):
+    """A line over which every answer takes ``took_s``, unless the client has given up by then."""
+
+    def __init__(self, took_s: float, answer: Any = lambda _: RECEIPT) -> None:
+        def carried(send: Send) -> Answer | Failure:
+            self.now_s += min(took_s, send.timeout_s)
+            return answer(send) if took_s <= send.timeout_s else SILENT
+
+        super().__init__(carried)
+
+
+def outcome_of(line: Line, size: int, deadline_s: float | None = None, *, retry_unknown: bool = False) -> Any:
+    call = calls.publish("default", "t", PublishRequest([bytes(size)]), retry_unknown=retry_unknown)
+    try:
+        return line.run(line.channel().call, call, deadline_s)
+    except PlainsongError as error:
+        return error
+
+
+def test_a_body_has_a_second_more_for_each_16_kib_of_it():
+    line = Line(60)
+    assert outcome_of(line, MIB).first_id == pack_id(5, 0)
+    assert [send.timeout_s for send in line.sent] == [30 + 64]
+
+
+def test_a_small_body_has_the_request_timeout():
+    line = Line(60)
+    assert outcome_of(line, 1_000).outcome == "unknown"
+    assert line.now_s == 30
+
+
+def test_the_deadline_of_the_client_grows_with_the_body_so_that_it_can_be_sent_again():
+    line = Line(100)
+    assert outcome_of(line, MIB, retry_unknown=True).outcome == "unknown"
+    assert [send.timeout_s for send in line.sent] == [94, pytest.approx(60 + 64 - 94 - line.pauses[0])]
+
+
+def test_the_deadline_that_a_caller_gives_a_call_holds_for_every_body():
+    line = Line(60)
+    error = outcome_of(line, MIB, 40)
+    assert isinstance(error, DeadlineExceeded)
+    assert line.now_s == 40
+
+
+def deliver(line: Line, size: int, limit_s: float) -> Any:
+    channel = line.channel()
+    opening = {"initial_sequence_id": None, "optional": False, "retention_s": None, "deadline_s": 120.0}
+    session = line.run(partial(kind().begin, channel, "t", "p", **opening))
+    request = PublishRequest([bytes(size)], sequence_ids=[0])
+    began_s = line.now_s
+    try:
+        return line.run(kind().Delivery(channel, session, request, began_s + limit_s).run)
+    except PlainsongError as error:
+        return error
+
+
+def test_a_request_of_a_producer_is_not_asked_for_while_it_may_still_be_on_its_way():
+    topic = Topic()
+    line = Line(29, topic.carry)
+    assert deliver(line, MIB, 120).last_sequence_id == 0
+    topic = Topic()
+    slow = Line(29, lambda send: topic.carry(send) if not is_publish(send) or send.timeout_s >= 60 else SILENT)
+    assert deliver(slow, MIB, 120).last_sequence_id == 0
+    assert topic.verbs == ["open", "publish"]
+
+
+def test_the_time_that_a_producer_gives_a_delivery_holds_for_every_body():
+    topic = Topic()
+    line = Line(29, lambda send: SILENT if is_publish(send) else topic.carry(send))
+    assert isinstance(deliver(line, MIB, 40), (DeadlineExceeded, OutcomeUnknown))
+    assert [send.timeout_s for send in line.sent if is_publish(send)] == [40]
+
+
+def test_the_answer_to_a_large_request_of_a_stream_may_take_as_much_longer():
+    Stream = {"async": AsyncStream, "sync": sync_stream.Stream}[kind().name]  # noqa: N806
+    stream = Stream(Line(0).channel(), "t", serializer=None, max_pending_bytes=MIB)
+    assert stream._answer_s() == 30
+    stream._queue.put_single(bytes(MIB), SimpleNamespace())
+    assert stream._answer_s() == 30 + 64
+
+
+def is_publish(send: Send) -> bool:
+    return send.request.path.endswith("/publish")
