@@ -30,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from plainsong import calls
 from plainsong._sync.delivery import opened
+from plainsong.errors import DeadlineExceeded
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
@@ -47,9 +48,12 @@ if TYPE_CHECKING:
     from plainsong.sql.relay_rows import Numbered
 
 log = logging.getLogger("plainsong.sql")
-#: Payload bytes of one request. The daemon accepts bodies of 16 MiB by default.
+#: Bytes of one request, payloads and attributes. The daemon accepts bodies of 16 MiB by default.
 MAX_BATCH_MESSAGES = 1_000
 MAX_BATCH_BYTES = 1 << 20
+#: After a time-out requests are half as large; after so many that were answered they are twice as large again. A line
+#: that stays slow costs one time-out in so many requests.
+ANSWERS_UNTIL_LARGER = 8
 #: How long to wait before looking again, when nothing waited; and for a lock that another relay has.
 PAUSE_S = 0.25
 LOCK_PAUSE_S = 1.0
@@ -78,6 +82,16 @@ class Failing:
     until: float = 0.0
 
 
+@dataclass(slots=True)
+class Smaller:
+    """Bounds of a topic's requests, since larger ones got no answer in time."""
+
+    rows: int
+    bytes: int
+    answered: int = 0
+    """Requests answered since these are the bounds."""
+
+
 class Relay:
     """Publishes the messages of an outbox. One relay works at a time; others wait for it.
 
@@ -85,7 +99,7 @@ class Relay:
             Relay(engine, client).run()
 
     A topic that fails (it does not exist, a message is too large for the daemon, …) is retried after a pause, while
-    the others continue. Use a relay in one thread; ``stop`` may be called by any thread and by signal handlers.
+    the others continue. Requests that get no answer in time become smaller. Use a relay in one thread; ``stop`` may be called by any thread and by signal handlers.
 
     Args:
       engine: engine of the outbox's database.
@@ -133,6 +147,7 @@ class Relay:
         #: Wakes ``run``. Unlike an Event it can be set by a signal handler in the middle of the wait.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._failing: dict[str, Failing] = {}
+        self._smaller: dict[str, Smaller] = {}
         #: Totals so far.
         self.relayed = Relayed()
 
@@ -251,15 +266,52 @@ class Relay:
 
     def _relay(self, connection: Connection, topic: str) -> None:
         producer = self._producers.get(topic) or self._opened(connection, topic)
-        numbered = self._rows.take(connection, topic, self._max_rows, self._max_bytes)
+        bounds = self._smaller.get(topic) or Smaller(self._max_rows, self._max_bytes)
+        numbered = self._rows.take(connection, topic, bounds.rows, bounds.bytes)
         if not numbered:
             return
-        producer.publish(numbered)
+        try:
+            producer.publish(numbered)
+        except DeadlineExceeded as error:
+            if error.outcome != "unknown":
+                raise  # it never left
+            size = sum(each.size for each in numbered)
+            messages = "1 message" if len(numbered) == 1 else f"{len(numbered)} messages"
+            error.detail = f"a request of {messages}, {size} bytes, got no answer in time: {error.detail}"
+            error.args = (error.detail,)
+            if len(numbered) == 1:
+                raise
+            self._halve(topic, error, len(numbered), size)
+            return
+        self._grow(topic)
         self._rows.sent(connection, topic, numbered[-1].number, keep=self._keep_s > 0)
         self.relayed.messages += len(numbered)
         self.relayed.requests += 1
         if self._on_sent is not None:
             self._on_sent(topic, len(numbered))
+
+    def _halve(self, topic: str, error: DeadlineExceeded, rows: int, size: int) -> None:
+        """Sends less the next time: the line may be too slow for a request of that size.
+
+        The messages keep their numbers, and the producer is opened again, so that the one that got no answer can take
+        no more if it has not taken.
+        """
+        self.relayed.failures += 1
+        self._producers.drop(topic)
+        if topic not in self._smaller:
+            self._tell(topic, error)
+        self._smaller[topic] = Smaller(rows // 2, max(1, size // 2))
+
+    def _grow(self, topic: str) -> None:
+        smaller = self._smaller.get(topic)
+        if smaller is None:
+            return
+        smaller.answered += 1
+        if smaller.answered == ANSWERS_UNTIL_LARGER:
+            grown = Smaller(min(2 * smaller.rows, self._max_rows), min(2 * smaller.bytes, self._max_bytes))
+            self._smaller[topic] = grown
+            if (grown.rows, grown.bytes) == (self._max_rows, self._max_bytes):
+                del self._smaller[topic]
 
     def _opened(self, connection: Connection, topic: str) -> RelayProducer:
         """Opens the topic's producer, and marks the messages that the daemon has as done."""

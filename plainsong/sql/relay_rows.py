@@ -38,6 +38,11 @@ class Numbered(NamedTuple):
     attributes: str | None = None
     """As JSON."""
 
+    @property
+    def size(self) -> int:
+        """Its bytes, as ``take`` counts them."""
+        return len(self.payload) + len(self.attributes or "")
+
 
 class RelayRows:
     """Statements; each method is one transaction on the given connection. Raises SQLAlchemy's errors."""
@@ -104,12 +109,12 @@ class RelayRows:
     def take(self, connection: Connection, topic: str, max_rows: int, max_bytes: int) -> list[Numbered]:
         """Returns the next messages of a topic by number, and numbers new ones first.
 
-        At least one message, if any waits; ``max_bytes`` bounds the rest.
+        At least one message, if any waits; ``max_bytes``, of payloads and attributes, bounds the rest.
         """
         columns = self._messages.c
-        numbered = select(columns.number, func.length(columns.payload)).where(
-            columns.topic == topic, self._waits, columns.number.is_not(None)
-        )
+        # The JSON of attributes is ASCII: it has as many bytes as characters.
+        size = func.length(columns.payload) + func.coalesce(func.length(columns.attributes), 0)
+        numbered = select(columns.number, size).where(columns.topic == topic, self._waits, columns.number.is_not(None))
         with connection.begin():
             standing = self._locked(connection, topic)
             sizes = connection.execute(numbered.order_by(columns.number).limit(max_rows)).all()
@@ -118,8 +123,8 @@ class RelayRows:
                 sizes = connection.execute(numbered.order_by(columns.number).limit(max_rows)).all()
             chosen: list[int] = []
             left = max_bytes
-            for number, size in sizes:
-                left -= size
+            for number, bytes_of_it in sizes:
+                left -= bytes_of_it
                 if left < 0 and chosen:
                     break
                 chosen.append(number)

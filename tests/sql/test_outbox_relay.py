@@ -14,7 +14,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from plainsong import Client
-from plainsong.errors import ConnectionLost
+from plainsong.calls import Answer, Failure, Send
+from plainsong.errors import ConnectionLost, DeadlineExceeded
 from plainsong.protocol.errors import (
     DeduplicationDisabled,
     InvalidParameter,
@@ -114,6 +115,85 @@ def losing(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
         raise ConnectionLost("as if the wire had been cut")
 
     monkeypatch.setattr(RelayProducer, "publish", publish)
+
+
+def answering_in_time(
+    monkeypatch: pytest.MonkeyPatch, client: Client, most_bytes: int, *, arrives: bool = False
+) -> list[int]:
+    """Publishes with larger bodies get no answer in time; whether they happen is ``arrives``. Returns the sizes of all."""
+    pool, sizes = client._channel.pool, list[int]()
+    real = pool.carry
+
+    def carry(send: Send) -> Answer | Failure:
+        if not send.request.path.endswith("/publish"):
+            return real(send)
+        sizes.append(len(send.request.body))
+        if sizes[-1] <= most_bytes:
+            return real(send)
+        if arrives:
+            real(send)
+        return Failure("timeout", "no answer within 30 s")
+
+    monkeypatch.setattr(pool, "carry", carry)
+    return sizes
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_is_too_large_for_the_line_is_sent_in_smaller_requests_each_message_once_and_in_order(
+    db: Engine, client: Client, arrives: bool, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    payloads = [b"%03d" % each + bytes(1_000) for each in range(200)]
+    publish(db, *payloads)
+    sizes = answering_in_time(monkeypatch, client, 20_000, arrives=arrives)
+    told: list[PlainsongError] = []
+    relay = Relay(db, client, on_failure=lambda topic, error: told.append(error))
+    relay.once()
+    assert read(client) == payloads
+    assert outbox_status(db).waiting == 0
+    assert len(told) == 1, "it is told once"
+    assert told[0].detail.startswith("a request of 200 messages, 200600 bytes, got no answer in time")
+    assert arrives or sizes[:5] == sorted(sizes[:5], reverse=True)
+
+
+def test_requests_become_larger_again_when_they_are_answered(
+    lite: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    publish(lite, *[bytes(1_000)] * 64)
+    relay = Relay(lite, client, max_batch_messages=64)
+    with monkeypatch.context() as slow:
+        answering_in_time(slow, client, 20_000)
+        relay.once()
+    sent: list[int] = []
+    relay._on_sent = lambda topic, messages: sent.append(messages)
+    publish(lite, *[bytes(1_000)] * 2_000)
+    relay.once()
+    assert sent == sorted(sent[:-1]) + sent[-1:]
+    assert sent[-2] == 64
+
+
+def test_a_single_message_that_gets_no_answer_in_time_is_retried_after_a_pause(
+    lite: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    client.create_topic("orders")
+    publish(lite, bytes(1_000), bytes(1_000))
+    answering_in_time(monkeypatch, client, 100)
+    with pytest.raises(DeadlineExceeded, match="a request of 1 message, 1000 bytes"):
+        Relay(lite, client).once()
+    monkeypatch.undo()
+    Relay(lite, client).once()
+    assert len(read(client)) == 2
+
+
+def test_attributes_count_as_bytes_of_a_request(db: Engine, client: Client):
+    client.create_topic("orders")
+    with Session(db) as session:
+        for _ in range(4):
+            Outbox(session).publish("orders", b"x", attributes={"a": "y" * 1_000})
+        session.commit()
+    relay = Relay(db, client, max_batch_bytes=2_100)
+    assert (relay.once().messages, relay.relayed.requests) == (4, 2)
 
 
 def test_what_waits_is_published_once_in_order_and_taken_away(db: Engine, client: Client):
