@@ -49,7 +49,7 @@ from plainsong.protocol.errors import (
     TooLarge,
 )
 from plainsong.protocol.requests import PublishRequest
-from plainsong.publisher_queue import ITEM_BYTES, Tally, publisher_bounds
+from plainsong.publisher_queue import ITEM_BYTES, Portion, Tally, publisher_bounds
 from plainsong.serializers import BYTES, Serializer, encoded
 
 if TYPE_CHECKING:
@@ -326,6 +326,10 @@ def refusal(over: PlainsongError) -> PlainsongError:
     return error
 
 
+class TooSlow(DeadlineExceeded):
+    """A request got no answer in time, nothing of it is stored, and its messages may go in smaller ones; never raised to callers."""
+
+
 def is_refused_itself(error: PlainsongError) -> bool:
     """Whether the daemon refused one message of a request, so that the others may succeed without it."""
     return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
@@ -386,6 +390,11 @@ class ProducerQueue(Generic[S]):
     """How many requests of ``publish`` are queued; while there are any, nothing lingers."""
     _late_s: float = inf
     """A lower bound for the time at which a queued message becomes overdue."""
+    _portion: Portion = field(init=False)
+    """How much is gathered into one request."""
+
+    def __post_init__(self) -> None:
+        self._portion = Portion.whole(self.bounds.max_batch_messages, self.bounds.max_batch_bytes)
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -433,7 +442,7 @@ class ProducerQueue(Generic[S]):
         if ready_s is None or ready_s > now_s:
             return None
         if self._again:
-            self.under_way = self._again.popleft()
+            self.under_way = self._first_again()
         elif isinstance(self._queue[0], ProducerBatch):
             self.under_way = self._queue.popleft()  # type: ignore[assignment] # just looked
             self._whole_batches -= 1
@@ -444,6 +453,14 @@ class ProducerQueue(Generic[S]):
         if not self._queue:
             self._late_s = inf
         return self.under_way
+
+    def _first_again(self) -> ProducerBatch[S]:
+        """The first batch to send again, or as much of it as goes at once by now: nothing of it is stored."""
+        batch, most = self._again.popleft(), self._portion.messages
+        if len(batch.singles) <= most:
+            return batch
+        self._again.appendleft(gathered(batch.singles[most:]))
+        return gathered(batch.singles[:most])
 
     def next_s(self) -> float | None:
         """When ``take`` or ``overdue`` next returns something; None: not before another ``put``, or the end of a request."""
@@ -469,8 +486,8 @@ class ProducerQueue(Generic[S]):
         """The first messages of the queue, as long as their ids increase and one request carries them."""
         queue = self._queue
         singles: list[Single[S]] = []
-        room, last = self.bounds.max_batch_bytes, -1
-        while queue and len(singles) < self.bounds.max_batch_messages:
+        room, last = self._portion.bytes, -1
+        while queue and len(singles) < self._portion.messages:
             head = queue[0]
             if isinstance(head, ProducerBatch) or head.sequence_id <= last:
                 break
@@ -487,6 +504,7 @@ class ProducerQueue(Generic[S]):
     def delivered(self, batch: ProducerBatch[S]) -> None:
         """It is durable."""
         self.under_way = None
+        self._portion.passed()
         self._release(batch)
 
     def failed(self, batch: ProducerBatch[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
@@ -497,6 +515,10 @@ class ProducerQueue(Generic[S]):
         stop the producer, since its caller learns of the failure and decides.
         """
         self.under_way = None
+        if isinstance(error, TooSlow):
+            self._portion.timed_out(len(batch.singles), sum(map(len, batch.request.messages)))
+            self._again.appendleft(batch)
+            return []
         if is_refused_itself(error) and len(batch.singles) > 1:
             middle = len(batch.singles) // 2
             self._again.extendleft([gathered(batch.singles[middle:]), gathered(batch.singles[:middle])])

@@ -24,6 +24,7 @@ from plainsong.retry import PAUSES_S, may_repeat, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
     from plainsong.messages import Strings
 
@@ -60,6 +61,10 @@ Overflow = Literal["wait", "raise", "drop"]
 #: ``send`` yields to the event loop after so many messages: a caller's loop that never waits would starve the sender.
 MESSAGES_PER_YIELD = 256
 
+#: After a time-out requests are half as large; after so many that were answered they are twice as large again. A line
+#: that stays slow costs one time-out in so many requests.
+ANSWERS_UNTIL_LARGER = 8
+
 #: What a message costs besides its payload: an item, a future, their places in a queue. Measured, rounded up.
 ITEM_BYTES = 400
 
@@ -75,6 +80,40 @@ class Bounds:
     delivery_timeout_s: float
     mode: Mode
     retry_unknown: bool
+
+
+@dataclass(slots=True)
+class Portion:
+    """How much one request carries: less after a time-out, since the line may be too slow for it, and more again later."""
+
+    max_messages: int
+    max_bytes: int
+    messages: int
+    bytes: int
+    answered: int = 0
+    """Requests answered since it is as large as it is."""
+
+    @classmethod
+    def whole(cls, max_messages: int, max_bytes: int) -> Self:
+        """The most that one request may carry."""
+        return cls(max_messages, max_bytes, max_messages, max_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is as large as it may be."""
+        return (self.messages, self.bytes) == (self.max_messages, self.max_bytes)
+
+    def timed_out(self, messages: int, size: int) -> None:
+        """A request got no answer in time: the next one carries half as much, and one message at least."""
+        self.messages, self.bytes, self.answered = max(1, messages // 2), max(1, size // 2), 0
+
+    def passed(self) -> None:
+        """A request was answered."""
+        self.answered += 1
+        if self.answered >= ANSWERS_UNTIL_LARGER:
+            self.messages = min(2 * self.messages, self.max_messages)
+            self.bytes = min(2 * self.bytes, self.max_bytes)
+            self.answered = 0
 
 
 def publisher_bounds(
@@ -187,6 +226,8 @@ class PublisherQueue(Generic[S]):
         """Whether lanes are sent without lingering."""
         self._random = random
         self._lanes: dict[str, Lane[S]] = {}
+        #: Of topics where a request got no answer in time.
+        self._portions: dict[str, Portion] = {}
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -230,7 +271,7 @@ class PublisherQueue(Generic[S]):
             if lane.under_way is None and self._ready_s(lane) <= now_s:
                 # Moves the lane to the end, so that the others come first next time.
                 self._lanes[topic] = self._lanes.pop(topic)
-                lane.under_way = lane.again.popleft() if lane.again else self._gathered(lane)
+                lane.under_way = self._again(lane) if lane.again else self._gathered(lane)
                 return lane.under_way
         return None
 
@@ -283,6 +324,7 @@ class PublisherQueue(Generic[S]):
         lane = batch.lane
         lane.under_way = lane.error = None
         lane.backoff.reset()
+        self._passed(lane.topic)
         self._release(batch.items)
         self._forget_if_empty(lane)
 
@@ -292,6 +334,8 @@ class PublisherQueue(Generic[S]):
         lane.under_way = None
         lane.error = error
         batch.in_doubt |= error.outcome == "unknown"
+        if isinstance(error, DeadlineExceeded) and error.outcome == "unknown":
+            self._portion(lane.topic).timed_out(len(batch.items), _payload_bytes(batch.items))
         repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
         if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
             lane.not_before_s = now_s + pause_after(error, lane.backoff)
@@ -359,17 +403,42 @@ class PublisherQueue(Generic[S]):
         first = lane.again[0].items[0] if lane.again else lane.waiting[0]
         return first.at_s + self.bounds.delivery_timeout_s
 
+    def _again(self, lane: Lane[S]) -> Batch[S]:
+        """The first batch to send again, or as much of it as goes at once by now."""
+        batch, portion = lane.again.popleft(), self._portions.get(lane.topic)
+        if portion is not None and len(batch.items) > portion.messages:
+            lane.again.appendleft(Batch(lane, batch.items[portion.messages :], batch.in_doubt))
+            return Batch(lane, batch.items[: portion.messages], batch.in_doubt)
+        return batch
+
     def _gathered(self, lane: Lane[S]) -> Batch[S]:
         waiting = lane.waiting
         items: list[Item[S]] = []
-        room = self.bounds.max_batch_bytes
-        for _ in range(min(len(waiting), self.bounds.max_batch_messages)):
+        portion = self._portions.get(lane.topic)
+        room = self.bounds.max_batch_bytes if portion is None else portion.bytes
+        most = self.bounds.max_batch_messages if portion is None else portion.messages
+        for _ in range(min(len(waiting), most)):
             room -= len(waiting[0].payload)
             if room < 0 and items:
                 break
             items.append(waiting.popleft())
         lane.waiting_bytes -= _bytes(items)
         return Batch(lane, items)
+
+    def _portion(self, topic: str) -> Portion:
+        """Changed by time-outs."""
+        portion = self._portions.get(topic)
+        if portion is None:
+            whole = Portion.whole(self.bounds.max_batch_messages, self.bounds.max_batch_bytes)
+            portion = self._portions[topic] = whole
+        return portion
+
+    def _passed(self, topic: str) -> None:
+        portion = self._portions.get(topic)
+        if portion is not None:
+            portion.passed()
+            if portion.is_whole:
+                del self._portions[topic]
 
     def _release(self, items: list[Item[S]]) -> None:
         self.pending -= len(items)
@@ -395,8 +464,12 @@ class PublisherQueue(Generic[S]):
         return [lane.error for lane in self._lanes.values() if lane.error is not None]
 
 
+def _payload_bytes(items: list[Item[S]]) -> int:
+    return sum([len(item.payload) for item in items])
+
+
 def _bytes(items: list[Item[S]]) -> int:
-    return sum([len(item.payload) for item in items]) + ITEM_BYTES * len(items)
+    return _payload_bytes(items) + ITEM_BYTES * len(items)
 
 
 # --- failures and counts -------------------------------------------------------------------------

@@ -331,7 +331,8 @@ class AsyncProducer:
         state = self._state
         delivered, error = None, None
         try:
-            delivery = AsyncDelivery(self._channel, state.session, batch.request, state.waiting.until_s(batch))
+            until_s, may_split = state.waiting.until_s(batch), len(batch.singles) > 1
+            delivery = AsyncDelivery(self._channel, state.session, batch.request, until_s, may_split=may_split)
             delivered = await delivery.run()
         except PlainsongError as failed:
             error = failed

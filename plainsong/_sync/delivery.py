@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 from plainsong import calls, tracing
 from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
-from plainsong.producer_queue import FINAL, Session, as_answered, as_found, check_name, checked_sequence_id, refusal
+from plainsong.producer_queue import (
+    FINAL,
+    Session,
+    TooSlow,
+    as_answered,
+    as_found,
+    check_name,
+    checked_sequence_id,
+    refusal,
+)
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import (
     DeduplicationDisabled,
@@ -115,13 +124,23 @@ class Delivery:
     Args:
       request: with its messages and ``sequence_ids``; the delivery adds the session's fields.
       until_s: no attempt begins later.
+      may_split: whether its messages may go in smaller requests, if it gets no answer in time and is not stored.
     """
 
-    def __init__(self, channel: Channel, session: Session, request: PublishRequest, until_s: float) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        session: Session,
+        request: PublishRequest,
+        until_s: float,
+        *,
+        may_split: bool = False,
+    ) -> None:
         self._channel = channel
         self._session = session
         self._request = request
         self._until_s = until_s
+        self._may_split = may_split
         self._ids = request.sequence_ids = list(request.sequence_ids or ())
         self._before = session.last_sequence_id
         self._doubted = session.doubted
@@ -135,6 +154,7 @@ class Delivery:
           OutcomeUnknown: the outcome cannot be found out (TransactionOutcomeUnknown of an atomic request).
           DeadlineExceeded, and refusals of the daemon: nothing happened.
           ProducerFenced, ProducerExpired, GenerationChanged: nothing happened, and the session is over.
+          TooSlow: nothing happened; send less at once.
         """
         if self._session.over is not None:
             raise refusal(self._session.over)
@@ -171,6 +191,11 @@ class Delivery:
                     self._check_certain("it was not to be sent again", error)
                     error.outcome = "not-applied"
                     raise error
+                if self._may_split and isinstance(error, DeadlineExceeded):
+                    self._pause(error)
+                    if self._session.last_sequence_id < self._ids[0]:  # nothing has these ids, and nothing late can
+                        raise TooSlow(error.detail, hint=error.hint) from error
+                    continue
             elif not (may_repeat("twice", error) and self._channel.settings.retry):
                 raise error
             self._pause(error)

@@ -327,7 +327,8 @@ class Producer:
         state = self._state
         delivered, error = None, None
         try:
-            delivery = Delivery(self._channel, state.session, batch.request, state.waiting.until_s(batch))
+            until_s, may_split = state.waiting.until_s(batch), len(batch.singles) > 1
+            delivery = Delivery(self._channel, state.session, batch.request, until_s, may_split=may_split)
             delivered = delivery.run()
         except PlainsongError as failed:
             error = failed

@@ -34,6 +34,7 @@ from plainsong.errors import DeadlineExceeded
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
+from plainsong.publisher_queue import Portion
 from plainsong.sql.errors import OutboxBusy, OutboxMissing, OutboxUnavailable, first_line
 from plainsong.sql.outbox import check_dialect, missing, outbox_tables
 from plainsong.sql.relay_rows import SWEEP_ROWS, OpenedProducer, RelayRows
@@ -51,9 +52,6 @@ log = logging.getLogger("plainsong.sql")
 #: Bytes of one request, payloads and attributes. The daemon accepts bodies of 16 MiB by default.
 MAX_BATCH_MESSAGES = 1_000
 MAX_BATCH_BYTES = 1 << 20
-#: After a time-out requests are half as large; after so many that were answered they are twice as large again. A line
-#: that stays slow costs one time-out in so many requests.
-ANSWERS_UNTIL_LARGER = 8
 #: How long to wait before looking again, when nothing waited; and for a lock that another relay has.
 PAUSE_S = 0.25
 LOCK_PAUSE_S = 1.0
@@ -80,16 +78,6 @@ class Failing:
     error: PlainsongError
     retry_s: float = FIRST_RETRY_S
     until: float = 0.0
-
-
-@dataclass(slots=True)
-class Smaller:
-    """Bounds of a topic's requests, since larger ones got no answer in time."""
-
-    rows: int
-    bytes: int
-    answered: int = 0
-    """Requests answered since these are the bounds."""
 
 
 class Relay:
@@ -147,7 +135,8 @@ class Relay:
         #: Wakes ``run``. Unlike an Event it can be set by a signal handler in the middle of the wait.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._failing: dict[str, Failing] = {}
-        self._smaller: dict[str, Smaller] = {}
+        #: Of topics where a request got no answer in time.
+        self._portions: dict[str, Portion] = {}
         #: Totals so far.
         self.relayed = Relayed()
 
@@ -266,8 +255,8 @@ class Relay:
 
     def _relay(self, connection: Connection, topic: str) -> None:
         producer = self._producers.get(topic) or self._opened(connection, topic)
-        bounds = self._smaller.get(topic) or Smaller(self._max_rows, self._max_bytes)
-        numbered = self._rows.take(connection, topic, bounds.rows, bounds.bytes)
+        portion = self._portions.get(topic) or Portion.whole(self._max_rows, self._max_bytes)
+        numbered = self._rows.take(connection, topic, portion.messages, portion.bytes)
         if not numbered:
             return
         try:
@@ -281,37 +270,23 @@ class Relay:
             error.args = (error.detail,)
             if len(numbered) == 1:
                 raise
-            self._halve(topic, error, len(numbered), size)
+            if topic not in self._portions:
+                self._tell(topic, error)
+            portion.timed_out(len(numbered), size)
+            self._portions[topic] = portion
+            # At once, and less of it. The messages keep their numbers, and once the producer is opened again, this
+            # request can take no more if it has not taken.
+            self._producers.drop(topic)
+            self.relayed.failures += 1
             return
-        self._grow(topic)
+        portion.passed()
+        if portion.is_whole:
+            self._portions.pop(topic, None)
         self._rows.sent(connection, topic, numbered[-1].number, keep=self._keep_s > 0)
         self.relayed.messages += len(numbered)
         self.relayed.requests += 1
         if self._on_sent is not None:
             self._on_sent(topic, len(numbered))
-
-    def _halve(self, topic: str, error: DeadlineExceeded, rows: int, size: int) -> None:
-        """Sends less the next time: the line may be too slow for a request of that size.
-
-        The messages keep their numbers, and the producer is opened again, so that the one that got no answer can take
-        no more if it has not taken.
-        """
-        self.relayed.failures += 1
-        self._producers.drop(topic)
-        if topic not in self._smaller:
-            self._tell(topic, error)
-        self._smaller[topic] = Smaller(rows // 2, max(1, size // 2))
-
-    def _grow(self, topic: str) -> None:
-        smaller = self._smaller.get(topic)
-        if smaller is None:
-            return
-        smaller.answered += 1
-        if smaller.answered == ANSWERS_UNTIL_LARGER:
-            grown = Smaller(min(2 * smaller.rows, self._max_rows), min(2 * smaller.bytes, self._max_bytes))
-            self._smaller[topic] = grown
-            if (grown.rows, grown.bytes) == (self._max_rows, self._max_bytes):
-                del self._smaller[topic]
 
     def _opened(self, connection: Connection, topic: str) -> RelayProducer:
         """Opens the topic's producer, and marks the messages that the daemon has as done."""

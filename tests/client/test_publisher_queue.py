@@ -228,3 +228,45 @@ def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages:
         first = list(dict.fromkeys(order))
         assert first == sorted(first)
     assert sorted({*stored["a"], *stored["b"]}) == list(range(messages))
+
+
+def test_after_a_time_out_less_goes_at_once_and_more_again_when_it_is_answered():
+    held = publisher_queue(max_batch_messages=64, max_pending_bytes=64 << 20)
+    for n in range(1_000):
+        held.put("t", b"x" * 100, None, n, 0)
+    late = held.take(0)
+    assert held.failed(late, DeadlineExceeded("late", outcome="unknown"), 0).items == late.items
+    sizes = []
+    while (batch := held.take(10)) is not None:
+        sizes.append(len(batch.items))
+        held.settled(batch)
+    assert sizes[:9] == [32] * 8 + [64]
+    assert set(sizes[9:-1]) == {64}
+
+
+def test_a_batch_that_is_sent_again_after_a_time_out_goes_in_halves_and_in_order():
+    held = publisher_queue(retry_unknown=True)
+    for n in range(7):
+        held.put("t", b"%d" % n, None, n, 0)
+    sent, now_s = [], 0.0
+    while (batch := held.take(now_s)) is not None:
+        now_s += 1
+        if len(batch.items) > 2:
+            assert held.failed(batch, DeadlineExceeded("late", outcome="unknown"), now_s - 1) is None
+        else:
+            sent.append(payloads(batch))
+            held.settled(batch)
+    assert sent == [[b"%d" % n] for n in range(7)], "as little as was answered"
+    assert held.pending == 0
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("lost"), DeadlineExceeded("never sent")])
+def test_what_is_no_time_out_leaves_batches_as_large_as_they_are(error: Exception):
+    held = publisher_queue(retry_unknown=True, max_batch_messages=4)
+    for n in range(8):
+        held.put("t", b"%d" % n, None, n, 0)
+    batch = held.take(0)
+    assert held.failed(batch, error, 0) is None
+    assert held.take(10) is batch
+    held.settled(batch)
+    assert len(held.take(10).items) == 4

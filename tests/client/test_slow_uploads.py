@@ -14,6 +14,7 @@ from plainsong._async.stream import AsyncStream
 from plainsong._sync import stream as sync_stream
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, OutcomeUnknown
+from plainsong.producer_queue import ProducerQueue, Single, producer_bounds
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import pack_id
@@ -24,6 +25,14 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 
 RECEIPT = Answer(200, {"content-type": "avro/binary"}, AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1)))
 MIB = 1 << 20
+BOUNDS = producer_bounds(
+    linger_ms=0,
+    max_batch_messages=100,
+    max_batch_bytes=MIB,
+    max_pending_bytes=MIB,
+    overflow="wait",
+    delivery_timeout_s=600,
+)
 
 
 class Line(Simulation):
@@ -109,3 +118,58 @@ def test_the_answer_to_a_large_request_of_a_stream_may_take_as_much_longer():
 
 def is_publish(send: Send) -> bool:
     return send.request.path.endswith("/publish")
+
+
+def late_above(topic: Topic, most_bytes: int, *, arrives: bool) -> Any:
+    """Publishes with larger bodies get no answer in time; whether they happen is ``arrives``."""
+
+    def carry(send: Send) -> Answer | Failure:
+        if not is_publish(send) or len(send.request.body) <= most_bytes:
+            return topic.carry(send)
+        if arrives:
+            topic.carry(send)
+        else:
+            topic.verbs.append("late")
+        return SILENT
+
+    return carry
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_a_producer_gathered_goes_in_smaller_requests_after_a_time_out_each_message_once_and_in_order(
+    arrives: bool,
+):
+    topic = Topic()
+    line = Line(0, late_above(topic, 2_000, arrives=arrives))
+    channel = line.channel()
+    opening = {"initial_sequence_id": None, "optional": False, "retention_s": None, "deadline_s": None}
+    session = line.run(partial(kind().begin, channel, "t", "p", **opening))
+    queue: ProducerQueue[int] = ProducerQueue(BOUNDS)
+    for number in range(20):
+        queue.put(Single(b"%03d" % number + bytes(500), None, None, number, number, 0.0))
+    while (batch := queue.take(line.now_s)) is not None:
+        delivery = kind().Delivery(channel, session, batch.request, 1e6, may_split=len(batch.singles) > 1)
+        try:
+            line.run(delivery.run)
+            queue.delivered(batch)
+        except PlainsongError as error:
+            assert queue.failed(batch, error, explicit=False) == []
+    assert [int(payload[:3]) for payload in topic.payloads] == list(range(20))
+    assert queue.pending == 0
+    if not arrives:
+        assert topic.verbs.count("late") <= 4, "the next requests are as small"
+
+
+def test_what_was_published_as_one_request_is_never_split():
+    topic = Topic()
+    requests: list[int] = []
+
+    def late_twice(send: Send) -> Answer | Failure:
+        if is_publish(send):
+            requests.append(len(send.request.body))
+            if len(requests) < 3:
+                return SILENT
+        return topic.carry(send)
+
+    assert deliver(Line(0, late_twice), 10_000, 600).last_sequence_id == 0
+    assert len(set(requests)) == 1
