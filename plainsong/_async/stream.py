@@ -121,25 +121,26 @@ class AsyncStream:
                 return connection, frames
 
     async def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
-        """Opens a WebSocket, handshake included, within the connect timeout.
+        """Opens a WebSocket: connects within the connect timeout, and shakes hands within that of a request.
 
         Raises:
           ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
         """
         settings = self._channel.settings
-        until_s = now() + self._channel.places.connect_s(url, settings.connect_timeout_s)
+        connect_s = self._channel.places.connect_s(url, settings.connect_timeout_s)
         host, port, tls = address_of(url)
         connection: Connection | None = None
         try:
             context = settings.credentials.tls_context() if tls else None
-            connection = await connect(host, port, tls=context, timeout_s=max(0.0, until_s - now()))
+            connection = await connect(host, port, tls=context, timeout_s=connect_s)
+            until_s = now() + settings.request_timeout_s
             handshake = Handshake(url, self._path, settings.credentials)
             await connection.send(handshake.request(), until_s - now())
             headers: dict[str, str] | None = None
             while headers is None:
                 data = await connection.receive(until_s - now())
                 if not data:
-                    raise TimeoutError
+                    raise TimeoutError(f"no answer within {settings.request_timeout_s:g} s")
                 headers = handshake.answered(data)
         except (TimeoutError, *BROKEN_STREAM) as error:
             if connection is not None:

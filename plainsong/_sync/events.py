@@ -29,6 +29,9 @@ log = logging.getLogger("plainsong.client")
 
 #: A daemon pings every 15 s; a stream that is silent for longer than this is dead.
 SILENCE_S = 40.0
+#: Failures that repeat for so long are told, once until something comes again: they are no restart of a daemon, and
+#: silence would look as if nothing changed.
+TELL_AFTER_S = 10.0
 #: The event with which a daemon that leaves ends its streams.
 END = "end"
 
@@ -46,6 +49,9 @@ class Events:
         self._channel = channel.for_reader(self._stop, endless=True)
         self._path = path
         self._backoff = Backoff(PAUSES_S, channel.random)
+        #: The time of the first failure since something came last, and whether it was told.
+        self._failing_since_s: float | None = None
+        self._told = False
         self._found: deque[ServiceEvent] = deque()
         self._last_id = ""
         self._url = ""
@@ -103,6 +109,7 @@ class Events:
                 return  # it was stopped
             if not data:
                 raise ConnectionLost(f"{self._url}: nothing has come for {SILENCE_S:g} s")
+            self._failing_since_s = None  # events, or a ping
             self._take(self._source.receive(data))
         except (*BROKEN_STREAM, BROKEN_BODY) as error:
             raise ConnectionLost(f"{self._url}: {str(error) or type(error).__name__}") from error
@@ -118,6 +125,7 @@ class Events:
             except ValueError as error:
                 raise UnexpectedAnswer(f"{self._url} sent an event that is no JSON") from error
             self._last_id = each.event_id
+            self._failing_since_s = None
             self._backoff.reset()
 
     def _connect(self) -> None:
@@ -141,9 +149,8 @@ class Events:
             places.note_answer("", url, Answer(200, headers, b""), None)
 
     def _connected_to(self, url: str) -> dict[str, str]:
-        """Sends the request and receives the head of the answer, within the connect timeout."""
+        """Connects within the connect timeout, sends the request and receives the head of the answer within its own."""
         settings, now = self._channel.settings, self._channel.now
-        until_s = now() + settings.connect_timeout_s
         host, port, tls = address_of(url)
         try:
             context = settings.credentials.tls_context() if tls else None
@@ -151,11 +158,12 @@ class Events:
             self._connection = connection
             self._stop.watch(connection)
             source = EventSource(url, self._path, settings.credentials, self._last_id)
+            until_s = now() + settings.request_timeout_s
             connection.send(source.request(), until_s - now())
             while source.headers is None:
                 data = connection.receive(until_s - now())
                 if not data:
-                    raise TimeoutError("no answer within the connect timeout")
+                    raise TimeoutError(f"no answer within {settings.request_timeout_s:g} s")
                 self._take(source.receive(data))
         except (TimeoutError, *BROKEN_STREAM, BROKEN_BODY) as error:
             failed = error_of(Failure("connect", str(error) or type(error).__name__, error), url)
@@ -178,5 +186,12 @@ class Events:
         if isinstance(error, ShuttingDown):
             channel.places.leave(self._url)
         pause_s = pause_after(error, self._backoff)
-        log.debug("events go on in %.2f s: %s", pause_s, error.detail)
+        now_s = channel.now()
+        if self._failing_since_s is None:
+            self._failing_since_s, self._told = now_s, False
+        if now_s - self._failing_since_s >= TELL_AFTER_S and not self._told:
+            self._told = True
+            log.warning("no events come; trying on: %s", error.detail)
+        else:
+            log.debug("events go on in %.2f s: %s", pause_s, error.detail)
         channel.sleep(pause_s)
