@@ -7,6 +7,7 @@ equals the first.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from functools import lru_cache
@@ -198,6 +199,10 @@ FIRST_AVOID_S = 30.0
 MAX_AVOID_S = 960.0
 
 
+#: How long it is believed that a daemon has no transaction service; then a read asks again.
+SERVICE_OFF_S = 60.0
+
+
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
 
@@ -217,10 +222,10 @@ class Places:
         "_first_refused_s",
         "_follow",
         "_may_go_to",
+        "_off_until_s",
         "_owners",
         "_refused",
         "_was_reached",
-        "is_service_off",
         "said_uncommitted",
         "urls",
     )
@@ -241,8 +246,7 @@ class Places:
         self._was_reached = False
         self._refused = 0
         self._first_refused_s = 0.0
-        #: Whether the daemon has no transaction service, so that committed reads are no use.
-        self.is_service_off = False
+        self._off_until_s = -math.inf
         #: Whether the client has said that it reads everything instead.
         self.said_uncommitted = False
         #: ``owned_part`` of a path → URL of its owner.
@@ -255,8 +259,18 @@ class Places:
         """The given URL that last succeeded, or the next one to try."""
         return self.urls[self._at % len(self.urls)]
 
+    @property
+    def is_service_off(self) -> bool:
+        """Whether the daemon is known to have no transaction service, so that committed reads are no use."""
+        return self._clock() < self._off_until_s
+
+    def note_service_off(self) -> None:
+        """The daemon has no transaction service. It may be started again with one, or replaced, and nothing would tell."""
+        self._off_until_s = self._clock() + SERVICE_OFF_S
+
     def leave(self, url: str) -> None:
         """Switches to the next given URL, unless another thread already has."""
+        self._off_until_s = -math.inf  # the next one may have a transaction service
         if self.current == url:
             self._at = (self._at + 1) % len(self.urls)
 
@@ -277,6 +291,8 @@ class Places:
         Returns:
           Whether to resend at once: nothing happened, because a remembered owner did not answer or no longer owns the topic.
         """
+        if isinstance(answer, Failure):
+            self._off_until_s = -math.inf  # what answers next may have been started anew
         if error is not None and is_elsewhere(error, followed=self._owners.get(part) == url):
             was_owner = self._owners.pop(part, None) == url
             if was_owner and not isinstance(answer, Failure) and error.code == "no_owner":

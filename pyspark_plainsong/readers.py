@@ -142,6 +142,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
           BrokerError: the daemon does not answer, or refuses. It waits for a transaction service that is not available.
           DataLoss: with failOnDataLoss.
         """
+        if self._targets is None:  # which were looked for with one isolation
+            self._subscription.ask_again()
         known = from_offset(self._namespace, start)
         deadline_s = time.monotonic() + STREAM_PATIENCE_S
         while True:

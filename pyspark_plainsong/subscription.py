@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from pyspark_plainsong.options import Bound, ReadOptions, TopicBound
 
 
+#: How long it is believed that a daemon has no transaction service.
+SERVICE_OFF_S = 60.0
+
+
 class Subscription:
     """The topics of a query, as they are now. All methods raise BrokerError."""
 
@@ -24,6 +29,7 @@ class Subscription:
         self._options = options
         self._losses = losses
         self._isolation: Isolation | None = None
+        self._ask_s = 0.0
 
     @property
     def isolation(self) -> Isolation:
@@ -36,7 +42,13 @@ class Subscription:
                 and self._calls.transaction_service().service == "off"
             ):
                 self._isolation = "uncommitted"
+                self._ask_s = time.monotonic() + SERVICE_OFF_S
         return self._isolation
+
+    def ask_again(self) -> None:
+        """Call between two micro-batches: a daemon without a transaction service may have got one meanwhile."""
+        if self._isolation != self._options.isolation and time.monotonic() >= self._ask_s:
+            self._isolation = None
 
     def check_transactions(self) -> None:
         """Raises BrokerError: the transaction service is not available, so it is not known what is committed."""

@@ -220,7 +220,8 @@ class Channel:
                     places.said_uncommitted = True
                     log.warning(UNCOMMITTED[service])
                 # A Tephra may come back; a service that is switched off does not, while the daemon runs.
-                places.is_service_off = service == "off"
+                if service == "off":
+                    places.note_service_off()
         return self.call(make("uncommitted"), deadline_s)
 
     def _transaction_service(self) -> str:

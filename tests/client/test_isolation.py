@@ -7,13 +7,14 @@ import logging
 import pytest
 
 from plainsong import calls
+from plainsong.calls import Answer, Failure, Send
 from plainsong.messages import Origin
 from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.requests import PollRequest
 from tests.client.client_under_test import Client
 from tests.client.conftest import url_of
-from tests.client.simulation import Simulation, problem, said
+from tests.client.simulation import LOST, NOBODY, Simulation, problem, said
 from tests.daemon.harness import Daemon
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -76,6 +77,47 @@ def test_where_the_daemon_cannot_tell_a_default_read_shows_everything_and_says_s
     # A service that is off stays so; a Tephra may come back.
     asked_again = [] if name == "off" else ["committed"]
     assert isolations(world) == ["committed", "uncommitted", *asked_again, "uncommitted"]
+
+
+class Restarted(Simulation):
+    """A daemon without a transaction service, which has one once it ``is_on``."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.fails: list[Failure] = []
+        super().__init__(self._answered)
+
+    def _answered(self, send: Send) -> Answer | Failure:
+        if self.fails:
+            return self.fails.pop()
+        if send.request.path == "/readyz":
+            return service("off")
+        is_committed = AVRO_2.decode_poll(send.request.body).isolation == "committed"
+        return AWAY if is_committed and not self.is_on else said(0)
+
+
+def test_a_daemon_that_has_got_a_transaction_service_is_read_committed_within_a_minute():
+    world = Restarted()
+    channel = world.channel()
+    assert world.run(channel.read, asked, None) == "uncommitted"
+    world.is_on = True
+    world.now_s = 59
+    assert world.run(channel.read, asked, None) == "uncommitted"
+    world.now_s = 60
+    assert world.run(channel.read, asked, None) == "committed"
+
+
+@pytest.mark.parametrize("failure", [LOST, NOBODY])
+def test_a_default_read_is_committed_once_the_connection_was_lost_to_a_daemon_that_has_got_a_transaction_service(
+    failure,
+):
+    world = Restarted()
+    channel = world.channel()
+    assert world.run(channel.read, asked, None) == "uncommitted"
+    world.is_on = True
+    world.fails = [failure]
+    assert world.run(channel.read, asked, None) == "uncommitted", "this one had begun"
+    assert world.run(channel.read, asked, None) == "committed"
 
 
 def test_only_an_explicit_committed_is_refused_there():

@@ -110,6 +110,24 @@ def test_where_transactions_are_off_plain_reading_needs_no_option(tmp_path):
         reader.stop()
 
 
+def test_a_stream_asks_again_whether_there_are_transactions_between_two_batches(tmp_path, monkeypatch):
+    bind = f"127.0.0.1:{free_port()}"
+    tables = Tables(f"http://{bind}")
+    with Daemon(tmp_path / "data", "transactions.service=off", bind=bind):
+        topic = tables.create("switched-on")
+        tables.publish(topic, "a")
+        reader = tables.stream(topic)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert payloads(reader, reader.partitions(start, end)) == [b"a"]
+    with Daemon(tmp_path / "data", bind=bind):
+        tables.publish(topic, "inside", transactionWritePointer=tables.begin())
+        tables.publish(topic, "behind")
+        monkeypatch.setattr(reader._subscription, "_ask_s", 0.0)  # as after a minute
+        assert reader.latestOffset(end, ALL) == end, "what is undecided comes later"
+        reader.stop()
+
+
 def test_where_the_service_has_gone_a_stream_and_a_batch_end_before_what_is_undecided(tmp_path):
     port = free_port()
     settings = ("transactions.service=tephra", f"transactions.tephra=127.0.0.1:{port}")
