@@ -27,7 +27,7 @@ BODY_MIN_BYTES_PER_S = 16 << 10
 
 
 def upload_s(size: int) -> float:
-    """How much longer a request with a body of so many bytes may take, whatever its limits are.
+    """How much longer than ``request_timeout_s`` a request with a body of so many bytes may take.
 
     The daemon gives a slow body this time; a client that gave it less would send the same body in vain for ever.
     """
@@ -47,7 +47,7 @@ class Settings:
     request_timeout_s: float
     """For one request and its complete answer, without a poll's ``wait_ms`` and the body's ``upload_s``."""
     deadline_s: float
-    """For one call with retries and pauses, without a poll's ``wait_ms`` and the body's ``upload_s``."""
+    """For one call with retries and pauses, without a poll's ``wait_ms``."""
     retry: bool
     """Whether a call may take more than one attempt (at each URL)."""
     max_connections: int

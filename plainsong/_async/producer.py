@@ -233,8 +233,7 @@ class AsyncProducer:
         request.write_pointer = pointer_of(under_way)
         block._messages.touch(self.topic)
         try:
-            limit_s = left_s(self._channel, under_way, sum(map(len, request.messages)))
-            return await self._sent(request, given, limit_s)
+            return await self._sent(request, given, left_s(self._channel, under_way))
         except BaseException as error:
             if getattr(error, "outcome", "unknown") != "not-applied":
                 block._messages.doubt()

@@ -118,14 +118,14 @@ class AsyncChannel:
         If any attempt may have succeeded, the outcome of a failure is unknown, whatever the last answer was.
 
         Args:
-          deadline_s: instead of the settings' own, to which the time of a large body is added.
+          deadline_s: instead of the settings' own.
           on_send: called before each attempt.
         Raises:
           PlainsongError: ``outcome`` covers all attempts. ReaderStopped: by ``stop``.
         """
         settings, places, endless = self.settings, self.places, self.endless
         body_s = upload_s(len(call.request.body))
-        limit_s = (settings.deadline_s + body_s if deadline_s is None else deadline_s) + call.wait_s
+        limit_s = (settings.deadline_s if deadline_s is None else deadline_s) + call.wait_s
         part = owned_part(call.request.path)
         now_s = self.now()
         over_s = self.until_s if endless else min(self.until_s, now_s + limit_s)

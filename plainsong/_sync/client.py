@@ -146,9 +146,9 @@ class Client:
       certificate: the files of the client's own certificate and its key, PEM, for daemons that ask for one.
       insecure: send the token unencrypted to another machine; without it, that is an InvalidParameter.
       connect_timeout_s: for opening a connection.
-      request_timeout_s: for one request and its complete answer.
+      request_timeout_s: for one request and its complete answer; a large body has a second more for each 16 KiB.
       deadline_s: for a call with all its retries; methods take their own. A poll's ``wait_ms`` extends
-        both limits, and so does a large body, by a second for each 16 KiB.
+        both limits.
       retry: False: one attempt at each URL, and no pauses.
       max_connections: open at once; further requests wait for one.
       follow_owners: with several instances, send requests to the topic's owner, which the first answer names; False:

@@ -23,7 +23,6 @@ from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TopicNotFound
 from plainsong.protocol.requests import PublishRequest
 from plainsong.retry import PAUSES_S, pause_after
-from plainsong.settings import upload_s
 from plainsong.transactions import publish_under, rollback, store
 
 if TYPE_CHECKING:
@@ -131,8 +130,7 @@ class TransactionMessages:
         request = self._taken(waiting)
         self.touch(topic)
         try:
-            limit_s = left_s(self._channel, self._transaction, sum(map(len, request.messages)))
-            segment = self._stored(topic, request, limit_s)
+            segment = self._stored(topic, request, left_s(self._channel, self._transaction))
         except BaseException as error:
             # The messages have left the buffer and may not be stored: a commit would lose them.
             self._broken = error
@@ -230,8 +228,7 @@ class TransactionMessages:
         try:
             call = waiting_for_service(publish_under(self._channel.namespace, topic, request))
             with tracing.sending(self._channel.namespace, topic, len(request.messages), request.attributes) as span:
-                limit_s = left_s(self._channel, self._transaction, len(call.request.body))
-                receipt = self._channel.call(span.carried(call), limit_s)
+                receipt = self._channel.call(span.carried(call), left_s(self._channel, self._transaction))
                 span.sent(receipt)
         except PlainsongError as error:
             self._in_doubt |= error.outcome != "not-applied"
@@ -284,6 +281,6 @@ def _is_too_much(waiting: TopicBuffer) -> bool:
     return (waiting.bytes > REQUEST_BYTES or len(waiting.messages) > REQUEST_MESSAGES) and len(waiting.messages) > 1
 
 
-def left_s(channel: Channel, transaction: Transaction, size: int = 0) -> float:
-    """The deadline of a request inside a transaction, with ``size`` bytes: at most the transaction's remaining time."""
-    return min(channel.settings.deadline_s + upload_s(size), max(MIN_CALL_S, transaction.remaining_s))
+def left_s(channel: Channel, transaction: Transaction) -> float:
+    """The deadline of a request inside a transaction: at most the transaction's remaining time."""
+    return min(channel.settings.deadline_s, max(MIN_CALL_S, transaction.remaining_s))

@@ -35,6 +35,7 @@ from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter,
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
 from plainsong.publisher_queue import Portion
+from plainsong.settings import upload_s
 from plainsong.sql.errors import OutboxBusy, OutboxMissing, OutboxUnavailable, first_line
 from plainsong.sql.outbox import check_dialect, missing, outbox_tables
 from plainsong.sql.relay_rows import SWEEP_ROWS, OpenedProducer, RelayRows
@@ -368,7 +369,9 @@ class RelayProducer:
                 json.loads(each.attributes) if each.attributes else NO_ATTRIBUTES for each in messages
             ]
         channel = self._client._channel
-        channel.call(calls.publish_in_session(channel.namespace, self._topic, request))
+        call = calls.publish_in_session(channel.namespace, self._topic, request)
+        # Nobody waits for it, and one large message must pass a slow line, however long it takes.
+        channel.call(call, channel.settings.deadline_s + upload_s(len(call.request.body)))
 
 
 class RelayProducers:

@@ -46,8 +46,8 @@ class Line(Simulation):
         super().__init__(carried)
 
 
-def outcome_of(line: Line, size: int, deadline_s: float | None = None, *, retry_unknown: bool = False) -> Any:
-    call = calls.publish("default", "t", PublishRequest([bytes(size)]), retry_unknown=retry_unknown)
+def outcome_of(line: Line, size: int, deadline_s: float | None = None) -> Any:
+    call = calls.publish("default", "t", PublishRequest([bytes(size)]))
     try:
         return line.run(line.channel().call, call, deadline_s)
     except PlainsongError as error:
@@ -56,7 +56,7 @@ def outcome_of(line: Line, size: int, deadline_s: float | None = None, *, retry_
 
 def test_a_body_has_a_second_more_for_each_16_kib_of_it():
     line = Line(60)
-    assert outcome_of(line, MIB).first_id == pack_id(5, 0)
+    assert outcome_of(line, MIB, 120).first_id == pack_id(5, 0)
     assert [send.timeout_s for send in line.sent] == [30 + 64]
 
 
@@ -66,17 +66,11 @@ def test_a_small_body_has_the_request_timeout():
     assert line.now_s == 30
 
 
-def test_the_deadline_of_the_client_grows_with_the_body_so_that_it_can_be_sent_again():
+@pytest.mark.parametrize(("given_s", "limit_s"), [(None, 60), (40, 40)])
+def test_the_deadline_of_a_call_holds_for_every_body(given_s, limit_s):
     line = Line(100)
-    assert outcome_of(line, MIB, retry_unknown=True).outcome == "unknown"
-    assert [send.timeout_s for send in line.sent] == [94, pytest.approx(60 + 64 - 94 - line.pauses[0])]
-
-
-def test_the_deadline_that_a_caller_gives_a_call_holds_for_every_body():
-    line = Line(60)
-    error = outcome_of(line, MIB, 40)
-    assert isinstance(error, DeadlineExceeded)
-    assert line.now_s == 40
+    assert isinstance(outcome_of(line, MIB, given_s), DeadlineExceeded)
+    assert line.now_s == limit_s
 
 
 def deliver(line: Line, size: int, limit_s: float) -> Any:
