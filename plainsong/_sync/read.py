@@ -130,7 +130,7 @@ class Reading:
         self._answered_s: float | None = None
         self._backoff = Backoff(PAUSES_S, channel.random)
         #: When ``get`` gives up waiting.
-        self.get_until_s = inf
+        self._get_until_s = inf
         self._idle_until_s = inf
         self._page: list[Message[Any]] = []
 
@@ -179,6 +179,14 @@ class Reading:
         self.stop.set()
         self._page.clear()
 
+    def begin_get(self, timeout_s: float | None) -> None:
+        """The next message is waited for so long. None: as long as it takes."""
+        self._get_until_s = inf if timeout_s is None else self._channel.now() + timeout_s
+
+    def end_get(self) -> None:
+        """What comes next is not that of ``get``."""
+        self._get_until_s = inf
+
     def _idle(self, *, begins: bool) -> None:
         """Counts the time without messages from when all topics are at their end: reading what is there is not idling."""
         idle_s = self._plan.idle_timeout_s
@@ -186,25 +194,26 @@ class Reading:
             self._idle_until_s = inf
         elif self._idle_until_s == inf:
             self._idle_until_s = self._channel.now() + idle_s
-        self._channel.until_s = min(self.get_until_s, self._idle_until_s) + GRACE_S
+        self._channel.until_s = min(self._get_until_s, self._idle_until_s) + GRACE_S
 
     def _is_over(self) -> bool:
         """Whether nothing more is waited for."""
-        return self._channel.now() >= min(self.get_until_s, self._idle_until_s)
+        return self._channel.now() >= min(self._get_until_s, self._idle_until_s)
 
     def _nothing(self) -> Sequence[Message[Any]] | None:
         return NOTHING if self._channel.now() < self._idle_until_s else None
 
     def _wait_ms(self, most_ms: int) -> int:
         """How long a poll may wait."""
-        left_s = min(self.get_until_s, self._idle_until_s) - self._channel.now()
+        left_s = min(self._get_until_s, self._idle_until_s) - self._channel.now()
         return min(most_ms, max(0, ceil(left_s * 1000))) if left_s < inf else most_ms
 
     def _fetch(self, track: Track | None) -> Sequence[Message[Any]]:
         """Polls one topic, or waits for new messages when all topics are at their end."""
         if track is not None:
             return self._poll(track, wait_ms=0)
-        self.save(patiently=True)
+        if self._transaction is None:
+            self._save(patiently=True)  # ``save`` would end the idling that this wait is part of
         return self._wait()
 
     def _wait_for_service(self, error: TransactionsUnavailable) -> None:
@@ -400,12 +409,24 @@ class Reading:
         """Saves the position of the finished messages; a no-op inside a transaction, whose end saves (``settle``).
 
         Args:
-          patiently: wait for an unreachable daemon, if the reader follows.
+          patiently: between two messages of a loop: wait for an unreachable daemon, if the reader follows; what ``stop``
+            or the time of ``get`` cuts off is left to the next save.
         Raises:
           PositionNotSaved, PositionChanged, DeadlineExceeded: messages since the last save will be delivered again.
         """
-        if self._transaction is None:
-            self._save(patiently=patiently)
+        if self._transaction is not None:
+            return
+        if not patiently:
+            self._save(patiently=False)
+            return
+        self._idle(begins=False)  # the wait before the message at hand had a time of its own, which may be over
+        try:
+            self._save(patiently=True)
+        except ReaderStopped:
+            pass  # the loop ends now, and saves
+        except (DeadlineExceeded, Unavailable):
+            if not self._is_over():
+                raise
 
     @property
     def transactional(self) -> bool:
@@ -500,14 +521,14 @@ class Reader(Generic[V]):
           as the loop does.
         """
         reading = self._reading
-        reading.get_until_s = inf if timeout_s is None else now() + timeout_s
+        reading.begin_get(timeout_s)
         try:
             return self._messages.__next__()
         except StopIteration:
             self._has_ended = True
             return None
         finally:
-            reading.get_until_s = inf
+            reading.end_get()
 
     @property
     def has_ended(self) -> bool:

@@ -30,6 +30,7 @@ class Kind(NamedTuple):
     Delivery: Any
     begin: Any
     Reading: Any
+    Reader: Any
     TransactionContext: Any
     transaction_messages: Any
     """The module."""
@@ -42,6 +43,7 @@ KINDS = {
         async_delivery.AsyncDelivery,
         async_delivery.begin,
         async_read.AsyncReading,
+        async_read.AsyncReader,
         async_transaction.AsyncTransactionContext,
         async_messages,
     ),
@@ -51,6 +53,7 @@ KINDS = {
         delivery.Delivery,
         delivery.begin,
         read.Reading,
+        read.Reader,
         transaction.TransactionContext,
         transaction_messages,
     ),
