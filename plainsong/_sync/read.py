@@ -241,11 +241,12 @@ class Reading:
         return list(dict.fromkeys(names))
 
     def _add(self, names: list[str], start: Start) -> None:
-        """Adds topics at their saved positions, or at ``start``, which is then saved."""
+        """Adds topics at their saved positions, or at ``start``, which is then saved: all of them, or none after an error."""
         channel, position = self._channel, self._position
         daemon = BlockingChannel(channel)
         saved = {} if position is None else run_blocking(position.load, daemon, names)
         first: dict[str, bytes] = {}
+        tracks: list[Track] = []
         for name in names:
             at: bytes | int | None = saved.get(name)
             if at is None:
@@ -258,9 +259,12 @@ class Reading:
                     first[name] = bound
             until = channel.resolve_end(name, self._plan.until)
             origin = Origin(name, self._plan.serializer)
-            self._turns.append(Track(origin, at, until))
+            tracks.append(Track(origin, at, until))
         if position is not None and first:
             run_blocking(position.save, daemon, first)
+        # Only now: what an error or the time of ``get`` cut off is done again, and a topic that stood here twice would
+        # be delivered twice.
+        self._turns.extend(tracks)
 
     def _next_track(self) -> Track | None:
         """The next topic in turn that has more messages."""

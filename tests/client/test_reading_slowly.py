@@ -31,9 +31,9 @@ def simulated(daemon: FakeDaemon, takes_s: Callable[[Send], float] = lambda _: 0
     return simulation
 
 
-def followed(simulation: Simulation, topics: str | list[str] = "a", **options: Any) -> Any:
+def followed(simulation: Simulation, topics: str | list[str] = "a", start: Any = "oldest", **options: Any) -> Any:
     """A reader that follows."""
-    return kind().Reader(reading(simulation, topics, **{"follow": True, **options}))
+    return kind().Reader(reading(simulation, topics, start, **{"follow": True, **options}))
 
 
 def got(simulation: Simulation, reader: Any, timeout_s: float | None = None) -> bytes | None:
@@ -107,3 +107,25 @@ def test_a_stop_that_meets_a_save_ends_the_loop_and_saves():
     assert got(simulation, reader) is None
     assert reader.has_ended
     assert daemon.readers["a"] == pack_id(1, 0).hex()
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "options"),
+    [
+        ("GET", {"follow": True}),
+        ("PUT", {"follow": True}),
+        ("/topics/b/stats", {"follow": False, "until": "newest"}),
+    ],
+    ids=["load", "first save", "end"],
+)
+def test_a_beginning_that_is_cut_off_is_made_again_and_delivers_every_message_once(cut_off, options):
+    daemon = FakeDaemon(a=[b"a1", b"a2"], b=[b"b1", b"b2"])
+    simulation = simulated(
+        daemon, lambda send: 100.0 if cut_off in f"{send.request.method} {send.request.path}" else 0.0
+    )
+    reader = followed(simulation, ["a", "b"], 1, position=ServerPosition("me"), save_every=99, **options)
+    assert [got(simulation, reader, 1) for _ in range(2)] == [None] * 2
+    cut_off = "nothing"
+    daemon.on_wait = lambda: setattr(simulation, "now_s", simulation.now_s + 1)
+    seen = [got(simulation, reader, 1) for _ in range(8)]
+    assert sorted(filter(None, seen)) == [b"a1", b"a2", b"b1", b"b2"]
