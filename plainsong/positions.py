@@ -386,6 +386,8 @@ class ServerPosition:
     def __init__(self, name: str) -> None:
         self.name = reader_name(name)
         self._known: dict[str, bytes] = {}
+        #: By topic: what was sent since then and may have been taken, since no answer says.
+        self._in_doubt: dict[str, set[bytes]] = {}
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
         """Raises TopicNotFound, and errors of the connection."""
@@ -402,15 +404,31 @@ class ServerPosition:
         from plainsong import calls  # here, since it loads the codecs, and the command line's help needs none
 
         for topic, position in positions.items():
-            expected = self._known.get(topic)
-            call = calls.set_reader(daemon.namespace, topic, self.name, position, compare=True, expected=expected)
-            try:
-                daemon.call(call)
-            except PositionChanged:
-                # The position is ours if an earlier attempt succeeded and its answer was lost.
-                if self._shown(daemon, topic) != position:
+            in_doubt = self._in_doubt.setdefault(topic, set())
+            for is_last in (False, True):
+                expected = self._known.get(topic)
+                call = calls.set_reader(daemon.namespace, topic, self.name, position, compare=True, expected=expected)
+                try:
+                    daemon.call(call)
+                except PositionChanged as error:
+                    if error.outcome != "not-applied":
+                        in_doubt.add(position)
+                    # The position is ours if an earlier attempt succeeded and its answer was lost.
+                    there = self._shown(daemon, topic)
+                    if there == position:
+                        break
+                    # So it is if that was an attempt of an earlier save, which the loop has gone on after.
+                    if is_last or there is None or there not in in_doubt:
+                        raise
+                    self._known[topic] = there
+                except BaseException as error:  # a cancellation is in doubt, too
+                    if getattr(error, "outcome", "unknown") != "not-applied":
+                        in_doubt.add(position)
                     raise
+                else:
+                    break
             self._known[topic] = position
+            in_doubt.clear()
 
     def _shown(self, daemon: Daemon, topic: str) -> bytes | None:
         from plainsong import calls

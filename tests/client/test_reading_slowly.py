@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 
 from plainsong.calls import Answer, Failure, Send
+from plainsong.errors import DeadlineExceeded
 from plainsong.positions import ServerPosition
+from plainsong.protocol.errors import PositionChanged
 from plainsong.protocol.ids import pack_id
-from tests.client.simulation import LOST, SILENT, Simulation, kind
+from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind
 from tests.client.test_reading import FakeDaemon, reading
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -129,3 +132,49 @@ def test_a_beginning_that_is_cut_off_is_made_again_and_delivers_every_message_on
     daemon.on_wait = lambda: setattr(simulation, "now_s", simulation.now_s + 1)
     seen = [got(simulation, reader, 1) for _ in range(8)]
     assert sorted(filter(None, seen)) == [b"a1", b"a2", b"b1", b"b2"]
+
+
+def test_a_save_without_an_answer_that_was_taken_is_no_other_readers():
+    daemon = FakeDaemon(a=[b"1", b"2", b"3", b"4"])
+    position = ServerPosition("me")
+    simulation = simulated(daemon)
+    reader = followed(simulation, position=position, page_messages=9, save_interval_s=inf)
+    answer = simulation._answer
+
+    def take_and_lose(send: Send) -> Answer | Failure:
+        assert is_save(send)
+        daemon(send)
+        simulation._answer = lambda _: SILENT
+        return SILENT
+
+    for payload in (b"1", b"2"):
+        assert got(simulation, reader) == payload
+        simulation._answer = take_and_lose
+        with pytest.raises(DeadlineExceeded):
+            simulation.run(reader.save)
+        simulation._answer = answer
+    assert daemon.readers["a"] == pack_id(1, 0).hex(), "the second one comes to a position that it does not know of"
+    assert got(simulation, reader) == b"3"
+    simulation.run(reader.save)
+    assert daemon.readers["a"] == pack_id(3, 0).hex()
+    assert not position._in_doubt["a"]
+
+
+@pytest.mark.parametrize("failure", [SILENT, NOBODY])
+def test_a_save_without_an_answer_hides_no_other_reader(failure):
+    daemon = FakeDaemon(a=[b"1", b"2", b"3", b"4"])
+    simulation = simulated(daemon)
+    reader = followed(simulation, position=ServerPosition("me"), page_messages=9, save_interval_s=inf)
+    answer = simulation._answer
+    assert got(simulation, reader) == b"1"
+    simulation._answer = lambda _: failure
+    with pytest.raises(DeadlineExceeded):
+        simulation.run(reader.save)
+    simulation._answer = answer
+    # One that was sent nowhere is another reader's, if the daemon has it.
+    daemon.readers["a"] = pack_id(2 if failure is SILENT else 1, 0).hex()
+    assert got(simulation, reader) == b"2"
+    assert got(simulation, reader) == b"3"
+    for _ in range(2):
+        with pytest.raises(PositionChanged):
+            simulation.run(reader.save)
