@@ -66,7 +66,7 @@ UNAVAILABLE_S = 60.0
 TURN_MS = 1_000
 
 
-#: How much longer than its wait the last poll before a time-out may take.
+#: How much longer than its wait the last poll before a time-out may take. That of ``get`` grows where answers take longer.
 GRACE_S = 0.25
 
 
@@ -131,6 +131,9 @@ class Reading:
         self._backoff = Backoff(PAUSES_S, channel.random)
         #: When ``get`` gives up waiting.
         self._get_until_s = inf
+        self._get_grace_s = GRACE_S
+        #: Whether ``get`` has asked the daemon: it does so once, even if its time is over. True between calls of it.
+        self._has_asked = True
         self._idle_until_s = inf
         self._page: list[Message[Any]] = []
 
@@ -151,14 +154,20 @@ class Reading:
                 if track is None and not self._plan.follow:
                     return None
                 self._idle(begins=track is None)
-                if track is None and self._is_over():
+                if track is None and self._has_asked and self._is_over():
                     return self._nothing()
+                self._has_asked = True
                 try:
                     messages = self._fetch(track)
                     self._answered_s = self._channel.now()
+                    # Where answers come later than that, the next one needs as long.
+                    if self._answered_s <= self._get_until_s + GRACE_S:
+                        self._get_grace_s = GRACE_S
                 except TransactionsUnavailable as error:
                     messages = []
                     self._wait_for_service(error)
+                    if self._is_over():
+                        return self._nothing()
                 if messages:
                     if self._left is not None:
                         messages = messages[: self._left]
@@ -168,10 +177,11 @@ class Reading:
                     return self._page
         except ReaderStopped:
             return None
-        except (DeadlineExceeded, Unavailable):
-            if self._is_over():
-                return self._nothing()
-            raise
+        except (DeadlineExceeded, Unavailable) as error:
+            if not self._is_cut_off(error):
+                raise
+            self._pause(inf)  # a daemon that is away may be given up before the time is over
+            return None if self.stop.is_set else self._nothing()
         return None
 
     def end(self) -> None:
@@ -182,10 +192,12 @@ class Reading:
     def begin_get(self, timeout_s: float | None) -> None:
         """The next message is waited for so long. None: as long as it takes."""
         self._get_until_s = inf if timeout_s is None else self._channel.now() + timeout_s
+        self._has_asked = False
 
     def end_get(self) -> None:
         """What comes next is not that of ``get``."""
         self._get_until_s = inf
+        self._has_asked = True
 
     def _idle(self, *, begins: bool) -> None:
         """Counts the time without messages from when all topics are at their end: reading what is there is not idling."""
@@ -194,11 +206,31 @@ class Reading:
             self._idle_until_s = inf
         elif self._idle_until_s == inf:
             self._idle_until_s = self._channel.now() + idle_s
-        self._channel.until_s = min(self._get_until_s, self._idle_until_s) + GRACE_S
+        get_s = max(self._get_until_s, self._channel.now()) + self._get_grace_s
+        self._channel.until_s = min(get_s, self._idle_until_s + GRACE_S)
 
     def _is_over(self) -> bool:
         """Whether nothing more is waited for."""
         return self._channel.now() >= min(self._get_until_s, self._idle_until_s)
+
+    def _is_cut_off(self, error: PlainsongError) -> bool:
+        """Whether a call failed because its time was over, that of ``get`` or of idling; ``get`` gives the next one longer."""
+        channel = self._channel
+        # An endless call has no other deadline.
+        if not self._is_over() and not (channel.endless and isinstance(error, DeadlineExceeded)):
+            return False
+        self._has_asked = True
+        # Cut off was an attempt, and not the pause after one that failed by itself.
+        if isinstance(error.__cause__, DeadlineExceeded) or channel.now() >= channel.until_s:
+            most_s = max(GRACE_S, channel.settings.request_timeout_s)
+            self._get_grace_s = min(2 * self._get_grace_s, most_s)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps for so long, or until nothing more is waited for."""
+        left_s = min(self._get_until_s, self._idle_until_s) - self._channel.now()
+        if (pause_s := min(seconds, left_s)) > 0:
+            self._channel.sleep(pause_s)
 
     def _nothing(self) -> Sequence[Message[Any]] | None:
         return NOTHING if self._channel.now() < self._idle_until_s else None
@@ -221,7 +253,7 @@ class Reading:
         now_s = self._channel.now()
         if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
             raise error
-        self._channel.sleep(pause_after(error, self._backoff))
+        self._pause(pause_after(error, self._backoff))
 
     def _begin(self) -> None:
         names = self._matching()
@@ -374,7 +406,7 @@ class Reading:
         if passing is None:
             self._backoff.reset()
         elif not found:
-            self._channel.sleep(pause_after(passing, self._backoff))
+            self._pause(pause_after(passing, self._backoff))
         return found
 
     def _refresh(self) -> None:
@@ -428,8 +460,8 @@ class Reading:
             self._save(patiently=True)
         except ReaderStopped:
             pass  # the loop ends now, and saves
-        except (DeadlineExceeded, Unavailable):
-            if not self._is_over():
+        except (DeadlineExceeded, Unavailable) as error:
+            if not self._is_cut_off(error):
                 raise
 
     @property
@@ -518,7 +550,9 @@ class Reader(Generic[V]):
         """The next message. A loop over the reader and calls of ``get`` may take turns.
 
         Args:
-          timeout_s: how long to wait for one, while following; None: as long as it takes.
+          timeout_s: how long to wait for one, while following; None: as long as it takes. The daemon is asked once, even
+            if it is 0. The answer may come later than that, by a quarter of a second; where answers take longer, each
+            ``get`` that one was too late for doubles that, up to ``request_timeout_s``.
         Returns:
           None: nothing came in time, or the reader has ended (``has_ended`` says which).
         Raises:

@@ -13,7 +13,7 @@ from plainsong.errors import DeadlineExceeded
 from plainsong.positions import ServerPosition
 from plainsong.protocol.errors import PositionChanged
 from plainsong.protocol.ids import pack_id
-from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind
+from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind, problem
 from tests.client.test_reading import FakeDaemon, reading
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -178,3 +178,86 @@ def test_a_save_without_an_answer_hides_no_other_reader(failure):
     for _ in range(2):
         with pytest.raises(PositionChanged):
             simulation.run(reader.save)
+
+
+@pytest.mark.parametrize("keeps_position", [False, True])
+def test_get_gives_an_answer_that_was_too_late_for_it_longer_the_next_time(keeps_position):
+    daemon = FakeDaemon(a=[b"%d" % number for number in range(20)])
+    simulation = simulated(daemon, lambda _: 2.0)
+    reader = followed(simulation, position=ServerPosition("me") if keeps_position else None)
+    seen = [got(simulation, reader, 1) for _ in range(6)]
+    assert b"0" in seen
+    assert not reader.has_ended
+    page_by_page = [got(simulation, reader, 1) for _ in range(5)]
+    assert None not in page_by_page, "how long an answer takes is learned once"
+
+
+def test_what_get_has_learned_of_slow_answers_is_forgotten_after_a_quick_one():
+    daemon = FakeDaemon(a=[b"1", b"2", b"3"])
+    takes_s = 2.0
+    simulation = simulated(daemon, lambda _: takes_s)
+    reader = followed(simulation, page_messages=1)
+    while got(simulation, reader, 1) is None:
+        assert simulation.now_s < 20
+    takes_s = 0.0
+    assert got(simulation, reader, 1) == b"2"
+    takes_s = 100.0
+    began_s = simulation.now_s
+    assert got(simulation, reader, 1) is None
+    assert simulation.now_s - began_s == pytest.approx(1.25)
+
+
+def test_get_waits_no_longer_for_an_answer_than_a_request_may_take():
+    simulation = simulated(FakeDaemon(a=[b"1"]), lambda _: 1e9)
+    reader = followed(simulation)
+    for _ in range(20):
+        began_s = simulation.now_s
+        assert got(simulation, reader, 1) is None
+        assert simulation.now_s - began_s <= 31
+    assert not reader.has_ended
+
+
+def test_get_takes_its_time_while_the_daemon_is_away_and_no_more():
+    daemon = FakeDaemon(a=[b"1"])
+    simulation = simulated(daemon)
+    answer = simulation._answer
+    simulation._answer = lambda _: NOBODY
+    reader = followed(simulation)
+    for _ in range(20):
+        began_s = simulation.now_s
+        assert got(simulation, reader, 1) is None
+        assert 1 <= simulation.now_s - began_s <= 1.25
+    assert not reader.has_ended
+    simulation._answer = answer
+    assert got(simulation, reader, 1) == b"1"
+
+
+def test_get_takes_its_time_while_the_transaction_service_is_away_and_no_more():
+    daemon = FakeDaemon(a=[b"1", b"2"])
+    simulation = simulated(daemon)
+    reader = followed(simulation, page_messages=1, isolation="committed")
+    assert got(simulation, reader, 1) == b"1"
+    answer = simulation._answer
+    simulation._answer = lambda _: problem(503, "transactions_unavailable")
+    began_s = simulation.now_s
+    assert [got(simulation, reader, 1) for _ in range(5)] == [None] * 5
+    assert simulation.now_s - began_s == pytest.approx(5, abs=0.25)
+    simulation._answer = answer
+    assert got(simulation, reader, 1) == b"2"
+
+
+def test_get_without_time_asks_what_is_there():
+    daemon = FakeDaemon(a=[])
+    simulation = simulated(daemon)
+    reader = followed(simulation)
+    assert [got(simulation, reader, 0) for _ in range(2)] == [None] * 2
+    daemon.topics["a"].append(b"1")
+    assert got(simulation, reader, 0) == b"1"
+    assert len(simulation.sent) == 3, "once each"
+
+
+def test_what_comes_before_a_poll_leaves_it_time_for_its_answer():
+    daemon = FakeDaemon(a=[b"1"])
+    simulation = simulated(daemon, lambda send: 1.2 if send.request.method == "GET" else 0.2)
+    reader = followed(simulation, position=ServerPosition("me"))
+    assert got(simulation, reader, 1) == b"1"
