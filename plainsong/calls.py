@@ -62,7 +62,7 @@ class StopsRequests(Protocol):
 
 
 class Send(NamedTuple):
-    """A request to ``url``. ``timeout_s`` limits the whole exchange."""
+    """A request to ``url``. ``timeout_s`` limits the whole exchange, but for ``longest_s``."""
 
     url: str
     request: Request
@@ -70,6 +70,8 @@ class Send(NamedTuple):
     timeout_s: float
     stop: StopsRequests | None = None
     """Ends the request early; None: nothing does."""
+    longest_s: float | None = None
+    """With this each piece of the answer begins ``timeout_s`` anew, up to so many seconds in all."""
 
 
 #: The effect of a second attempt: none (``reading``), the same state (``harmless``), or a second change (``twice``).
@@ -86,6 +88,10 @@ class Call(NamedTuple, Generic[C]):
     """How long the request lets the daemon wait before it answers; extends every time limit."""
     waits_for_service: bool = False
     """Whether to retry while the transaction service is unavailable: true inside a transaction, which proves that it ran."""
+    smaller: Callable[[], Call[Any]] | None = None
+    """After an attempt that timed out: what to ask instead, for an answer that comes sooner. None: the same again."""
+    in_pieces: bool = False
+    """Whether the time limit of a request is that of the silence between two pieces of its answer, and not of the whole."""
 
 
 def transaction_service() -> Request:
@@ -489,13 +495,14 @@ def poll_many(
     *,
     wait_ms: int,
     limit: int,
+    max_bytes: int | None = None,
     isolation: Isolation | None = None,
 ) -> Call[dict[str, Page[Any] | PlainsongError]]:
     """``POST /poll`` of a namespace: a page or an error for each topic."""
     polls = {topic: json.loads(JSON.encode_poll(_without_isolation(request))) for topic, request in topics.items()}
-    body = as_json(
-        {"topics": polls, "waitMs": wait_ms, "limit": limit} | ({"isolation": isolation} if isolation else {})
-    )
+    more = {"maxBytes": max_bytes, "isolation": isolation}
+    given = {name: value for name, value in more.items() if value is not None}
+    body = as_json({"topics": polls, "waitMs": wait_ms, "limit": limit} | given)
 
     def read(answer: Answer) -> dict[str, Page[Any] | PlainsongError]:
         fields = json_of(answer)["topics"]

@@ -267,6 +267,53 @@ def read_plan(
     )
 
 
+class PageBytes:
+    """How large a reader's pages may be: half as large after an answer that did not come in time, twice after a quick one.
+
+    A page that takes longer than a request may would be asked for again for ever.
+    """
+
+    #: The first one after a time-out.
+    FIRST = 1 << 20
+    #: No page is made smaller: it takes its time, as long as anything of it comes. One message may be larger, too.
+    LEAST = 1 << 16
+    #: The daemon's own bound, unless its settings say otherwise.
+    MOST = 1 << 24
+    #: The part of its time in which an answer is quick: twice as much would come in half of the time.
+    QUICK = 0.25
+    #: Quick answers that are waited for at most before pages grow.
+    MOST_ANSWERS = 64
+
+    def __init__(self) -> None:
+        #: None: the daemon's own bound.
+        self.most: int | None = None
+        self._answers = 0
+        # Where it is no matter of time what gets through, each attempt with more would cost the time of a request.
+        self._answers_to_grow = 1
+        self._has_grown = False
+
+    @property
+    def is_least(self) -> bool:
+        """Whether pages are as small as they get."""
+        return self.most == self.LEAST
+
+    def timed_out(self) -> None:
+        """Answers that large do not come in time."""
+        if self._has_grown:
+            self._answers_to_grow = min(2 * self._answers_to_grow, self.MOST_ANSWERS)
+        self._has_grown, self._answers = False, 0
+        self.most = self.FIRST if self.most is None else max(self.LEAST, self.most // 2)
+
+    def came(self, took_s: float, limit_s: float) -> None:
+        """An answer took so long, of what it was given."""
+        if self.most is None or took_s > self.QUICK * limit_s:
+            return
+        self._answers += 1
+        if self._answers >= self._answers_to_grow:
+            self.most = None if 2 * self.most >= self.MOST else 2 * self.most
+            self._has_grown, self._answers = True, 0
+
+
 # --- saved positions -----------------------------------------------------------------------------
 
 

@@ -68,8 +68,10 @@ class Pool:
             await self._close_replaced()
         # Used at once: one that was replaced meanwhile would be closed.
         pool = self._pool_for(send.url)
+        # httpcore's own limit is for each piece of an answer.
+        longest_s = send.timeout_s if send.longest_s is None else send.longest_s
         try:
-            with anyio.move_on_after(send.timeout_s + _GRACE_S):
+            with anyio.move_on_after(longest_s + _GRACE_S):
                 response = await pool.handle_async_request(
                     http_request(send, send.timeout_s, self._credentials.headers(send.url))
                 )

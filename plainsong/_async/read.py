@@ -17,7 +17,7 @@ from plainsong import calls, tracing
 from plainsong._async._backend import Messages, ReaderStop, now, run_blocking, run_from_worker, shielded
 from plainsong.errors import Closed, DeadlineExceeded
 from plainsong.messages import Origin, passed_rows
-from plainsong.positions import WILD, Plan, Track, is_inclusive
+from plainsong.positions import WILD, PageBytes, Plan, Track, is_inclusive
 from plainsong.protocol import ids
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import (
@@ -135,6 +135,7 @@ class AsyncReading:
         self._has_asked = True
         self._idle_until_s = inf
         self._page: list[Message[Any]] = []
+        self._page_bytes = PageBytes()
 
     # --- pages ---------------------------------------------------------------------------------
 
@@ -309,23 +310,44 @@ class AsyncReading:
         request = self._request(track)
         request.wait_ms = wait_ms or None
 
-        def asked(isolation: Isolation) -> calls.Call[Page[Any]]:
-            request.isolation = isolation
+        def poll(max_bytes: int | None) -> calls.Call[Page[Any]]:
+            request.max_bytes = max_bytes
             return calls.poll(self._channel.namespace, track.origin, request)
 
-        begun = tracing.begun_ns()
+        def asked(isolation: Isolation) -> calls.Call[Page[Any]]:
+            request.isolation = isolation
+            return self._fitting(poll)
+
+        begun, began_s = tracing.begun_ns(), self._channel.now()
         try:
             if self._transaction is None:
                 page = await self._channel.read(asked, self._plan.isolation)
             else:
-                page = await self._channel.call(calls.poll(self._channel.namespace, track.origin, request))
+                page = await self._channel.call(self._fitting(poll))
         except TopicNotFound:
             if not self._plan.patterns or track.origin.topic in self._plan.topics:
                 raise
             self._turns.remove(track)
             return []
+        self._came(began_s)
         tracing.received(self._channel.namespace, track.origin.topic, page, begun)
         return self._taken(track, page)
+
+    def _fitting(self, make: Callable[[int | None], calls.Call[T]]) -> calls.Call[T]:
+        """The call of a poll, for no more bytes than come in time; after a time-out it is for fewer."""
+
+        def smaller() -> calls.Call[T]:
+            self._page_bytes.timed_out()
+            return self._fitting(make)
+
+        call = make(self._page_bytes.most)
+        return call._replace(smaller=smaller, in_pieces=self._page_bytes.is_least)
+
+    def _came(self, began_s: float) -> None:
+        """A poll that began then has its answer."""
+        channel = self._channel
+        limit_s = min(channel.settings.request_timeout_s, channel.until_s - began_s)
+        self._page_bytes.came(channel.now() - began_s, limit_s)
 
     def _request(self, track: Track) -> PollRequest:
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
@@ -381,17 +403,21 @@ class AsyncReading:
         limit = self._plan.page_messages if self._left is None else min(self._plan.page_messages, self._left)
 
         def asked(isolation: Isolation) -> calls.Call[dict[str, Page[Any] | PlainsongError]]:
-            return calls.poll_many(
-                self._channel.namespace,
-                {name: track.origin for name, track in tracks.items()},
-                {name: self._request(track) for name, track in tracks.items()},
-                wait_ms=wait_ms,
-                limit=limit,
-                isolation=isolation,
+            return self._fitting(
+                lambda max_bytes: calls.poll_many(
+                    self._channel.namespace,
+                    {name: track.origin for name, track in tracks.items()},
+                    {name: self._request(track) for name, track in tracks.items()},
+                    wait_ms=wait_ms,
+                    limit=limit,
+                    max_bytes=max_bytes,
+                    isolation=isolation,
+                )
             )
 
-        begun = tracing.begun_ns()
+        begun, began_s = tracing.begun_ns(), self._channel.now()
         pages = await self._channel.read(asked, self._plan.isolation)
+        self._came(began_s)
         found: list[Message[Any]] = []
         passing: PlainsongError | None = None
         for name, page in pages.items():

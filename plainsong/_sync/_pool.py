@@ -247,7 +247,7 @@ class Exchange:
       h11.LocalProtocolError: the request is no HTTP; nothing was sent.
     """
 
-    __slots__ = ("_head", "_http", "_send", "is_reusable")
+    __slots__ = ("_head", "_http", "_longest_until_s", "_send", "is_reusable")
 
     def __init__(self, send: Send, more_headers: list[tuple[bytes, bytes]]) -> None:
         _, _, _, prefix, netloc = place_of(send.url)
@@ -259,6 +259,7 @@ class Exchange:
             *more_headers,
         ]
         self._send = send
+        self._longest_until_s = None if send.longest_s is None else monotonic() + send.longest_s
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         target = prefix + request.path.encode("ascii")
         head = self._http.send(h11.Request(method=request.method, target=target, headers=headers))
@@ -304,6 +305,8 @@ class Exchange:
             if event is h11.NEED_DATA:
                 _limit(raw, over_s)
                 data = raw.recv(RECEIVE_BYTES)
+                if self._longest_until_s is not None:
+                    over_s = min(monotonic() + self._send.timeout_s, self._longest_until_s)
                 if not data and response is None:
                     raise EOFError("the server closed the connection without an answer")
                 http.receive_data(data)

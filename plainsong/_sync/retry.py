@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plainsong import calls
 from plainsong._sync import _backend
 from plainsong.calls import Send, service_of, transaction_service, waiting_for_service
+from plainsong.errors import DeadlineExceeded
 from plainsong.messages import MessageId
 from plainsong.positions import NEWEST, as_bound, parse_start
 from plainsong.protocol import ids
@@ -136,13 +137,17 @@ class Channel:
             if on_send is not None:
                 on_send()
             connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
-            answer = self._carry(Send(url, call.request, connect_s, timeout_s, self.stop))
+            longest_s = over_s - now_s if call.in_pieces else None
+            answer = self._carry(Send(url, call.request, connect_s, timeout_s, self.stop, longest_s))
             result, error = read_answer(call, answer, url)
             owner_failed = places.note_answer(part, url, answer, error)
             if error is None:
                 return result  # type: ignore[no-any-return] # the call says what it is
             if self.stop is not None and self.stop.is_set:
                 raise ReaderStopped
+            if call.smaller is not None and isinstance(error, DeadlineExceeded):
+                smaller = call.smaller()
+                call = call._replace(request=smaller.request, in_pieces=smaller.in_pieces)
             now_s = self.now()
             places.note_first(error, now_s, settings.wait_for_daemon_s)
             if owner_failed and now_s < over_s:

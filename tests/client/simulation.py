@@ -101,6 +101,8 @@ def said(value: Any) -> Answer:
     return Answer(200, {"content-type": "application/json"}, json.dumps(value).encode())
 
 
+#: More than any test needs: a client that asks for ever is to fail, and not to fill the memory.
+MOST_REQUESTS = 10_000
 NOBODY = Failure("connect", "refused")
 LOST = Failure("lost", "reset")
 SILENT = Failure("timeout", "no answer within 30 s")
@@ -154,6 +156,7 @@ class Simulation:
 
     def _carried(self, send: Send) -> Answer | Failure:
         self.sent.append(send)
+        assert len(self.sent) < MOST_REQUESTS
         self.now_s += self._took_s
         return self._answer(send)
 

@@ -8,15 +8,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from math import inf
+from typing import Any
 
+import httpcore2
 import pytest
+import trio
+from trio.testing import MockClock
 
-from plainsong._sync._pool import Pool
+from plainsong._async._pool import Pool as AsyncPool
+from plainsong._sync import _pool
+from plainsong._sync._pool import Exchange, Pool
 from plainsong.calls import Answer, Failure, Request, Send
 from plainsong.errors import Closed
 from plainsong.settings import Settings
+from tests.client.simulation import settings
 from tests.patience import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -234,6 +242,72 @@ def test_the_time_limit_is_that_of_the_whole_exchange_however_the_bytes_trickle(
     stop.set()
     assert (failure.kind, failure.detail) == ("timeout", "no answer within 0.3 s")
     assert ask(pool, server.url).body == b"ok"
+
+
+PIECES = [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n", *[b"ab"] * 5]
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "comes"),
+    [(inf, True), (121.0, True), (119.0, False), (None, False)],
+    ids=["", "in time", "late", "whole"],
+)
+def test_an_answer_that_may_come_in_pieces_has_its_time_for_each_of_them_and_an_end(monkeypatch, longest_s, comes):
+    now_s = 1000.0
+    left = list(PIECES)
+
+    class Socket:
+        limit_s = 0.0
+
+        def settimeout(self, seconds: float) -> None:
+            self.limit_s = seconds
+
+        def sendall(self, data: bytes) -> None:
+            pass
+
+        def recv(self, most_bytes: int) -> bytes:
+            nonlocal now_s
+            now_s += min(20.0, self.limit_s)
+            if self.limit_s < 20:
+                raise TimeoutError
+            return left.pop(0)
+
+    monkeypatch.setattr(_pool, "monotonic", lambda: now_s)
+    exchange = Exchange(Send("http://one", Request("POST", "/v1/x"), 5.0, 30.0, None, longest_s), [])
+    raw: Any = Socket()
+    if comes:
+        assert exchange.run(raw, now_s + 30).body == b"ab" * 5
+        assert now_s == 1120
+    else:
+        with pytest.raises(TimeoutError):
+            exchange.run(raw, now_s + 30)
+        assert now_s == 1000 + (longest_s or 30)
+
+
+@pytest.mark.parametrize(("longest_s", "comes"), [(inf, True), (121.0, True), (99.0, False), (None, False)])
+def test_so_it_has_on_an_event_loop(monkeypatch, longest_s, comes):
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in PIECES[1:]:
+            await trio.sleep(20)
+            yield piece
+
+    class Connections:
+        async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
+            assert request.extensions["timeout"]["read"] == 30, "httpcore limits each piece"
+            return httpcore2.Response(200, content=pieces())
+
+    async def main() -> Answer | Failure:
+        pool = AsyncPool(settings("http://one"))
+        monkeypatch.setattr(pool, "_pool_for", lambda url: Connections())
+        answer = await pool.carry(Send("http://one", Request("POST", "/v1/x"), 5.0, 30.0, None, longest_s))
+        if not comes:
+            assert trio.current_time() - began_s == pytest.approx(longest_s or 30, abs=0.1)
+        return answer
+
+    clock = MockClock(autojump_threshold=0)
+    began_s = clock.current_time()
+    answer = trio.run(main, clock=clock)
+    assert answer.body == b"ab" * 5 if comes else answer.kind == "timeout"
 
 
 def test_an_answer_that_comes_before_the_body_was_taken_is_read(serve, pools):

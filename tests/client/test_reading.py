@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 
@@ -53,8 +54,8 @@ class FakeDaemon:
         if request.wait_ms:
             self.waits += 1
             self.on_wait()
-        since, limit = request.since, request.limit or 100
-        found = self.after(topic, since)
+        found = self.after(topic, request.since)
+        limit = self.fitting(found, request.limit or 100, request.max_bytes)
         page = Page([item(*each) for each in found[:limit]], min(limit, len(found)))
         headers = {"content-type": FramesOptions(attributes=True).content_type}
         headers["plainsong-end"] = "more" if len(found) > limit else "end"
@@ -66,6 +67,11 @@ class FakeDaemon:
         every = [(pack_id(n + 1, 0), payload) for n, payload in enumerate(self.topics[topic])]
         return [each for each in every if each[0] >= since]
 
+    def fitting(self, found: list[tuple[bytes, bytes]], limit: int, max_bytes: int | None) -> int:
+        """How many make a page: one at least."""
+        ends = accumulate(len(payload) for _, payload in found[:limit])
+        return max(1, sum(1 for end in ends if max_bytes is None or end <= max_bytes))
+
     def poll_many(self, asked: dict) -> Answer:
         self.waits += 1
         self.on_wait()
@@ -75,11 +81,12 @@ class FakeDaemon:
                 told[topic] = {"error": json.loads(problem(404, "topic_not_found").body)}
                 continue
             start = bytes.fromhex(wanted.get("startFrom") or "00" * 20)
-            found = [each for each in self.after(topic, start) if each[0] > start]
+            every = [each for each in self.after(topic, start) if each[0] > start]
+            found = every[: self.fitting(every, 10_000, asked.get("maxBytes"))]
             told[topic] = {
-                "messages": [{"id": message_id.hex(), "payload": payload.decode()} for message_id, payload in found],
+                "messages": [{"id": at.hex(), "payload": payload.decode()} for at, payload in found],
                 "lastId": found[-1][0].hex() if found else wanted.get("startFrom"),
-                "end": "end",
+                "end": "end" if len(found) == len(every) else "more",
             }
         return said({"topics": told})
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from math import inf
+from math import inf, log2
 from typing import Any
 
 import pytest
 
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded
-from plainsong.positions import ServerPosition
+from plainsong.positions import PageBytes, ServerPosition
+from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.errors import PositionChanged
 from plainsong.protocol.ids import pack_id
 from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind, problem
@@ -261,3 +263,106 @@ def test_what_comes_before_a_poll_leaves_it_time_for_its_answer():
     simulation = simulated(daemon, lambda send: 1.2 if send.request.method == "GET" else 0.2)
     reader = followed(simulation, position=ServerPosition("me"))
     assert got(simulation, reader, 1) == b"1"
+
+
+NUMBERED = [b"%04d" % number + b"." * 2000 for number in range(1500)]
+
+
+def asked_bytes(send: Send) -> int | None:
+    """The ``maxBytes`` of a poll, of one topic or of many."""
+    if "payload=" in send.request.path:
+        return json.loads(send.request.body).get("maxBytes")
+    return AVRO_2.decode_poll(send.request.body).max_bytes
+
+
+def through(daemon: FakeDaemon, most_bytes: int, verb: str = "poll") -> Simulation:
+    """A line on which no answer to a poll for more than that comes."""
+
+    def takes_s(send: Send) -> float:
+        asked = asked_bytes(send) if send.request.path.endswith(verb) else 0
+        return 1e9 if asked is None or asked > most_bytes else 0.0
+
+    return simulated(daemon, takes_s)
+
+
+def timed_out(simulation: Simulation, most_bytes: int) -> int:
+    """How many requests were for more than comes through."""
+    return sum(1 for each in map(asked_bytes, simulation.sent) if each is None or each > most_bytes)
+
+
+@pytest.mark.parametrize("most_bytes", [PageBytes.LEAST, 100_000, 1 << 20])
+def test_a_follower_asks_for_less_until_it_comes_through_and_reads_every_message_once(most_bytes):
+    daemon = FakeDaemon(a=NUMBERED)
+    simulation = through(daemon, most_bytes)
+    reader = followed(simulation, page_messages=10_000)
+    assert got(simulation, reader) == NUMBERED[0]
+    # The first one is for as much as the daemon gives.
+    assert timed_out(simulation, most_bytes) <= log2(PageBytes.MOST / most_bytes) + 1
+    assert [got(simulation, reader) for _ in NUMBERED[1:]] == NUMBERED[1:]
+    pages = len(simulation.sent) - timed_out(simulation, most_bytes)
+    assert timed_out(simulation, most_bytes) <= log2(PageBytes.MOST / most_bytes) + 2 + log2(pages), "and rarely again"
+
+
+def test_a_follower_of_many_topics_asks_for_less_until_it_comes_through():
+    daemon = FakeDaemon(a=[], b=[])
+    simulation = through(daemon, PageBytes.LEAST, "payload=base64")
+    reader = followed(simulation, ["a", "b"], page_messages=10_000)
+    daemon.on_wait = lambda: [messages.extend(NUMBERED[:300]) for messages in daemon.topics.values() if not messages]
+    seen = [got(simulation, reader) for _ in range(600)]
+    assert sorted(filter(None, seen)) == sorted(2 * NUMBERED[:300])
+    of_many = [asked_bytes(each) for each in simulation.sent if each.request.path.endswith("payload=base64")]
+    assert of_many[:6] == [None, 1 << 20, 1 << 19, 1 << 18, 1 << 17, 1 << 16]
+
+
+def slow_line(daemon: FakeDaemon, bytes_per_s: int) -> Simulation:
+    """A line that takes its time for each byte of an answer."""
+
+    def answer(send: Send) -> Answer | Failure:
+        answered = daemon(send)
+        assert isinstance(answered, Answer)
+        took_s = len(answered.body) / bytes_per_s
+        # Of an answer in pieces some comes all the time.
+        limit_s = send.timeout_s if send.longest_s is None else send.longest_s
+        simulation.now_s += min(took_s, limit_s)
+        return SILENT if took_s > limit_s else answered
+
+    simulation = Simulation(answer)
+    return simulation
+
+
+def test_reading_to_the_end_of_a_topic_on_a_slow_line_asks_for_less_too():
+    daemon = FakeDaemon(a=NUMBERED)
+    simulation = slow_line(daemon, 50_000)
+    reader = followed(simulation, page_messages=10_000, follow=False)
+    assert [got(simulation, reader) for _ in NUMBERED] == NUMBERED
+    assert got(simulation, reader) is None
+    assert simulation.now_s < 30 + 1.2 * 1500 * 2004 / 50_000, "one page was asked for in vain"
+
+
+def test_one_message_that_takes_longer_than_a_request_may_comes_while_any_of_it_does():
+    daemon = FakeDaemon(a=[b"." * 4_000_000, b"2"])
+    simulation = slow_line(daemon, 50_000)
+    reader = followed(simulation)
+    assert len(got(simulation, reader) or b"") == 4_000_000
+    assert got(simulation, reader) == b"2"
+
+
+def test_pages_grow_again_once_answers_come_quickly():
+    daemon = FakeDaemon(a=[b"%d" % number for number in range(100)])
+    simulation = through(daemon, PageBytes.LEAST)
+    reader = followed(simulation, page_messages=1)
+    got(simulation, reader)
+    assert asked_bytes(simulation.sent[-1]) == PageBytes.LEAST
+    simulation._answer = daemon
+    for _ in range(20):
+        got(simulation, reader)
+    assert asked_bytes(simulation.sent[-1]) is None
+
+
+def test_pages_stay_as_they_are_where_twice_as_much_would_be_too_slow():
+    size = PageBytes()
+    size.timed_out()
+    size.came(8.0, 30.0)
+    assert size.most == PageBytes.FIRST
+    size.came(7.0, 30.0)
+    assert size.most == 2 * PageBytes.FIRST
