@@ -127,7 +127,9 @@ class Reading:
         self._left = plan.limit
         self._begun = False
         self._refresh_s = 0.0
-        self._answered_s: float | None = None
+        self._has_answer = False
+        #: When a poll was first refused for want of the transaction service, after the last answer.
+        self._refused_s: float | None = None
         self._backoff = Backoff(PAUSES_S, channel.random)
         #: When ``get`` gives up waiting.
         self._get_until_s = inf
@@ -160,9 +162,9 @@ class Reading:
                 self._has_asked = True
                 try:
                     messages = self._fetch(track)
-                    self._answered_s = self._channel.now()
+                    self._has_answer, self._refused_s = True, None
                     # Where answers come later than that, the next one needs as long.
-                    if self._answered_s <= self._get_until_s + GRACE_S:
+                    if self._channel.now() <= self._get_until_s + GRACE_S:
                         self._get_grace_s = GRACE_S
                 except TransactionsUnavailable as error:
                     messages = []
@@ -252,7 +254,9 @@ class Reading:
     def _wait_for_service(self, error: TransactionsUnavailable) -> None:
         """Pauses while the service restarts. Raises ``error`` if the reader does not follow, or the service stays away."""
         now_s = self._channel.now()
-        if not self._plan.follow or self._answered_s is None or now_s - self._answered_s > UNAVAILABLE_S:
+        if self._refused_s is None:
+            self._refused_s = now_s  # and not since the last answer: the loop may have been at work with its messages
+        if not self._plan.follow or not self._has_answer or now_s - self._refused_s > UNAVAILABLE_S:
             raise error
         self._pause(pause_after(error, self._backoff))
 
@@ -330,6 +334,7 @@ class Reading:
                 raise
             self._turns.remove(track)
             return []
+        self._backoff.reset()
         self._came(began_s)
         tracing.received(self._channel.namespace, track.origin.topic, page, begun)
         return self._taken(track, page)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from plainsong._sync.read import UNAVAILABLE_S
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded
 from plainsong.positions import PageBytes, ServerPosition
 from plainsong.protocol.codec import AVRO_2
-from plainsong.protocol.errors import PositionChanged
+from plainsong.protocol.errors import PositionChanged, TransactionsUnavailable
 from plainsong.protocol.ids import pack_id
+from plainsong.retry import PAUSES_S
 from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind, problem
 from tests.client.test_reading import FakeDaemon, reading
 
@@ -318,6 +320,7 @@ def slow_line(daemon: FakeDaemon, bytes_per_s: int) -> Simulation:
     """A line that takes its time for each byte of an answer."""
 
     def answer(send: Send) -> Answer | Failure:
+        assert simulation.now_s < 3600
         answered = daemon(send)
         assert isinstance(answered, Answer)
         took_s = len(answered.body) / bytes_per_s
@@ -366,3 +369,44 @@ def test_pages_stay_as_they_are_where_twice_as_much_would_be_too_slow():
     assert size.most == PageBytes.FIRST
     size.came(7.0, 30.0)
     assert size.most == 2 * PageBytes.FIRST
+
+
+AWAY = problem(503, "transactions_unavailable")
+
+
+def test_a_follower_waits_for_the_transaction_service_however_long_its_own_work_took():
+    daemon = FakeDaemon(a=[b"1", b"2"])
+    simulation = simulated(daemon)
+    reader = followed(simulation, page_messages=1, isolation="committed")
+    assert got(simulation, reader) == b"1"
+    simulation.now_s += UNAVAILABLE_S + 1
+    daemon.next = [AWAY] * 3
+    assert got(simulation, reader) == b"2"
+
+
+def test_a_follower_waits_for_the_transaction_service_for_a_minute_and_then_tells():
+    daemon = FakeDaemon(a=[b"1", b"2"])
+    simulation = simulated(daemon)
+    reader = followed(simulation, page_messages=1, isolation="committed")
+    assert got(simulation, reader) == b"1"
+    simulation.now_s += 10
+    began_s = simulation.now_s
+    daemon.next = [AWAY] * 1000
+    with pytest.raises(TransactionsUnavailable):
+        got(simulation, reader)
+    assert UNAVAILABLE_S < simulation.now_s - began_s <= UNAVAILABLE_S + PAUSES_S[-1]
+
+
+def test_each_time_that_the_transaction_service_is_away_the_pauses_begin_anew():
+    daemon = FakeDaemon(a=[b"1", b"2", b"3"])
+    simulation = simulated(daemon)
+    reader = followed(simulation, page_messages=1, isolation="committed")
+    assert got(simulation, reader) == b"1"
+    for payload in (b"2", b"3"):
+        simulation.pauses.clear()
+        simulation.now_s += UNAVAILABLE_S
+        daemon.next = [AWAY] * 7
+        assert got(simulation, reader) == payload
+        assert simulation.pauses == [max(1, pause_s) for pause_s in PAUSES_S[:7]], (
+            "a second is what the daemon asks for"
+        )
