@@ -56,6 +56,8 @@ MAX_FINDINGS = 1_000
 MAX_NAMED = 5
 #: How far a round is, is written no more often than this; after a crash it goes on from there.
 KEEP_EVERY_S = 60.0
+#: A round that is older than so many intervals is not gone on with: what it has read is long ago.
+MAX_INTERVALS = 4
 #: Who scrubs rows of no topic, among instances that share a store.
 _NO_TOPIC = TopicName("", "transactions")
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
@@ -221,10 +223,11 @@ class Scrub:
 
     def _goes_on(self) -> bool:
         """Whether the last round did not come to its end, and is gone on with instead of a new one."""
+        age_ms = self._clock.now_ms() - (self.report.started_ms or 0)
         if self._reached == _EVERYWHERE:
             # All that it lacks is what it could not read. That must not keep all else from the next round for ever.
-            return self._clock.now_ms() - (self.report.started_ms or 0) < self._interval_s * 1000
-        return self._reached != b""
+            return age_ms < self._interval_s * 1000
+        return self._reached != b"" and age_ms < MAX_INTERVALS * self._interval_s * 1000
 
     async def round(self, *, go_on: bool = False) -> bool:
         """Read every row once; whether that was possible.
@@ -241,11 +244,11 @@ class Scrub:
             await self._begin()
         names, unnamed = await self._topics()
         await self._read_topics(names)
+        self._reached = _EVERYWHERE
         if self._is_mine(_NO_TOPIC):
             self._take_back({each.name for each in self._found}.difference(names))
             for start, stop in unnamed:
                 await self._rows_of(start, stop, None)
-        self._reached = _EVERYWHERE
         for each in self._found:
             if isinstance(self._store, NamesFiles):
                 # Where a whole place cannot be read, its first key may be before that of any row.
@@ -296,7 +299,9 @@ class Scrub:
         """Before rows of topics are read of which the round may have read a part: it finds again what it found there."""
         again = [each.name in names and each.table is not Table.METADATA for each in self._found]
         if any(again):
-            self._before = [*compress(self._found, again), *self._before]
+            taken = [*compress(self._found, again)]
+            places = {(each.table, each.first) for each in taken}
+            self._before = [*taken, *(each for each in self._before if (each.table, each.first) not in places)]
             self._found = [*compress(self._found, map(not_, again))]
             self._tell()
 

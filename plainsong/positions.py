@@ -451,6 +451,8 @@ class ServerPosition:
         from plainsong import calls  # here, since it loads the codecs, and the command line's help needs none
 
         for topic, position in positions.items():
+            if self._known.get(topic) == position:
+                continue  # a save that was cut off comes to those behind it when it is made again
             in_doubt = self._in_doubt.setdefault(topic, set())
             for is_last in (False, True):
                 expected = self._known.get(topic)

@@ -546,14 +546,18 @@ class ProducerQueue(Generic[S]):
         Messages queued earlier with a later deadline stay.
         """
         ended: list[Ended[S]] = []
-        if now_s < self._late_s:
+        if now_s < self._late_s and not any(self.until_s(batch) <= now_s for batch in self._again):
             return ended
         stopped: PlainsongError | None = None
-        queued = list(self._queue)
+        again, queued = list(self._again), list(self._queue)
+        self._again.clear()
         self._forget_queue()
-        for each in queued:
+        for place, each in enumerate([*again, *queued]):
             if stopped is None and self.until_s(each) > now_s:
-                self._add(each)
+                if place < len(again):
+                    self._again.append(again[place])
+                else:
+                    self._add(each)
                 continue
             batch = each if isinstance(each, ProducerBatch) else gathered([each])
             self._release(batch)

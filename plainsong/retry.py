@@ -18,6 +18,7 @@ from plainsong.calls import Answer, Call, Failure, Repeat
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer, problem_error
 from plainsong.protocol.errors import MalformedBody, PlainsongError, QuotaExceeded, TransactionsUnavailable, Unavailable
 from plainsong.protocol.frames import BrokenFrames
+from plainsong.settings import upload_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -280,6 +281,14 @@ class Places:
         if owner is None or self._avoided.get(owner, (0.0, 0.0))[0] > self._clock():
             return self.current
         return owner
+
+    def upload_s(self, url: str, size: int) -> float:
+        """How much longer than ``request_timeout_s`` a request with a body of so many bytes may take at ``url``.
+
+        The daemon gives a slow body this time; a client that gave it less would send the same body in vain for ever. Where
+        another daemon can be asked, one that is silent is given up as soon as for a small body.
+        """
+        return 0.0 if self.urls != (url,) else upload_s(size)
 
     def connect_s(self, url: str, timeout_s: float) -> float:
         """The connect timeout for ``url``: ``timeout_s``, but less for an owner."""

@@ -27,10 +27,7 @@ BODY_MIN_BYTES_PER_S = 16 << 10
 
 
 def upload_s(size: int) -> float:
-    """How much longer than ``request_timeout_s`` a request with a body of so many bytes may take.
-
-    The daemon gives a slow body this time; a client that gave it less would send the same body in vain for ever.
-    """
+    """How much longer a daemon receives a body of so many bytes than a small one."""
     return float(size // BODY_MIN_BYTES_PER_S)
 
 

@@ -122,7 +122,11 @@ export class Page extends Component {
 
   // A load that is refused for now is tried again when the daemon says; where nothing happens, no event would do it.
   retry({ retryMs }) {
-    if (retryMs) this.refreshSoon(Math.min(Math.max(PAUSE_MS, retryMs), MOST_PAUSE_MS));
+    if (!retryMs || this.again) return;
+    this.again = setTimeout(() => {
+      this.again = null;
+      this.refreshSoon(0);
+    }, Math.min(Math.max(PAUSE_MS, retryMs), MOST_PAUSE_MS));
   }
 
   async load() {}

@@ -218,8 +218,8 @@ class AsyncReading:
     def _is_cut_off(self, error: PlainsongError) -> bool:
         """Whether a call failed because its time was over, that of ``get`` or of idling; ``get`` gives the next one longer."""
         channel = self._channel
-        # An endless call has no other deadline.
-        if not self._is_over() and not (channel.endless and isinstance(error, DeadlineExceeded)):
+        # An endless call has no other deadline; a position of the caller's own may have some.
+        if not self._is_over() and not (channel.endless and error is channel.passed):
             return False
         self._has_asked = True
         # Cut off was an attempt, and not the pause after one that failed by itself.

@@ -30,7 +30,6 @@ from plainsong.retry import (
     pause_after,
     read_answer,
 )
-from plainsong.settings import upload_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -87,6 +86,8 @@ class AsyncChannel:
         self.stop = stop
         #: When every call ends.
         self.until_s = float("inf")
+        #: The error of the last call that ended by its deadline.
+        self.passed: PlainsongError | None = None
         self.random = random
         self.wall_ms = wall_ms
         self.clock = clock
@@ -125,7 +126,6 @@ class AsyncChannel:
           PlainsongError: ``outcome`` covers all attempts. ReaderStopped: by ``stop``.
         """
         settings, places, endless = self.settings, self.places, self.endless
-        body_s = upload_s(len(call.request.body))
         limit_s = (settings.deadline_s if deadline_s is None else deadline_s) + call.wait_s
         part = owned_part(call.request.path)
         now_s = self.now()
@@ -134,6 +134,7 @@ class AsyncChannel:
         tries, in_doubt = 0, False
         while True:
             url = places.where(part)
+            body_s = places.upload_s(url, len(call.request.body))
             timeout_s = min(settings.request_timeout_s + body_s + call.wait_s, over_s - now_s)
             if on_send is not None:
                 on_send()
@@ -167,7 +168,8 @@ class AsyncChannel:
                 backoff = Backoff(PAUSES_S, self.random)
             pause_s = 0.0 if at_once else pause_after(error, backoff)
             if now_s + pause_s >= over_s:
-                raise deadline_passed(error, tries, limit_s, in_doubt)
+                self.passed = deadline_passed(error, tries, limit_s, in_doubt)
+                raise self.passed
             if pause_s:
                 log.debug("retrying in %.2f s: %s", pause_s, error.detail)
                 await self.sleep(pause_s)
@@ -175,14 +177,15 @@ class AsyncChannel:
                     raise ReaderStopped
                 now_s = self.now()
                 if now_s >= over_s:  # a busy machine may oversleep
-                    raise deadline_passed(error, tries, limit_s, in_doubt)
+                    self.passed = deadline_passed(error, tries, limit_s, in_doubt)
+                    raise self.passed
 
     async def attempt(self, call: Call[T], left_s: float) -> tuple[T | None, PlainsongError | None]:
         """Makes one attempt within ``left_s``; returns the answer or the error. The next one may use another URL."""
         settings, places = self.settings, self.places
         part = owned_part(call.request.path)
-        timeout_s = min(settings.request_timeout_s + upload_s(len(call.request.body)), left_s)
         url = places.where(part)
+        timeout_s = min(settings.request_timeout_s + places.upload_s(url, len(call.request.body)), left_s)
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
         answer = await self._carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)

@@ -31,7 +31,6 @@ from plainsong.retry import (
     pause_after,
     read_answer,
 )
-from plainsong.settings import upload_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +87,8 @@ class Channel:
         self.stop = stop
         #: When every call ends.
         self.until_s = float("inf")
+        #: The error of the last call that ended by its deadline.
+        self.passed: PlainsongError | None = None
         self.random = random
         self.wall_ms = wall_ms
         self.clock = clock
@@ -124,7 +125,6 @@ class Channel:
           PlainsongError: ``outcome`` covers all attempts. ReaderStopped: by ``stop``.
         """
         settings, places, endless = self.settings, self.places, self.endless
-        body_s = upload_s(len(call.request.body))
         limit_s = (settings.deadline_s if deadline_s is None else deadline_s) + call.wait_s
         part = owned_part(call.request.path)
         now_s = self.now()
@@ -133,6 +133,7 @@ class Channel:
         tries, in_doubt = 0, False
         while True:
             url = places.where(part)
+            body_s = places.upload_s(url, len(call.request.body))
             timeout_s = min(settings.request_timeout_s + body_s + call.wait_s, over_s - now_s)
             if on_send is not None:
                 on_send()
@@ -166,7 +167,8 @@ class Channel:
                 backoff = Backoff(PAUSES_S, self.random)
             pause_s = 0.0 if at_once else pause_after(error, backoff)
             if now_s + pause_s >= over_s:
-                raise deadline_passed(error, tries, limit_s, in_doubt)
+                self.passed = deadline_passed(error, tries, limit_s, in_doubt)
+                raise self.passed
             if pause_s:
                 log.debug("retrying in %.2f s: %s", pause_s, error.detail)
                 self.sleep(pause_s)
@@ -174,14 +176,15 @@ class Channel:
                     raise ReaderStopped
                 now_s = self.now()
                 if now_s >= over_s:  # a busy machine may oversleep
-                    raise deadline_passed(error, tries, limit_s, in_doubt)
+                    self.passed = deadline_passed(error, tries, limit_s, in_doubt)
+                    raise self.passed
 
     def attempt(self, call: Call[T], left_s: float) -> tuple[T | None, PlainsongError | None]:
         """Makes one attempt within ``left_s``; returns the answer or the error. The next one may use another URL."""
         settings, places = self.settings, self.places
         part = owned_part(call.request.path)
-        timeout_s = min(settings.request_timeout_s + upload_s(len(call.request.body)), left_s)
         url = places.where(part)
+        timeout_s = min(settings.request_timeout_s + places.upload_s(url, len(call.request.body)), left_s)
         connect_s = places.connect_s(url, min(settings.connect_timeout_s, timeout_s))
         answer = self._carry(Send(url, call.request, connect_s, timeout_s))
         result, error = read_answer(call, answer, url)

@@ -104,7 +104,7 @@ class Pool:
     async def _attempt(self, attempt_s: float, name: str, args: tuple[object, ...]) -> Any:
         asked: Gateway | None = None
         with trio.move_on_after(attempt_s):
-            async with self._connected() as asked:
+            async with self.connected() as asked:
                 return await asked.call(name, *args)
         if asked is None:
             raise OSError(f"no connection in {attempt_s:g} s")
@@ -123,18 +123,18 @@ class Pool:
           GatewayRefused: HBase refused a call.
           OSError: no gateway can be connected to, or the connection broke.
         """
-        async with self._slots, self._connected() as gateway:
+        async with self._slots, self.connected() as gateway:
             yield gateway
 
     @asynccontextmanager
-    async def connection_to_scan(self, wait_s: float) -> AsyncIterator[Gateway]:
-        """As ``connection``, for a block that makes other calls through the pool; such blocks are never nested.
+    async def place_to_scan(self, wait_s: float) -> AsyncIterator[None]:
+        """Keeps a connection free for ``connected``, for a block that also makes calls; such blocks are never nested.
 
         Raises:
           NoConnectionFree: none was free in ``wait_s``.
         """
-        async with self._free(wait_s, self._scans, self._slots), self._connected() as gateway:
-            yield gateway
+        async with self._free(wait_s, self._scans, self._slots):
+            yield
 
     @asynccontextmanager
     async def _free(self, wait_s: float, *bounds: trio.Semaphore) -> AsyncIterator[None]:
@@ -157,8 +157,8 @@ class Pool:
                 bound.release()
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Gateway]:
-        """As ``connection``, for whoever counts as one of those in use."""
+    async def connected(self) -> AsyncIterator[Gateway]:
+        """As ``connection``, for whoever counts as one of those in use: in ``place_to_scan``."""
         if self._closed:
             raise StoreError("the store is closed")
         gateway = self._idle.pop() if self._idle else await self._connect()

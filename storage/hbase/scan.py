@@ -31,6 +31,8 @@ _PAGE_BYTES = 2 << 20
 _GROWTH = 4
 #: A page has time for this many attempts: as many rows as were meant, a quarter of them, and one.
 _ATTEMPTS = 3
+#: So many pages of a size have to come before one is asked for that is as large as one that failed.
+_GOOD_PAGES = 8
 #: Rows in a page of one of many ranges: most ranges have none.
 _MERGED_PAGE_ROWS = 64
 
@@ -81,29 +83,32 @@ async def scan(
 
     Args:
       take: may call through the pool, but not scan.
-      timeout_s: for each page, all attempts together; beside that, how long the scan waits for a connection.
+      timeout_s: for each page, all attempts together, and once more for a single row if several did not come; beside
+        that, how long the scan waits for a connection.
     Raises:
       StoreError: a page could not be read; those before it were good. Exceptions of ``take`` pass through.
     """
     left = wanted
     size = _PageSize(first_page)
-    retry = pool.retry_deadline("reading", timeout_s)
-    while True:
-        attempt_s = size.attempt_s(retry, timeout_s)  # of the time before the wait, which may use up all that is left
-        try:
-            async with pool.connection_to_scan(retry.left_s) as gateway:
-                scanner = _Scanner(gateway, left, size)
-                while page := await _next_page(scanner, size, left, attempt_s):
-                    left = left.behind(page[-1].key)
-                    retry.progressed()
-                    if not await take(page):
-                        break
-                    retry.progressed()
-                    attempt_s = size.attempt_s(retry, timeout_s)
-                scanner.close()
-                return
-        except BROKEN_CONNECTION as error:
-            await retry.pause(error)
+    async with pool.place_to_scan(timeout_s):
+        # Kept over all attempts: whoever waited for it again would have no time left to ask for fewer rows.
+        retry = pool.retry_deadline("reading", timeout_s)
+        while True:
+            try:
+                async with pool.connected() as gateway:
+                    scanner = _Scanner(gateway, left, size)
+                    while page := await _next_page(scanner, size, left, size.attempt_s(retry, timeout_s)):
+                        left = left.behind(page[-1].key)
+                        retry.progressed()
+                        if not await take(page):
+                            break
+                        retry.progressed()
+                    scanner.close()
+                    return
+            except BROKEN_CONNECTION as error:
+                if size.is_last_resort:
+                    retry.progressed()  # several rows had a part of the time only; perhaps it is not for their number
+                await retry.pause(error)
 
 
 async def _next_page(scanner: _Scanner, size: _PageSize, left: ScanRange, attempt_s: float) -> list[ScannedRow]:
@@ -134,7 +139,11 @@ class _PageSize:
 
     def __init__(self, first: int) -> None:
         self.rows = max(1, min(first, _MAX_PAGE_ROWS))
+        self.is_last_resort = False
+        """Whether a single row is asked for next, since several have just failed."""
         self._has_failed = False
+        #: So many rows have not failed lately, and the pages that came since the last time that more did.
+        self._most, self._good_pages = _MAX_PAGE_ROWS, 0
 
     def attempt_s(self, retry: RetryDeadline, timeout_s: float) -> float:
         """How long the next attempt may take; if it asks for several rows, there has to be time to ask for fewer."""
@@ -142,14 +151,19 @@ class _PageSize:
 
     def failed(self) -> None:
         """An attempt to get so many rows failed: a quarter of them, then one."""
-        self.rows = 1 if self._has_failed else max(1, self.rows // _GROWTH)
-        self._has_failed = True
+        before = self.rows
+        self._most = self.rows = 1 if self._has_failed else max(1, self.rows // _GROWTH)
+        self.is_last_resort = self.rows == 1 < before
+        self._has_failed, self._good_pages = True, 0
 
     def read(self, page: list[ScannedRow]) -> None:
         """So many rows came: more of them, as long as all are not much larger than a page should be."""
         each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
-        self.rows = max(1, min(self.rows * _GROWTH, _PAGE_BYTES // each, _MAX_PAGE_ROWS))
-        self._has_failed = False
+        self._good_pages += 1
+        if self._good_pages == _GOOD_PAGES:
+            self._most, self._good_pages = self._most * _GROWTH, 0
+        self.rows = max(1, min(self.rows * _GROWTH, _PAGE_BYTES // each, self._most, _MAX_PAGE_ROWS))
+        self._has_failed = self.is_last_resort = False
 
 
 class _Scanner:

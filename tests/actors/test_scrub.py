@@ -470,3 +470,65 @@ async def test_a_round_that_is_asked_for_begins_with_the_first_topic(autojump_cl
     await run_for(again, 11 * 3600)
     assert store.read == [*NAMES[:3], *NAMES]
     assert again.report.last_complete_ms is not None
+
+
+class Partly(Regions):
+    """Gives the messages of some topics, and not their payloads."""
+
+    def __init__(self):
+        super().__init__()
+        self.payloads_away = set()
+
+    async def scan(self, table, start, stop, feed, **more):
+        if table is Table.PAYLOAD and any(start == metadata_key(name) for name in self.payloads_away):
+            raise StoreError("no answer in 30 s")
+        await super().scan(table, start, stop, feed, **more)
+
+
+async def test_a_place_that_is_found_at_every_try_is_told_once(autojump_clock, writes_at_once, tmp_path):
+    store = Partly()
+    for name in NAMES:
+        await damage(store, name, whole=True)
+    await damage(store, NAMES[3])
+    store.payloads_away.add(NAMES[3])
+    scrub = weekly(store, tmp_path / "scrub.json")
+    for number in range(5):
+        assert not await scrub.round(go_on=number > 0)
+        assert found_in(scrub) == [NAMES[3]]
+    store.away.add(NAMES[3])
+    assert not await scrub.round(go_on=True)
+    assert found_in(scrub) == [NAMES[3]]
+    assert found_in(weekly(store, tmp_path / "scrub.json")) == [NAMES[3]]
+
+
+async def test_rows_of_no_topic_that_are_never_given_keep_no_topic_from_being_read_once_a_week(
+    autojump_clock, monkeypatch
+):
+    store = await regions()
+    scrub = weekly(store)
+    topics, rows_of = scrub._topics, scrub._rows_of
+
+    async def with_lost_names():
+        names, _ = await topics()
+        return names, [(b"zz", b"zzz")]
+
+    async def not_of_those(start, stop, name):
+        if name is None:
+            raise StoreError("no answer in 30 s")
+        await rows_of(start, stop, name)
+
+    monkeypatch.setattr(scrub, "_topics", with_lost_names)
+    monkeypatch.setattr(scrub, "_rows_of", not_of_those)
+    await run_for(scrub, 4 * WEEK_S)
+    assert scrub.report.last_complete_ms is None
+    assert {store.read.count(name) for name in NAMES} == {4}
+
+
+async def test_a_round_that_was_cut_off_long_ago_is_begun_anew(autojump_clock, writes_at_once, tmp_path):
+    store, kept = await regions(), tmp_path / "scrub.json"
+    store.took_s = 3600.0
+    await run_for(weekly(store, kept), 5.5 * 3600)
+    before = len(store.read)
+    await trio.sleep(50 * WEEK_S)
+    await run_for(weekly(store, kept), 12 * 3600)
+    assert sorted(store.read[before:]) == NAMES

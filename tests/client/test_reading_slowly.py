@@ -97,6 +97,25 @@ def test_a_save_that_the_time_of_get_cuts_off_is_left_to_the_next_one():
     assert daemon.readers["a"] == pack_id(1, 0).hex()
 
 
+class Elsewhere:
+    """A position that is kept in something else, which does not answer in time."""
+
+    def load(self, daemon: Any, topics: Any) -> dict[str, bytes]:
+        return {}
+
+    def save(self, daemon: Any, positions: Any) -> None:
+        raise DeadlineExceeded("it has no answer", outcome="unknown")
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])
+def test_that_a_position_of_ones_own_was_not_saved_in_time_is_told(timeout_s):
+    simulation = simulated(FakeDaemon(a=[b"1", b"2"]))
+    reader = followed(simulation, position=Elsewhere(), save_every=1)
+    assert got(simulation, reader, timeout_s) == b"1"
+    with pytest.raises(DeadlineExceeded, match="it has no answer"):
+        got(simulation, reader, timeout_s)
+
+
 def test_a_stop_that_meets_a_save_ends_the_loop_and_saves():
     daemon = FakeDaemon(a=[b"1", b"2"])
     simulation = simulated(daemon)

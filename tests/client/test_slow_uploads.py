@@ -14,7 +14,7 @@ from plainsong._async.stream import AsyncStream
 from plainsong._sync import stream as sync_stream
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, OutcomeUnknown
-from plainsong.producer_queue import ProducerQueue, Single, producer_bounds
+from plainsong.producer_queue import ProducerQueue, Single, TooSlow, producer_bounds
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import pack_id
@@ -64,6 +64,19 @@ def test_a_small_body_has_the_request_timeout():
     line = Line(60)
     assert outcome_of(line, 1_000).outcome == "unknown"
     assert line.now_s == 30
+
+
+def test_a_silent_daemon_is_left_for_another_one_as_soon_as_with_a_small_body():
+    def answer(send: Send) -> Answer | Failure:
+        if send.url == "http://two":
+            return RECEIPT
+        line.now_s += send.timeout_s
+        return SILENT
+
+    line = Simulation(answer)
+    call = calls.publish("default", "t", PublishRequest([bytes(MIB)]), retry_unknown=True)
+    assert line.run(line.channel(["http://one", "http://two"]).call, call, 120.0).first_id == pack_id(5, 0)
+    assert [send.timeout_s for send in line.sent] == [30, 30]
 
 
 @pytest.mark.parametrize(("given_s", "limit_s"), [(None, 60), (40, 40)])
@@ -152,6 +165,24 @@ def test_what_a_producer_gathered_goes_in_smaller_requests_after_a_time_out_each
     assert queue.pending == 0
     if not arrives:
         assert topic.verbs.count("late") <= 4, "the next requests are as small"
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_what_waits_to_be_sent_again_is_given_up_when_its_time_is_over(explicit: bool):
+    queue: ProducerQueue[int] = ProducerQueue(BOUNDS)
+    for number in range(6):
+        queue.put(Single(b"x", None, None, number, number, 0.0))
+    batch = queue.take(0.0)
+    assert batch is not None
+    assert queue.failed(batch, TooSlow("no answer"), explicit=explicit) == []
+    queue.put(Single(b"x", None, None, 6, 6, BOUNDS.delivery_timeout_s - 1))
+    assert queue.overdue(BOUNDS.delivery_timeout_s - 1, explicit=explicit) == []
+    ended = queue.overdue(BOUNDS.delivery_timeout_s, explicit=explicit)
+    given_up = [future for each in ended for future in each.futures]
+    # Whoever gives the ids decides what becomes of what is behind them.
+    assert given_up == (list(range(7)) if explicit else list(range(6)))
+    assert queue.pending == len(list(queue.futures())) == 7 - len(given_up)
+    assert isinstance(ended[0].error, DeadlineExceeded)
 
 
 def test_what_was_published_as_one_request_is_never_split():

@@ -39,7 +39,7 @@ READER_KEY = system_key(READER, NAME, 1, b"billing")
 def calls_of(store):
     """The names of its calls to HBase that are waited for."""
     made = []
-    open_connection, pool = store._pool._connected, store._pool
+    open_connection, pool = store._pool.connected, store._pool
 
     @contextmanager
     def counted(gateway):
@@ -65,9 +65,9 @@ def calls_of(store):
             self._counted.__exit__(None, None, None)
             return await self._inner.__aexit__(*error)
 
-    pool._connected = Connection
+    pool.connected = Connection
     yield made
-    del pool._connected
+    del pool.connected
 
 
 async def opened(store):

@@ -141,7 +141,7 @@ async def test_a_scan_does_not_wait_for_a_connection_for_ever(pool):
     entered = trio.Event()
 
     async def keep() -> None:
-        async with pool.connection_to_scan(60):
+        async with pool.place_to_scan(60):
             entered.set()
             await trio.sleep_forever()
 

@@ -110,7 +110,7 @@ async def test_a_scan_waits_for_both_bounds_no_longer_than_for_one(autojump_cloc
             async with block:
                 await trio.sleep(s)
 
-        nursery.start_soon(keep, pool.connection_to_scan(1), 20.0)
+        nursery.start_soon(keep, pool.place_to_scan(1), 20.0)
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(2):
             nursery.start_soon(keep, pool.connection(), 100.0)
@@ -121,7 +121,7 @@ async def test_a_scan_waits_for_both_bounds_no_longer_than_for_one(autojump_cloc
         assert trio.current_time() - begun_s == pytest.approx(TIMEOUT_S)
         # It has left both: the next one begins as soon as a connection is free.
         nursery.cancel_scope.cancel()
-    async with pool.connection_to_scan(1):
+    async with pool.place_to_scan(1):
         pass
 
 

@@ -158,15 +158,22 @@ export class Viewer extends Component {
     if (news?.more) this.searchOn(stats);
   }
 
-  // A text is looked for in parts, which are shown as they come.
-  searchOn(stats) {
+  // A text is looked for in parts, which are shown as they come; the page that waits for the first does not for the rest.
+  async searchOn(stats) {
+    this.goOn = stats;
     if (this.searching) return;
     this.searching = true;
-    const again = async () => {
+    try {
+      while (this.goOn && !this.gone) {
+        const next = this.goOn;
+        this.goOn = null;
+        await this.refresh(next);
+      }
+    } catch (error) {
+      this.failed((this.refused = error));
+    } finally {
       this.searching = false;
-      await this.refresh(stats);
-    };
-    again().catch((error) => this.failed((this.refused = error)));
+    }
   }
 
   // Where news begin: behind the newest row, and behind all in which a text has been looked for in vain.
