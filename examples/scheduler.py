@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plainsong import JSON, Client, Message
-from plainsong.errors import ProducerFenced
+from plainsong.errors import OutcomeUnknown, ProducerFenced
 
 DATA, PROGRAMS, OUTSIDE = "data", "programs", "outside"
 TABLES = """
@@ -135,6 +135,9 @@ def be_program(client: Client, program: str, run: str) -> None:
                 # Between the two is the work.
     except ProducerFenced:
         sys.exit(f"  {program}: another process goes on with run {run}")
+    except OutcomeUnknown:
+        # The daemon died, and another process of the run has come as far meanwhile: that one's word counts.
+        sys.exit(f"  {program}: another process may go on with run {run}")
 
 
 def tell(client: Client, topic: str, fields: list[str]) -> None:
