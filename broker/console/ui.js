@@ -112,12 +112,12 @@ export class Page extends Component {
   }
 
   // After so long a pause that a busy daemon is not asked all the time.
-  refreshSoon(pauseMs = PAUSE_MS - (Date.now() - (this.loadedAt ?? 0))) {
+  refreshSoon() {
     if (this.soon) return;
     this.soon = setTimeout(() => {
       this.soon = null;
       if (!this.gone && this.props.app.live.word === "live") this.refresh().catch(() => {});
-    }, Math.max(0, pauseMs));
+    }, Math.max(0, PAUSE_MS - (Date.now() - (this.loadedAt ?? 0))));
   }
 
   // A load that is refused for now is tried again when the daemon says; where nothing happens, no event would do it.
@@ -125,7 +125,7 @@ export class Page extends Component {
     if (!retryMs || this.again) return;
     this.again = setTimeout(() => {
       this.again = null;
-      this.refreshSoon(0);
+      this.refreshSoon();
     }, Math.min(Math.max(PAUSE_MS, retryMs), MOST_PAUSE_MS));
   }
 

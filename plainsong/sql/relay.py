@@ -88,7 +88,8 @@ class Relay:
             Relay(engine, client).run()
 
     A topic that fails (it does not exist, a message is too large for the daemon, …) is retried after a pause, while
-    the others continue. Requests that get no answer in time become smaller. Use a relay in one thread; ``stop`` may be called by any thread and by signal handlers.
+    the others continue. Requests that get no answer in time become smaller. Use a relay in one thread; ``stop`` may be
+    called by any thread and by signal handlers.
 
     Args:
       engine: engine of the outbox's database.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from functools import partial
+
 import pytest
 import trio
 
@@ -140,27 +143,28 @@ class HeldStore(SharedMemoryStore):
         await self._answered("write")
 
 
+@asynccontextmanager
+async def arriving_late(store, kind, call):
+    """In the block the answer to this call, which the store has given before, is on its way; then it arrives."""
+    on_its_way, arrives = store.hold(kind)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call)
+        await on_its_way.wait()
+        yield
+        arrives.set()
+
+
 async def set_namespace(namespaces, chosen):
     await namespaces.put("ns", {"deduplication": chosen})
 
 
-async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_was_changed_since_it_began(nursery):
+async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_was_changed_since_it_began():
     store = HeldStore(SharedMemory())
     namespaces = Namespaces(store)
     await set_namespace(namespaces, "enabled")
-    on_its_way, arrives = store.hold("scan")
-    read = trio.Event()
-
-    async def load():
-        await namespaces.load()
-        read.set()
-
-    nursery.start_soon(load)
-    await on_its_way.wait()
-    await set_namespace(namespaces, "disabled")
-    policy = namespaces.policy("ns")
-    arrives.set()
-    await read.wait()
+    async with arriving_late(store, "scan", namespaces.load):
+        await set_namespace(namespaces, "disabled")
+        policy = namespaces.policy("ns")
     assert namespaces.properties("ns") == {"deduplication": "disabled"}
     assert namespaces.policy("ns") == policy
     await namespaces.load()
@@ -169,52 +173,32 @@ async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_was_changed_
 
 @pytest.mark.parametrize("other_says", ["disabled", None])
 async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_another_instance_has_changed_or_removed_since(
-    nursery, other_says
+    other_says,
 ):
     shared = SharedMemory()
     store = HeldStore(shared)
     namespaces = Namespaces(store)
     await set_namespace(namespaces, "enabled")
-    on_its_way, arrives = store.hold("scan")
-    read = trio.Event()
-
-    async def load():
-        await namespaces.load()
-        read.set()
-
-    nursery.start_soon(load)
-    await on_its_way.wait()
-    if other_says is None:
-        removal = Delete(Table.METADATA, [namespace_key("ns")])
-        other = shared.store()
-        await other.write([removal], claim=await other.claim(TopicName("", "namespaces")))
-    else:
-        await set_namespace(Namespaces(shared.store()), other_says)
-    await namespaces.read_again("ns")
-    arrives.set()
-    await read.wait()
+    async with arriving_late(store, "scan", namespaces.load):
+        if other_says is None:
+            removal = Delete(Table.METADATA, [namespace_key("ns")])
+            other = shared.store()
+            await other.write([removal], claim=await other.claim(TopicName("", "namespaces")))
+        else:
+            await set_namespace(Namespaces(shared.store()), other_says)
+        await namespaces.read_again("ns")
     assert namespaces.properties("ns") == {"deduplication": other_says or "inherit"}
     assert ("ns" in namespaces.policies) is (other_says is not None)
 
 
-async def test_what_was_read_of_a_namespace_later_is_known_whichever_answer_comes_first(nursery):
+async def test_what_was_read_of_a_namespace_later_is_known_whichever_answer_comes_first():
     shared = SharedMemory()
     store = HeldStore(shared)
     namespaces, other = Namespaces(store), Namespaces(shared.store())
     await set_namespace(other, "enabled")
-    on_its_way, arrives = store.hold("get")
-    read = trio.Event()
-
-    async def read_again():
-        await namespaces.read_again("ns")
-        read.set()
-
-    nursery.start_soon(read_again)
-    await on_its_way.wait()
-    await set_namespace(other, "disabled")
-    await namespaces.load()
-    arrives.set()
-    await read.wait()
+    async with arriving_late(store, "get", partial(namespaces.read_again, "ns")):
+        await set_namespace(other, "disabled")
+        await namespaces.load()
     assert namespaces.properties("ns") == {"deduplication": "disabled"}
 
 
