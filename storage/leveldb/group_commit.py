@@ -456,8 +456,9 @@ class _Batch:
         turned = list(rolled_back(rows, operation.pointer))
         here, sealed = self._tables.parted(turned)
         if sealed:
-            # What stands before the rollback is durable before it.
+            # What stands before the rollback is durable before it. It may seal the newest volume: look again then.
             self.write()
+            here, sealed = self._tables.parted(turned)
             self._tables.roll_back_sealed(sealed, operation.pointer)
         if here:
             # Not among the unseen: another rollback finds nothing to change in these rows.

@@ -711,7 +711,8 @@ class Volumes:
         if old.database is not None:
             # Here, while no other thread may close it: LevelDB is going to remove the log.
             old.database.end_log()
-        with self._lock:
+        # Under both locks, so that no tidying that has read the set before puts an older one in its place.
+        with self._listing, self._lock:
             self.all = [*self.all, new]
             self._spare = None
             self.touched.add(old)
