@@ -94,7 +94,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._mailbox = mailbox
         self._commit_requests = commit_requests
         self._commit_bytes = commit_bytes
-        self._begin_write = store.begin_write if isinstance(store, BeginsWrites) else None
+        self._begin_commit = store.begin if isinstance(store, BeginsWrites) else None
         self._turns = turns or Turns()
         self._in_turn = False
         #: Set when a turn without the task ends; None: nobody waits for that.
@@ -139,7 +139,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     def _have_first_turn(self) -> None:
         """Have the requests that waited for the load taken without the task, with those of other actors in one commit."""
-        if self._begin_write is not None and self._turns.are_run and len(self._mailbox):
+        if self._begin_commit is not None and self._turns.are_run and len(self._mailbox):
             self._turn_is_due = True
             self._turns.wake_for(self)
 
@@ -198,7 +198,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         core = self.core
         if self._in_turn:
             return  # what follows this turn sees the mail
-        if core is None or self._begin_write is None or not self._mailbox.is_waited_for:
+        if core is None or self._begin_commit is None or not self._mailbox.is_waited_for:
             self._mailbox.wake()
             return
         turn: _Turn[StepT] = _Turn(())
@@ -210,7 +210,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             if turn.operations:
                 self._commit_begins(step)
                 try:
-                    self._begin_write(
+                    self._begin_commit(
                         turn.operations,
                         partial(self._written, core, turn, step),
                         partial(self._prepare, core, turn, step),

@@ -140,7 +140,7 @@ class StoreStatistics:
 class BeginsWrites(Protocol):
     """A store that needs no task for a commit, since it is the only writer of its rows."""
 
-    def begin_write(
+    def begin(
         self,
         commit: Sequence[Operation],
         settled: Callable[[PlainsongError | None], object],
@@ -172,7 +172,7 @@ class WritesInline(Protocol):
         ...
 
     def gather_writes(self) -> None:
-        """Gather the commits that ``begin_write`` begins from now on, as far as they are small."""
+        """Gather the commits that ``begin`` begins from now on, as far as they are small."""
 
     def write_gathered(self) -> None:
         """Write what was gathered as one, and call each ``settled``, before this returns."""

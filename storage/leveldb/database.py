@@ -345,20 +345,24 @@ class Database(Readable):
         except FOREIGN as error:
             raise call_failed(error, "reading the store's own rows") from error
 
-    def last_own_key(self, start: bytes, stop: bytes) -> bytes | None:
-        """The last whole key of a range."""
+    def outermost_own_key(self, start: bytes, stop: bytes, *, last: bool = False) -> bytes | None:
+        """The first or last whole key of a range, None if it has none. Raises StoreError."""
         try:
-            # Verified, and not kept: a block in the cache is verified by nobody.
+            # Verify checksums, and do not cache: a block in the cache is never verified.
             iterator = self._db.iterator(
-                stop=stop, reverse=True, include_value=False, verify_checksums=True, fill_cache=False
+                **({"stop": stop} if last else {"start": start}),
+                reverse=last,
+                include_value=False,
+                verify_checksums=True,
+                fill_cache=False,
             )
             with closing(iterator) as keys:
                 key: bytes | None = next(keys, None)
             if key is None:
-                look_for_damage(self._db, start, stop, reverse=True)
+                look_for_damage(self._db, start, stop, reverse=last)
         except FOREIGN as error:
             raise call_failed(error, "reading the store's own rows") from error
-        return key if key is not None and key >= start else None
+        return key if key is not None and start <= key < stop else None
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the rows that were removed."""
@@ -381,10 +385,6 @@ class Database(Readable):
         """Make durable what was written without waiting for the disk."""
         with self.batch(sync=True) as batch:
             batch.delete(_AFTER_ALL)
-
-    def files_at_level_0(self) -> int:
-        """Table files that LevelDB has not merged; at four it merges them."""
-        return int(self._db.get_property(b"leveldb.num-files-at-level0") or 0)
 
     def table_count(self) -> int:
         """How many tables it has, whether or not their files are there."""

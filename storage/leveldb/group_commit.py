@@ -18,34 +18,30 @@ within a thousand doubles that, up to a thousand times. So a disk that is quick 
 that is slow, or slow again and again, the loop waits for a thousandth of its time.
 
 While the disk works on what the loop wrote, the loop does what the submitters have to do whatever comes of it
-(``PendingWrite.beside``), which they hide until they are told.
+(``PendingWrite.while_syncing``), which they hide until they are told.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 import outcome
 import trio
 
-from plainsong.protocol.effects import Delete, Put, RollBack, Table
-from storage.base import StoreConflict, StoreError, rolled_back
-from storage.leveldb.tables import Turned
+from plainsong.protocol.effects import Delete, Put
+from storage.base import StoreConflict, StoreError
+from storage.leveldb import threads
+from storage.leveldb.commit import PendingWrite
 from storage.loop import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from plainsong.protocol.effects import Expect, Operation
-    from storage.leveldb.tables import LevelDBTables, Stored
 
 T = TypeVar("T")
 #: Bytes after which a group takes no further commit: beyond, joining saves nothing and delays the first one.
@@ -60,27 +56,6 @@ SLOW_FACTORS = (10, 1000)
 QUICK_CALLS = 1000
 
 
-@dataclass(eq=False, slots=True)
-class PendingWrite:
-    """One commit on its way to the disk."""
-
-    operations: Sequence[Operation | Stored]
-    expect: Sequence[Expect] = ()
-    size: int = 0
-    """Bytes, roughly; set when it is begun."""
-    on_settled: Callable[[PendingWrite], object] | None = None
-    """Called on the event loop once it is written, or ``error`` says why not."""
-    beside: Callable[[], object] | None = None
-    """What may be done while the disk works, on the event loop, once at most; it does not raise."""
-    error: StoreError | StoreConflict | None = None
-    rest: Sequence[Operation | Stored] = ()
-    """What a long rollback leaves to do once the work is settled; its submitter submits it again."""
-    settled: Callable[[StoreError | StoreConflict | None], object] | None = None
-    """The submitter's own: whom to tell what became of it."""
-    is_rest: bool = False
-    """The submitter's own: whether it is what another one left to do."""
-
-
 class GroupCommit(trio.abc.Instrument):
     """The queue in front of the database, no longer than the number of writing tasks, and the thread that empties it.
 
@@ -92,7 +67,7 @@ class GroupCommit(trio.abc.Instrument):
         self,
         write: Callable[[Sequence[PendingWrite], Callable[[], object] | None], None],
         *,
-        is_quick: Callable[[], bool] = lambda: False,
+        is_hot: Callable[[], bool] = lambda: False,
         max_inline_s: float = 0.0,
     ) -> None:
         """Use it on the event loop; ``close`` ends its thread.
@@ -100,15 +75,15 @@ class GroupCommit(trio.abc.Instrument):
         Args:
           write: makes a group durable; its StoreError is the answer to the whole group. It is called in the thread, or on
             the event loop while the thread has nothing to do; then with a function to call while the disk works.
-          is_quick: whether nothing but the write and its sync would be done for a small group now.
+          is_hot: whether nothing but the write and its sync would be done for a small group now.
           max_inline_s: after one of its writes that took longer the event loop leaves them to the thread for a while; 0: it
             never writes one.
         """
         self._write = write
-        self._is_quick = is_quick
+        self._is_hot = is_hot
         self._max_inline_s = max_inline_s
-        self._waiting: SimpleQueue[PendingWrite | None] = SimpleQueue()
-        self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None]] = deque()
+        self._waiting: threads.Queue[PendingWrite | None] = threads.Queue()
+        self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None, int]] = deque()
         #: How many commits the thread has that are not settled.
         self._in_thread = 0
         #: Commits that were gathered, and their bytes.
@@ -119,7 +94,7 @@ class GroupCommit(trio.abc.Instrument):
         self._disk_works = False
         self._held_back: list[PendingWrite] = []
         #: How long the submitters took for what they had to do meanwhile: that is no time of the disk.
-        self._beside_s = 0.0
+        self._callbacks_s = 0.0
         #: Until then the thread writes, since the disk was slow; and what decides for how long it does the next time.
         self._slow_until_s = 0.0
         self._slow_factor, _ = SLOW_FACTORS
@@ -130,18 +105,17 @@ class GroupCommit(trio.abc.Instrument):
         #: Whether the event loop sleeps in the kernel, or is about to.
         self.is_asleep = True
         self._closed = False
-        # A daemon's thread: where nothing closes the store any more, it must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn("commit", self._run)
 
     def begin(self, work: PendingWrite) -> None:
-        """Put ``work`` into the queue; its ``on_settled`` is called later, on the event loop.
+        """Put ``work`` into the queue; its ``on_completed`` is called later, on the event loop.
 
         Raises:
           StoreError: the queue is closed; nothing happens.
         """
         if self._closed:
             raise StoreError("the store is closed")
+        work.on_changed = self._changed
         work.size = _size(work)  # here, where an error has somebody to go to
         if self._gathers and self._may_write_inline(work):
             self._gathered.append(work)
@@ -187,17 +161,17 @@ class GroupCommit(trio.abc.Instrument):
         if not group:
             return
         self._gathered, self._gathered_bytes = [], 0
-        began_s, self._beside_s = perf_counter(), 0.0
-        error = self._attempt(group, partial(self._beside, group))
+        began_s, self._callbacks_s = perf_counter(), 0.0
+        error = self._attempt(group, partial(self._while_syncing, group))
         ended_s = perf_counter()
-        took_s = ended_s - began_s - self._beside_s
+        took_s = ended_s - began_s - self._callbacks_s
         self._quick_calls += 1
         if took_s > self._max_inline_s:
             self._was_slow(ended_s, took_s)
         held_back, self._held_back = self._held_back, []
         for work in held_back:
             self._hand_over(work)
-        _settle(group, error)
+        _complete(group, error)
 
     def _was_slow(self, now_s: float, took_s: float) -> None:
         """Leave commits to the thread for a while."""
@@ -206,17 +180,17 @@ class GroupCommit(trio.abc.Instrument):
         self._quick_calls = 0
         self._slow_until_s = now_s + self._slow_factor * took_s
 
-    def _beside(self, group: Sequence[PendingWrite]) -> None:
+    def _while_syncing(self, group: Sequence[PendingWrite]) -> None:
         """What the submitters have to do while the disk works on their commits."""
         began_s = perf_counter()
         self._disk_works = True
         try:
             for work in group:
-                if work.beside is not None:
-                    work.beside()
+                if work.while_syncing is not None:
+                    work.while_syncing()
         finally:
             self._disk_works = False
-            self._beside_s = perf_counter() - began_s
+            self._callbacks_s = perf_counter() - began_s
 
     def _may_write_inline(self, work: PendingWrite) -> bool:
         if self._gathered_bytes + work.size > MAX_INLINE_BYTES or work.expect or not self.writes_inline:
@@ -224,7 +198,7 @@ class GroupCommit(trio.abc.Instrument):
         for operation in work.operations:
             if type(operation) is not Put:
                 return False
-        return self._is_quick()
+        return self._is_hot()
 
     def _hand_over_gathered(self) -> None:
         group, self._gathered, self._gathered_bytes = self._gathered, [], 0
@@ -252,8 +226,8 @@ class GroupCommit(trio.abc.Instrument):
     async def quiet(self) -> None:
         """Return once everything begun before has been written, or has failed."""
 
-        def begin(settled: Callable[[PendingWrite], None]) -> None:
-            self.begin(PendingWrite((), on_settled=settled))
+        def begin(completed: Callable[[PendingWrite], None]) -> None:
+            self.begin(PendingWrite((), on_completed=completed))
 
         await self.written(begin)
 
@@ -274,20 +248,32 @@ class GroupCommit(trio.abc.Instrument):
         first = self._waiting.get()
         while first is not None:
             group, following = self._group(first)
-            self._written.append((group, self._attempt(group)))
-            if self.is_asleep:
-                try:
-                    self._wake()
-                except trio.RunFinishedError:
-                    return
+            error = self._attempt(group)
+            # The keeper reports the works that it was given.
+            self._report([work for work in group if not work.is_with_keeper], error, len(group))
             first = self._waiting.get() if following is _NOTHING else following
 
+    def _changed(self, work: PendingWrite) -> None:
+        """The keeper has made the changes of a work, or failed; in its thread."""
+        self._report([work], None, 0)
+
+    def _report(self, group: Sequence[PendingWrite], error: StoreError | StoreConflict | None, count: int) -> None:
+        """Let the event loop complete some works; from any thread.
+
+        Args:
+          count: how many works the commit thread has less by it.
+        """
+        self._written.append((group, error, count))
+        if self.is_asleep:
+            with suppress(trio.RunFinishedError):
+                self._wake()
+
     def _attempt(
-        self, group: Sequence[PendingWrite], beside: Callable[[], object] | None = None
+        self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None
     ) -> StoreError | StoreConflict | None:
         """Make a group durable; returns why it may not be."""
         try:
-            self._write([work for work in group if work.operations], beside)
+            self._write([work for work in group if work.operations], while_syncing)
         except (StoreError, StoreConflict) as failed:
             return failed
         except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
@@ -306,7 +292,7 @@ class GroupCommit(trio.abc.Instrument):
         while True:
             try:
                 work = self._waiting.get_nowait()
-            except Empty:
+            except threads.Empty:
                 return group, _NOTHING
             if work is None or work.expect or size + work.size > MAX_GROUP_BYTES:
                 return group, work
@@ -342,19 +328,19 @@ class GroupCommit(trio.abc.Instrument):
         # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The
         # rest of the event loop must have its turn in between.
         for _ in range(len(self._written)):
-            group, error = self._written.popleft()
-            self._in_thread -= len(group)
-            _settle(group, error)
+            group, error, count = self._written.popleft()
+            self._in_thread -= count
+            _complete(group, error)
 
 
-def _settle(group: Sequence[PendingWrite], error: StoreError | StoreConflict | None) -> None:
+def _complete(group: Sequence[PendingWrite], error: StoreError | StoreConflict | None) -> None:
     """Tell every submitter, also where telling one of them raises: that is raised behind the last."""
     bug: BaseException | None = None
     for work in group:
-        work.error = error
-        if work.on_settled is not None:
+        work.error = work.error or error
+        if work.on_completed is not None:
             try:
-                work.on_settled(work)
+                work.on_completed(work)
             except BaseException as raised:  # noqa: BLE001  # raised again below
                 bug = bug or raised
     if bug is not None:
@@ -388,93 +374,3 @@ def _size(work: PendingWrite) -> int:
             # The rollbacks of a group share a bound of their own: STEP_BYTES.
             size += _ROW_BYTES
     return size
-
-
-# --- from a group to batches: rollbacks in bounded steps -------------------------------------------
-#
-# LevelDB has no update in place, so a rollback is a scan, then a batch of the rows that it changes. Both happen in the
-# writer's thread: a row that another thread had read before could be discarded meanwhile, and would come back.
-#
-# A commit is one batch as long as its rollbacks are short. Otherwise the operations before, and each step, are durable
-# by themselves, in order; ``PendingWrite.rest`` keeps the rest, to be submitted again behind the commits that wait.
-
-
-#: Bytes that the rollbacks of a group may read together: one step of the writer, and the memory that it takes.
-STEP_BYTES = 2 << 20
-#: What a row counts besides its value, so that a step has 2048 rows at most: a hundredth of a second.
-STEP_ROW_BYTES = 1024
-
-
-def write_group(tables: LevelDBTables, group: Sequence[PendingWrite]) -> None:
-    """Make a group durable, except for each ``PendingWrite.rest``. For whoever writes just now."""
-    batch = _Batch(tables)
-    for work in group:
-        work.rest = batch.take(work.operations)
-    batch.write()
-    tables.end_group()
-
-
-_OF_TABLES = (Put, Delete)
-
-
-class _Batch:
-    """Operations that gather for one batch."""
-
-    def __init__(self, tables: LevelDBTables) -> None:
-        self._tables = tables
-        self._left = STEP_BYTES
-        self._operations: list[Stored] = []
-        #: The operations among them on message rows: a rollback does not see these before they are written.
-        self._unseen: list[Put | Delete] = []
-
-    def take(self, operations: Sequence[Operation | Stored]) -> Sequence[Operation | Stored]:
-        """Add a commit's operations; returns those that have to wait for a later batch."""
-        for index, operation in enumerate(operations):
-            if isinstance(operation, RollBack):
-                again = self._roll_back(operation)
-                if again is not None:
-                    return [again, *operations[index + 1 :]]
-            else:
-                self._operations.append(operation)
-                if isinstance(operation, _OF_TABLES) and operation.table is Table.MESSAGE:
-                    self._unseen.append(operation)
-        return ()
-
-    def write(self) -> None:
-        """Write the operations added so far."""
-        if self._operations:
-            self._tables.write(self._operations)
-        self._operations, self._unseen = [], []
-
-    def _roll_back(self, operation: RollBack) -> RollBack | None:
-        """Roll back rows of the range; returns the rest of the operation, None if there is none."""
-        if self._left <= 0:
-            return operation
-        if any(_touches(unseen, operation) for unseen in self._unseen):
-            self.write()
-        rows = self._tables.first_rows(Table.MESSAGE, operation.start, operation.stop, self._left, STEP_ROW_BYTES)
-        turned = list(rolled_back(rows, operation.pointer))
-        here, sealed = self._tables.parted(turned)
-        if sealed:
-            # What stands before the rollback is durable before it. It may seal the newest volume: look again then.
-            self.write()
-            here, sealed = self._tables.parted(turned)
-            self._tables.roll_back_sealed(sealed, operation.pointer)
-        if here:
-            # Not among the unseen: another rollback finds nothing to change in these rows.
-            keys, values = [key for key, _ in here], [value for _, value in here]
-            self._operations.append(Turned(Table.MESSAGE, b"", keys, values))
-        self._left -= sum(len(value) + STEP_ROW_BYTES for _, value in rows)
-        if self._left > 0:
-            return None
-        return RollBack(rows[-1][0] + b"\x00", operation.stop, operation.pointer)
-
-
-def _touches(unseen: Put | Delete, operation: RollBack) -> bool:
-    """Whether a put or delete of message rows may change what a rollback finds."""
-    if isinstance(unseen, Delete):
-        return any(operation.start <= key < operation.stop for key in unseen.keys)
-    if not unseen.suffixes:
-        return False
-    first, last = unseen.prefix + unseen.suffixes[0], unseen.prefix + unseen.suffixes[-1]
-    return first < operation.stop and last >= operation.start

@@ -1,93 +1,98 @@
-"""Which rows are in which volume, and which of them are dead: in memory, so that nothing is opened in vain.
+"""Values by groups of keys, and ranges of keys whose rows are dead: how a set of volumes finds rows without the disk.
 
-A **group** is a prefix that the keys of a topic's generation share. Of each group a volume has an **extent**: its first
-and last key, how many rows, how many bytes. A row's key begins with its group and lies between these keys; the row may
-have been removed since. Callers hold the lock of ``storage.leveldb.volumes``.
+A **group** is a key prefix that all rows of one generation of a topic share.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from storage.leveldb.volume import Extent, Volume
+V = TypeVar("V")
 
 
-class Index:
-    """The extents of one table in all volumes."""
+class Groups(Generic[V]):
+    """Values by group, in the order of the groups.
 
-    def __init__(self) -> None:
-        self._groups: dict[bytes, list[Extent]] = {}
-        #: The groups, ascending.
-        self._names: list[bytes] = []
+    One owner adds groups, any thread reads: a group is in ``_by_name`` before it is in ``_names``, and ``_names`` is
+    replaced, never changed.
+    """
 
-    def add(self, group: bytes, extent: Extent) -> None:
-        """Add a volume's extent of a group; of a group there are those of later volumes behind those of earlier ones."""
-        extents = self._groups.get(group)
-        if extents is None:
-            self._groups[group] = [extent]
-            insort(self._names, group)
-        else:
-            insort(extents, extent, key=lambda each: each.volume.number)
+    __slots__ = ("_by_name", "_names")
 
-    def remove(self, volume: Volume, groups: Iterable[bytes]) -> None:
-        """Remove a volume's extents."""
-        empty = False
-        for group in groups:
-            left = [extent for extent in self._groups.get(group, ()) if extent.volume is not volume]
-            if left:
-                self._groups[group] = left
-            else:
-                self._groups.pop(group, None)
-                empty = True
-        if empty:
-            self._names = sorted(self._groups)
+    def __init__(self, by_name: Mapping[bytes, V] | None = None) -> None:
+        self._by_name: dict[bytes, V] = dict(by_name or {})
+        self._names: Sequence[bytes] = sorted(self._by_name)
 
-    def overlapping(self, start: bytes, stop: bytes) -> Iterator[Extent]:
-        """The extents that may have rows of ``[start, stop)``."""
-        for group in self._groups_of(start, stop):
-            for extent in self._groups[group]:
-                if extent.first < stop and extent.last >= start:
-                    yield extent
+    def __len__(self) -> int:
+        return len(self._names)
 
-    def _groups_of(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        # A group that sorts before a range has keys in it only where the group is a prefix of the range's start.
+    def get(self, group: bytes) -> V | None:
+        """The value of a group, None if there is none."""
+        return self._by_name.get(group)
+
+    def items(self) -> list[tuple[bytes, V]]:
+        """All groups with their values."""
+        return [(name, self._by_name[name]) for name in self._names]
+
+    def values(self) -> list[V]:
+        """The values of all groups."""
+        return [self._by_name[name] for name in self._names]
+
+    def between(self, start: bytes, stop: bytes) -> Iterator[V]:
+        """The values of groups that may have keys in ``[start, stop)``."""
+        # A group that sorts before the range has keys in it only if it is a prefix of the range's start.
+        by_name, names = self._by_name, self._names
         for end in range(len(start)):
-            if start[:end] in self._groups:
-                yield start[:end]
-        yield from self._names[bisect_left(self._names, start) : bisect_left(self._names, stop)]
+            found = by_name.get(start[:end])
+            if found is not None:
+                yield found
+        for name in names[bisect_left(names, start) : bisect_left(names, stop)]:
+            yield by_name[name]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DeadRanges:
-    """Ranges of one table whose rows are all dead: disjoint, ascending, and none touches the next."""
+    """Ranges of one table whose rows are all dead: disjoint, ascending, not adjacent. It never changes."""
 
-    starts: list[bytes] = field(default_factory=list)
-    stops: list[bytes] = field(default_factory=list)
+    starts: tuple[bytes, ...] = ()
+    stops: tuple[bytes, ...] = ()
 
-    def joined(self, start: bytes, stop: bytes) -> tuple[bytes, bytes, list[bytes]]:
-        """The range that ``[start, stop)`` forms with those it touches, and the starts of these."""
-        low, high = bisect_left(self.stops, start), bisect_right(self.starts, stop)
-        if low < high:
-            start, stop = min(start, self.starts[low]), max(stop, self.stops[high - 1])
-        return start, stop, self.starts[low:high]
-
-    def add(self, start: bytes, stop: bytes) -> None:
-        """Add ``[start, stop)``."""
-        low, high = bisect_left(self.stops, start), bisect_right(self.starts, stop)
-        start, stop, _ = self.joined(start, stop)
-        self.starts[low:high] = [start]
-        self.stops[low:high] = [stop]
-
-    def remove(self, start: bytes) -> None:
-        """Remove the range that begins at ``start``, if there is one."""
+    def has(self, start: bytes, stop: bytes) -> bool:
+        """True if ``[start, stop)`` is one of them."""
         at = bisect_left(self.starts, start)
-        if at < len(self.starts) and self.starts[at] == start:
-            del self.starts[at], self.stops[at]
+        return at < len(self.starts) and (self.starts[at], self.stops[at]) == (start, stop)
+
+    def added(self, ranges: Iterable[tuple[bytes, bytes]]) -> DeadRanges:
+        """These ranges and some more."""
+        return self.adding(ranges)[0]
+
+    def adding(
+        self, ranges: Iterable[tuple[bytes, bytes]]
+    ) -> tuple[DeadRanges, list[tuple[bytes, bytes, Sequence[bytes]]]]:
+        """These ranges and some more; and for each of those the range that it became, with the starts of those it joined."""
+        starts, stops = list(self.starts), list(self.stops)
+        steps: list[tuple[bytes, bytes, Sequence[bytes]]] = []
+        for start, stop in ranges:
+            low, high = bisect_left(stops, start), bisect_right(starts, stop)
+            joined = starts[low:high]
+            if joined:
+                start, stop = min(start, starts[low]), max(stop, stops[high - 1])
+            starts[low:high] = [start]
+            stops[low:high] = [stop]
+            steps.append((start, stop, joined))
+        return DeadRanges(tuple(starts), tuple(stops)), steps
+
+    def removed(self, start: bytes) -> DeadRanges:
+        """These ranges without the one that begins at ``start``, if there is one."""
+        at = bisect_left(self.starts, start)
+        if at == len(self.starts) or self.starts[at] != start:
+            return self
+        return DeadRanges(self.starts[:at] + self.starts[at + 1 :], self.stops[:at] + self.stops[at + 1 :])
 
     def live_parts(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The parts of ``[start, stop)`` that are in no dead range."""
@@ -100,25 +105,43 @@ class DeadRanges:
         if start < stop:
             yield start, stop
 
-    def covers(self, start: bytes, last: bytes) -> bool:
-        """Whether all keys from ``start`` to ``last``, both included, are dead."""
-        at = bisect_right(self.starts, start) - 1
-        return at >= 0 and self.stops[at] > last
+    def dead_parts(self, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
+        """The parts of ``[start, stop)`` that are in dead ranges."""
+        found: list[tuple[bytes, bytes]] = []
+        at = start
+        for first, end in self.live_parts(start, stop):
+            if at < first:
+                found.append((at, first))
+            at = end
+        if at < stop:
+            found.append((at, stop))
+        return found
+
+    def borders(self, key: bytes, *, stops: bool) -> bool:
+        """True if a range begins at ``key``, or with ``stops`` ends there."""
+        places = self.stops if stops else self.starts
+        at = bisect_left(places, key)
+        return at < len(places) and places[at] == key
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """All ranges."""
         return list(zip(self.starts, self.stops, strict=True))
 
 
-def live_part(extent: Extent, parts: Iterable[tuple[bytes, bytes]]) -> float:
-    """Which part of an extent's rows is in these parts of it, judged by their keys as if rows were spread evenly."""
-    shared = len(_common_prefix(extent.first, extent.last))
-    low, high = _number(extent.first, shared), _number(extent.last, shared) + 1
-    inside = sum(
-        min(_number(stop, shared), high) - max(_number(start, shared), low)
-        for start, stop in parts
-        if stop > extent.first and start <= extent.last
-    )
+def part_within(first: bytes, last: bytes, parts: Iterable[tuple[bytes, bytes]]) -> float:
+    """The fraction of the keys from ``first`` to ``last`` that lies in some parts, as if keys were spread evenly.
+
+    A part that reaches beyond the last key counts to the end: a single key lies wholly in a part that has it.
+    """
+    shared = len(_common_prefix(first, last))
+    low, high = _number(first, shared), _number(last, shared) + 1
+    inside = 0
+    for start, stop in parts:
+        if stop <= first or start > last:
+            continue
+        begin = low if start <= first else _number(start, shared)
+        end = high if stop > last else _number(stop, shared)
+        inside += max(0, min(end, high) - max(begin, low))
     return min(1.0, max(0.0, inside / (high - low)))
 
 

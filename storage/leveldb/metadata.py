@@ -15,7 +15,6 @@ Keys of the database begin with a table's byte, as those of a volume do:
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, insort
 from contextlib import contextmanager
 from heapq import merge
@@ -26,6 +25,7 @@ from plainsong.protocol.keys import SYSTEM, DamagedRow
 from plainsong.protocol.records import pack_record, unpack_record
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT
+from storage.leveldb import threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,20 +92,53 @@ class Waiting:
         return [(key, self.changes[key]) for key in keys]
 
 
+class PinnedMetadata:
+    """The metadata table as it was after some entry."""
+
+    def __init__(self, changes: Changes, database: Snapshot) -> None:
+        self._changes = changes
+        self._keys = sorted(changes)
+        self._database = database
+
+    def get(self, key: bytes) -> bytes | None:
+        """A row, None if there is none."""
+        whole = ROW + key
+        if whole in self._changes:
+            return self._changes[whole]
+        return self._database.get(Table.METADATA, key)
+
+    @contextmanager
+    def rows(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, values: bool = True, cache: bool = False
+    ) -> Iterator[Iterable[Row]]:
+        """The rows of ``[start, stop)``; iterating raises plyvel's errors."""
+        keys = self._keys[bisect_left(self._keys, ROW + start) : bisect_left(self._keys, ROW + stop)]
+        changed = [(key[1:], self._changes[key]) for key in (reversed(keys) if reverse else keys)]
+        with self._database.rows(Table.METADATA, start, stop, reverse=reverse, values=values, cache=cache) as stored:
+            yield _merged(changed, stored, reverse=reverse, values=values) if changed else stored
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self._database.close()
+
+
 class Metadata:
-    """The metadata table and the store's own rows. The thread that commits applies; any thread reads."""
+    """The metadata table and the store's own rows. The thread that commits applies, the keeper checkpoints, any reads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = threading.Lock()
+        #: Guards ``_waiting`` and ``_leaving``. It is held while memory is read or changed, never while the disk is; no
+        #: lock is taken under it.
+        self._lock = threads.Lock()
         self._waiting = Waiting()
-        #: Being written to the database now: no more is added.
+        #: Being written to the database now; nothing is added to it.
         self._leaving: Waiting | None = None
-        self._checkpointing = threading.Lock()
         found = database.own_rows(APPLIED, APPLIED + b"\x00")
-        #: The last entry applied, and the last one that is durable in the database.
-        self.position = self.durable = int.from_bytes(found[0][1], "big") if found else 0
-        #: The last entry that changed a topic's row, or a later one: what changed before the start is not looked for.
+        #: The last entry applied. Written by the thread that commits.
+        self.position = int.from_bytes(found[0][1], "big") if found else 0
+        #: The last entry that is durable in the database. Written by the keeper.
+        self.durable = self.position
+        #: The last entry that changed a topic's row, or a later one: earlier changes are not looked for at the start.
         self.topics_position = self.position
 
     @property
@@ -130,23 +163,26 @@ class Metadata:
         self.apply(position, decode_entry(value))
 
     def checkpoint(self) -> None:
-        """Write what waits to the database, synced. Raises StoreError: then the database must be opened again."""
-        with self._checkpointing:
-            with self._lock:
-                if self._leaving is None:
-                    if not self._waiting.entries:
-                        return
-                    self._leaving, self._waiting = self._waiting, Waiting()
-                leaving = self._leaving
-            with self._database.batch(sync=True) as batch:
-                for key, value in leaving.changes.items():
-                    if value is None:
-                        batch.delete(key)
-                    else:
-                        batch.put(key, value)
-                batch.put(APPLIED, leaving.last.to_bytes(8, "big"))
-            with self._lock:
-                self._leaving, self.durable = None, leaving.last
+        """Write the waiting changes to the database, synced. For the keeper.
+
+        Raises:
+          StoreError: the database must be opened again.
+        """
+        with self._lock:
+            if self._leaving is None:
+                if not self._waiting.entries:
+                    return
+                self._leaving, self._waiting = self._waiting, Waiting()
+            leaving = self._leaving
+        with self._database.batch(sync=True) as batch:
+            for key, value in leaving.changes.items():
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            batch.put(APPLIED, leaving.last.to_bytes(8, "big"))
+        with self._lock:
+            self._leaving, self.durable = None, leaving.last
 
     def get(self, key: bytes) -> bytes | None:
         """A row of the metadata table, None if there is none."""
@@ -170,10 +206,12 @@ class Metadata:
         with self._database.rows(Table.METADATA, start, stop, reverse=reverse, values=values, cache=cache) as stored:
             yield _merged(changed, stored, reverse=reverse, values=values) if changed else stored
 
-    def snapshot(self) -> Snapshot:
-        """The table as it is now, for the thread that commits. Raises StoreError, as ``checkpoint``."""
-        self.checkpoint()
-        return self._database.snapshot()
+    def pinned(self) -> PinnedMetadata:
+        """The table as it is now. For the thread that commits. Raises StoreError."""
+        with self._lock:
+            changes = {**(self._leaving.changes if self._leaving is not None else {}), **self._waiting.changes}
+        # A checkpoint in between writes nothing that is not in these changes.
+        return PinnedMetadata(changes, self._database.snapshot())
 
     def dead_ranges(self) -> Iterator[tuple[Table, bytes, bytes]]:
         """All dead ranges: table, start, stop."""
@@ -186,8 +224,7 @@ class Metadata:
                 yield Table(key[1]), key[2:], stop
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Rewrite the database's files of a range without the rows that were removed."""
-        self.checkpoint()
+        """Rewrite the database's files of a range without the rows that were removed, for any thread."""
         self._database.compact(Table.METADATA, start, stop)
 
     def bytes_on_disk(self) -> int:

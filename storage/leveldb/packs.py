@@ -31,6 +31,7 @@ from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
 from plainsong.protocol.page import ITEM_START, cut_rows
 from plainsong.protocol.rows import HAS_TTL, PLAIN, PLAIN_BESIDE_BYTES, PLAIN_GAP, PlainRows
+from storage.base import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -486,6 +487,18 @@ class RowEdits:
             self._delete(_TABLE_BYTE + key)
         else:
             edit.rows.pop(key, None)
+
+    def remove_if_readable(self, key: bytes) -> None:
+        """Remove a row, unless its pack is damaged: no row of such a pack can be read or kept.
+
+        Raises:
+          StoreError: the pack cannot be read for another reason; nothing was removed.
+        """
+        try:
+            self.remove(key)
+        except Unreadable as error:
+            if "Corruption" not in error.detail:
+                raise
 
     def _edit_of(self, key: bytes) -> _Edit | None:
         """The pack that has the key, or would have it; None: it is in none."""

@@ -1,9 +1,8 @@
-"""The LevelDB store on the event loop: which threads may be inside the database, and when it is reopened.
+"""The LevelDB store on the event loop: who may be inside the database, and when it is opened again.
 
-    write            the commit thread, one group at a time, or the event loop instead of it; storage.leveldb.group_commit
-    discard          in sealed volumes one thread of its own; the rest as a write
-    get, scan        up to ``max_readers`` threads
-    reclaim          one thread of its own, so that it never takes the place of a writer or reader
+    write, discard, drop    the commit thread, one group at a time, or the event loop instead (storage.leveldb.group_commit)
+    get, scan, reclaim      up to ``max_readers`` threads
+    tidy, pin               the keeper's thread (storage.leveldb.keeper)
 
 No thread is abandoned: LevelDB must not be closed while one is inside.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -21,10 +21,11 @@ import trio
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import DataDirectory
+from storage.leveldb.commit import MarkDead, PendingWrite, Seal
 from storage.leveldb.errors import without_folders
-from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, PendingWrite, own_error, write_group
+from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_error
 from storage.leveldb.options import LevelDBOptions
-from storage.leveldb.tables import LevelDBTables, MarkDead, Pin, Seal
+from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.takeover import take_over
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row
     from storage.leveldb.view import PinnedView
+    from storage.leveldb.volume_set import View
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Rows of a discard in one group, so that cleaning never makes a publish wait for long.
+#: Rows of a discard in one group, so that cleaning never delays a publish for long.
 DISCARD_ROWS = 500
+#: How often the size on disk is measured, at most.
+_MEASURE_EVERY_S = 1.0
 
 
 class LevelDBStore:
@@ -55,23 +59,25 @@ class LevelDBStore:
         drops_ranges=True,
     )
 
-    def __init__(self, home: DataDirectory, tables: LevelDBTables, options: LevelDBOptions) -> None:
+    def __init__(self, home: DataDirectory, options: LevelDBOptions) -> None:
         """Use ``open``."""
         self._directory = home
         self._options = options
-        self._db: LevelDBTables | None = tables
+        self._db: LevelDBTables | None = None
         self._broken = False
         self._closed = False
-        #: A sync has failed behind its write: nobody may read before the database was opened again.
+        #: A sync failed after its write: nothing may be read before the database was opened again.
         self._shows_undurable = False
         self._calls_inside = 0
         self._no_calls_inside: trio.Event | None = None
         self._reopening = trio.Lock()
-        self._group_commit = GroupCommit(self._write_group, is_quick=self._is_quick, max_inline_s=options.max_inline_s)
+        self._loop = trio.lowlevel.current_trio_token()
+        self._group_commit = GroupCommit(self._write_group, is_hot=self._is_hot, max_inline_s=options.max_inline_s)
         self.bell = self._group_commit.bell
         self._readers = trio.CapacityLimiter(options.max_readers)
-        self._upkeep = trio.CapacityLimiter(1)
-        self._discards = trio.CapacityLimiter(1)
+        self._tidying = trio.Lock()
+        self._bytes: int | None = None
+        self._measure_at_s = 0.0
 
     @classmethod
     async def open(cls, directory: Path, options: LevelDBOptions | None = None, *, address: str = "") -> Self:
@@ -86,22 +92,30 @@ class LevelDBStore:
         """
         chosen = options or LevelDBOptions()
 
-        def enter() -> tuple[DataDirectory, LevelDBTables]:
+        def enter() -> DataDirectory:
             home = DataDirectory.open(directory, address=address)
             try:
                 if home.is_new:
                     LevelDBTables.create(home.path, chosen)
                 else:
                     take_over(home.path, chosen)
-                tables = LevelDBTables(home.path, chosen)
-                home.seal()
             except BaseException:
                 home.close()
                 raise
-            return home, tables
+            return home
 
-        home, tables = await trio.to_thread.run_sync(enter)
-        return cls(home, tables, chosen)
+        home = await trio.to_thread.run_sync(enter)
+        store = cls(home, chosen)
+        try:
+            store._db = await trio.to_thread.run_sync(store._opened)
+            await trio.to_thread.run_sync(home.seal)
+        except BaseException:
+            await store.aclose()
+            raise
+        return store
+
+    def _opened(self) -> LevelDBTables:
+        return LevelDBTables(self._directory.path, self._options, hand_in=self._hand_in)
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,14 +141,14 @@ class LevelDBStore:
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._submit(PendingWrite(commit, expect))
 
-    def begin_write(
+    def begin(
         self,
         commit: Sequence[Operation],
-        settled: Callable[[PlainsongError | None], object],
-        beside: Callable[[], object] | None = None,
+        completed: Callable[[PlainsongError | None], object],
+        while_syncing: Callable[[], object] | None = None,
     ) -> None:
-        """See ``BeginsWrites.begin_write``."""
-        self._begin(PendingWrite(commit, beside=beside), settled)
+        """See ``Store.begin``."""
+        self._begin(PendingWrite(commit, while_syncing=while_syncing), completed)
 
     @property
     def writes_inline(self) -> bool:
@@ -154,62 +168,63 @@ class LevelDBStore:
         """See ``WritesInline.write_gathered``."""
         self._group_commit.write_gathered()
 
-    def _is_quick(self) -> bool:
-        return self._db is not None and self._db.is_quick(MAX_INLINE_BYTES)
+    def _is_hot(self) -> bool:
+        return self._db is not None and self._db.committer.is_hot(MAX_INLINE_BYTES)
 
-    def _begin(self, work: PendingWrite, settled: Callable[[PlainsongError | None], object]) -> None:
-        """Begin a commit, and go on with what a long rollback leaves to do."""
-        # What a commit refers to must not refer to it: a cycle would keep all that its requests were made of until the
-        # garbage collector comes by.
-        work.settled = settled
-        work.on_settled = self._written
+    def _begin(self, work: PendingWrite, completed: Callable[[PlainsongError | None], object]) -> None:
+        """Begin a commit, and continue with the operations that a long rollback leaves."""
+        # A commit's operations must not refer to the commit: a reference cycle would keep the request objects alive until
+        # the next collection.
+        work.completed = completed
+        work.on_completed = self._written
         self._group_commit.begin(work)
 
     def _written(self, done: PendingWrite) -> None:
-        error, settled = done.error, done.settled
-        assert settled is not None  # given with the commit
+        error, completed = done.error, done.completed
+        assert completed is not None  # given with the commit
         if error is not None:
             if done.is_rest and isinstance(error, NothingWritten):
-                settled(StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint))
+                completed(StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint))
             else:
-                settled(own_error(error))
+                completed(own_error(error))
         elif done.rest:
-            # Behind the commits that wait by now: a rollback of a million rows delays none of them for long.
-            rest = PendingWrite(done.rest, on_settled=self._written, settled=settled, is_rest=True)
+            # After the commits that wait by now: a rollback of a million rows delays none of them for long.
+            rest = PendingWrite(done.rest, on_completed=self._written, completed=completed, is_rest=True)
             try:
                 self._group_commit.begin(rest)
             except StoreError as closed:
-                settled(closed)
+                completed(closed)
         else:
-            settled(None)
+            completed(None)
+
+    def _hand_in(self, work: PendingWrite) -> None:
+        """Begin a work of the keeper; from its thread."""
+        try:
+            self._loop.run_sync_soon(self._begin_of_keeper, work)
+        except trio.RunFinishedError:
+            _refuse(work, StoreError("the store is closed"))
+
+    def _begin_of_keeper(self, work: PendingWrite) -> None:
+        try:
+            self._group_commit.begin(work)
+        except StoreError as closed:
+            _refuse(work, closed)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """See ``Store.discard``; joins commits, a bounded number of rows at a time."""
         await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
-            step = keys[at : at + DISCARD_ROWS]
-            if table is not Table.METADATA:
-                with trio.CancelScope(shield=True):
-                    step = await self._discard_sealed(table, step)
-            if step:
-                await self._submit(PendingWrite([Delete(table, step)]))
+            await self._submit(PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])]))
 
     async def _submit(self, work: PendingWrite) -> None:
-        """Have something written, and wait for that. Raises StoreError."""
+        """Write something, and wait until it is durable. Raises StoreError."""
         failed = await self._group_commit.written(partial(self._begin, work))
         if failed is not None:
             raise failed
 
-    async def _discard_sealed(self, table: Table, keys: Sequence[bytes]) -> list[bytes]:
-        """Remove the rows that are in sealed volumes; returns the keys that the newest may have."""
-        if self._broken:
-            raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
-
-        return await self._change_inside(lambda tables: tables.discard_sealed(table, keys), "removing", self._discards)
-
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """See ``Store.drop``; the ranges are noted as dead, and volumes go when all of them is."""
+        """See ``Store.drop``; the ranges are marked as dead, and volumes are dropped when all rows in them are."""
         await trio.lowlevel.checkpoint()
         if table is Table.METADATA:
             return await drop_rows(self, table, ranges)
@@ -233,15 +248,17 @@ class LevelDBStore:
         return self._db.metadata.topics_position
 
     async def begin_files(self) -> None:
-        """See ``BeginsFiles``: another volume is written from now on."""
-        newest = await self._run_inside(lambda tables: tables.volumes.newest, self._readers)
-        await self._submit(PendingWrite([Seal(newest)]))
+        """See ``Store.begin_files``: another volume is written from now on."""
+        seal = Seal(await self._run_inside(lambda tables: tables.sets.current.newest, self._readers))
+        await self._submit(PendingWrite([seal]))
+        if seal.error is not None:
+            raise seal.error
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``; of the metadata it is not known without reading."""
         if table is Table.METADATA or self._db is None:
             return start < stop
-        return self._db.volumes.may_have(table, start, stop)
+        return self._db.sets.current.may_have(table, start, stop)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``; a row of the metadata is read on the event loop while that writes small commits itself."""
@@ -286,46 +303,58 @@ class LevelDBStore:
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: compacts the range."""
-        await self._change_inside(lambda tables: tables.compact(table, start, stop), "compacting", self._upkeep)
+        if table is Table.METADATA:
+            await self._ask(_checkpoint)
+
+        def compact(tables: LevelDBTables) -> None:
+            try:
+                tables.compact(table, start, stop)
+            except StoreError:
+                # LevelDB refuses writes after a compaction that failed.
+                self._broken = True
+                raise
+
+        await self._run_inside(compact, self._readers)
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites one that mostly is.
+        """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites those that mostly are.
 
-        Reopens the database after a failure, as ``claim`` does: with a full disk nobody writes, so nobody claims, and
-        only tidying makes room.
+        Reopens the database after a failure, as ``claim`` does: on a full disk nothing is written and so nothing is
+        claimed, and only tidying makes room.
         """
         await self._reopen_if_failed()
-        removed = 0
-        while True:
-            tidied = await self._change_inside(LevelDBTables.tidy, "tidying", self._upkeep)
-            removed += tidied.removed
-            if tidied.operations:
-                await self._submit(PendingWrite(tidied.operations))
-            if not tidied.more:
-                return removed
+        async with self._tidying:
+            for view in self._db.sets.current.views if self._db is not None else ():
+                if view.is_over:
+                    await self.close_view(view)
+            return await self._ask(lambda tables, done: tables.tidy(done))
 
     async def pin(self, max_s: float) -> LevelDBView:
         """See ``Store.pin``."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        pin = Pin(max_s)
-        await self._submit(PendingWrite([pin]))
-        if pin.view is None:
-            raise StoreError("the view was not made")
-        return LevelDBView(self, pin.view)
+        return LevelDBView(self, await self._ask(lambda tables, done: tables.keeper.pin(max_s, done)))
+
+    async def close_view(self, view: View) -> None:
+        """End a view, and close it unless it is being read; then the next tidying closes it."""
+        if view.end():
+            await self._ask(partial(_close_view, view))
 
     def statistics(self) -> StoreStatistics:
         """See ``Store.statistics``."""
-        if self._db is not None:
-            self._db.measure_if_due()
+        if self._db is not None and time.monotonic() >= self._measure_at_s:
+            self._measure_at_s = time.monotonic() + _MEASURE_EVERY_S
+            self._bytes = self._db.measure()
         try:
             free = shutil.disk_usage(self._directory.path).free
         except OSError:
             free = None
         if self._db is None:
             return StoreStatistics(bytes=None, free_bytes=free)
-        volumes = self._db.volumes
         return StoreStatistics(
-            bytes=self._db.bytes, free_bytes=free, volumes=len(volumes.all), open_volumes=volumes.open_count
+            bytes=self._bytes,
+            free_bytes=free,
+            volumes=len(self._db.sets.current.all),
+            open_volumes=self._db.databases.open_count,
         )
 
     async def aclose(self) -> None:
@@ -337,42 +366,64 @@ class LevelDBStore:
                 await self._group_commit.close()
                 await trio.to_thread.run_sync(self._directory.close)
 
-    def _write_group(self, group: Sequence[PendingWrite], beside: Callable[[], object] | None = None) -> None:
-        """Make a group durable; in the commit thread, or on the event loop while that has nothing to do.
+    def _write_group(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
+        """Make a group durable; in the commit thread, or on the event loop while that thread has nothing to do.
 
         Args:
-          beside: of a group of few rows, what there is to do while the disk works, once at most. Other threads would see
-            rows that are not durable meanwhile, so that it is left out while one reads.
+          while_syncing: called while the disk syncs a group of few rows, once at most. Other threads would see rows that
+            are not durable then, so it is left out while one reads.
         """
         self._refuse_if_closed()
         tables = self._db
         if self._broken or tables is None:
             raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
-        failed = tables.upkeep.failed
+        failed = tables.failed
         if failed is not None:
-            # Asked here and not before each batch only: a group may have several, and of this one none was begun.
             self._broken = True
             raise NothingWritten(failed.detail, hint=failed.hint)
         if not group:
             return
         if group[0].expect:
             tables.compare(group[0].expect)
+        if self._calls_inside:
+            while_syncing = None
         try:
-            if beside is None or self._calls_inside:
-                write_group(tables, group)
-            else:
-                tables.write_small([put for work in group for put in work.operations], beside)  # type: ignore[misc]  # no rollback is small
+            tables.write(group, while_syncing)
         except BaseException as error:
-            # After any error the log may end in a torn record, behind which nothing may be written. Of a sync that failed
-            # on its own, LevelDB has the rows already.
+            # After any error the log may end in a torn record, after which nothing may be written. If only the sync failed,
+            # LevelDB has the rows already.
             self._broken = True
-            self._shows_undurable = beside is not None
+            self._shows_undurable = while_syncing is not None
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"writing: {error!r}") from error
 
     async def _run_inside(self, call: Callable[[LevelDBTables], T], limiter: trio.CapacityLimiter) -> T:
         """Run ``call`` in a thread, counted as inside the database."""
+        tables = await self._present()
+        with self._counted():
+            return await trio.to_thread.run_sync(call, tables, limiter=limiter)
+
+    async def _ask(self, begin: Callable[[LevelDBTables, Callable[[T | StoreError], object]], None]) -> T:
+        """Have the keeper do something, counted as inside the database, and wait for it. Raises StoreError."""
+        tables = await self._present()
+        with self._counted():
+
+            def begin_in_thread(completed: Callable[[T | StoreError], object]) -> None:
+                begin(tables, partial(self._on_loop, completed))
+
+            found = await self._group_commit.written(begin_in_thread)
+        if isinstance(found, StoreError):
+            raise found
+        return found
+
+    def _on_loop(self, completed: Callable[[T | StoreError], object], found: T | StoreError) -> None:
+        """Complete what the event loop waits for; from another thread."""
+        with suppress(trio.RunFinishedError):
+            self._loop.run_sync_soon(completed, found)
+
+    async def _present(self) -> LevelDBTables:
+        """The open tables. Raises StoreError."""
         if self._shows_undurable:
             await self._reopen_if_failed()
         if self._db is None:
@@ -383,26 +434,11 @@ class LevelDBStore:
         tables = self._db
         if tables is None:
             raise StoreError("the store could not be opened again", hint="claim the topic again")
-        with self._counted():
-            return await trio.to_thread.run_sync(call, tables, limiter=limiter)
+        return tables
 
     def loop_runs(self) -> bool:
-        """Whether the event loop is in the middle of a turn; for its other threads."""
+        """True if the event loop is in the middle of a turn; for other threads."""
         return not self._group_commit.is_asleep
-
-    async def _change_inside(self, call: Callable[[LevelDBTables], T], doing: str, limiter: trio.CapacityLimiter) -> T:
-        """``_run_inside`` for what changes something; after an exception the database must be opened again."""
-
-        def run(tables: LevelDBTables) -> T:
-            try:
-                return call(tables)
-            except BaseException as error:
-                self._broken = True
-                if isinstance(error, StoreError):
-                    raise
-                raise StoreError(f"{doing}: {error!r}") from error
-
-        return await self._run_inside(run, limiter)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -419,29 +455,27 @@ class LevelDBStore:
         tables, self._db = self._db, None
         if tables is None:
             return
-        tables.leaving = True
+        tables.keeper.leave()
         # Nothing waits for long: without a database what is in the queue is refused.
         await self._group_commit.quiet()
         if self._calls_inside:
             self._no_calls_inside = trio.Event()
             await self._no_calls_inside.wait()
             self._no_calls_inside = None
-        await trio.to_thread.run_sync(tables.close, limiter=self._upkeep)
+        await trio.to_thread.run_sync(tables.close)
 
     async def _reopen_if_failed(self) -> None:
         """Open the database again if something failed that wrote to it. Raises StoreError."""
         async with self._reopening:
             self._refuse_if_closed()
-            if self._broken or self._db is None or self._db.upkeep.failed is not None:
+            if self._broken or self._db is None or self._db.failed is not None:
                 await self._reopen()
 
     async def _reopen(self) -> None:
         with trio.CancelScope(shield=True):
             await self._close_database()
             try:
-                self._db = await trio.to_thread.run_sync(
-                    lambda: LevelDBTables(self._directory.path, self._options), limiter=self._upkeep
-                )
+                self._db = await trio.to_thread.run_sync(self._opened)
             except StoreUnusable as error:
                 log.error("the store cannot be opened again", extra={"why": error.detail})
                 detail = without_folders(error.detail)
@@ -454,11 +488,27 @@ class LevelDBStore:
 
 
 def _count(tables: LevelDBTables, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-    return sum(tables.volumes.rows_in(table, start, stop) for start, stop in ranges)
+    volumes = tables.sets.current
+    return sum(volumes.rows_in(table, start, stop) for start, stop in ranges)
+
+
+def _checkpoint(tables: LevelDBTables, done: Callable[[StoreError | None], object]) -> None:
+    tables.keeper.checkpoint(done)
+
+
+def _close_view(view: View, tables: LevelDBTables, done: Callable[[StoreError | None], object]) -> None:
+    tables.keeper.close_view(view, done)
+
+
+def _refuse(work: PendingWrite, error: StoreError) -> None:
+    """Complete a work of the keeper that cannot be begun."""
+    assert work.on_completed is not None  # given by the keeper
+    work.error = error
+    work.on_completed(work)
 
 
 class LevelDBView:
-    """``storage.base.StoreView``: snapshots, and sealed volumes as long as they do not change."""
+    """``storage.base.StoreView``: a pinned set of volumes, with snapshots of those that change."""
 
     exact = True
 
@@ -470,10 +520,11 @@ class LevelDBView:
         """See ``StoreView.get``."""
 
         def read(tables: LevelDBTables) -> bytes | None:
-            with self._view.reading():
-                return tables.get(table, key, self._view)
+            self._view.refuse_if_ended()
+            return tables.get(table, key, self._view)
 
-        return await self._store.run_reader(read)
+        with self._view.reading():
+            return await self._store.run_reader(read)
 
     async def scan(
         self,
@@ -491,25 +542,25 @@ class LevelDBView:
 
         def between() -> None:
             trio.from_thread.check_cancelled()
-            if view.is_over:
-                raise StoreError("the view of the store has ended")
+            view.refuse_if_over()
 
         def read(tables: LevelDBTables) -> None:
-            with view.reading():
-                tables.scan(
-                    table,
-                    start,
-                    stop,
-                    feed,
-                    reverse=reverse,
-                    first_chunk=first_chunk,
-                    values=values,
-                    between=between,
-                    loop_runs=self._store.loop_runs,
-                    view=view,
-                )
+            view.refuse_if_ended()
+            tables.scan(
+                table,
+                start,
+                stop,
+                feed,
+                reverse=reverse,
+                first_chunk=first_chunk,
+                values=values,
+                between=between,
+                loop_runs=self._store.loop_runs,
+                view=view,
+            )
 
-        await self._store.run_reader(read)
+        with view.reading():
+            await self._store.run_reader(read)
 
     def renew(self, max_s: float) -> None:
         """See ``StoreView.renew``."""
@@ -517,9 +568,9 @@ class LevelDBView:
 
     async def aclose(self) -> None:
         """See ``StoreView.aclose``."""
-        if self._view.ended:
+        if self._view.is_closed:
             await trio.lowlevel.checkpoint()
             return
         with trio.CancelScope(shield=True), suppress(StoreError):
-            # A store that was closed meanwhile has let go of it.
-            await self._store.run_reader(lambda tables: tables.volumes.unpin(self._view))
+            # A store that was closed in the meantime has closed it.
+            await self._store.close_view(self._view)

@@ -36,8 +36,8 @@ from storage.directory import (
 from storage.leveldb.database import Database
 from storage.leveldb.errors import FOREIGN, call_failed
 from storage.leveldb.metadata import ROW
+from storage.leveldb.opening import make_first
 from storage.leveldb.volume_list import LIST_NAME, Listed
-from storage.leveldb.volumes import make_first
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,140 +1,145 @@
-"""Gives space back: volumes in which all rows are dead are dropped, those that mostly are dead are rewritten.
+"""Gives space back: volumes in which all rows are dead are dropped, volumes that mostly are dead are rewritten.
 
-A volume is **dead** when each of its rows is in a dead range or was removed. Dropping it is striking it off the list and
-removing its folder; nothing is read or written for it, unless rows were removed one by one: then a look shows that none
-is left. A volume of which more than half is dead is written anew, with its neighbours of that kind, as one: slowly,
-beside everything else, and what is changed in it meanwhile is changed again in the new one. The database of version 0.1
+A volume is **dead** when each of its rows is in a dead range or was removed. Dropping it strikes it off the list, and
+removes its folder once no reader needs it; nothing is read or written for it, unless rows were removed one by one: then a
+look shows that none is left.
+
+A volume of which more than half is dead is rewritten, together with its neighbours of that kind, as one: slowly, and rows
+that change in the meantime are changed again in the new one. How much is dead is an estimate, so it is counted before:
+each rewrite leaves less than half, and nothing is rewritten again before more rows have died. The database of version 0.1
 may be of any size: its dead rows are removed in place, as that version did.
+
+All of this is work of the keeper's thread (``storage.leveldb.keeper``): between two steps other rows may change.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
+from storage.leveldb.commit import ForgetDead, Seal
 from storage.leveldb.errors import FOREIGN, call_failed, without_folders
+from storage.leveldb.index import DeadRanges, part_within
 from storage.leveldb.packs import PACKED_TABLE, RowEdits, laid_out
-from storage.leveldb.volume import TABLES, Volume
+from storage.leveldb.volume import TABLES, Extent, Extents, Volume, group_of
 from storage.leveldb.volume_list import remove_volume
-from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from plainsong.protocol.effects import Table
-    from storage.leveldb.metadata import Metadata
+    from storage.leveldb.commit import SetChange
+    from storage.leveldb.database import Database
+    from storage.leveldb.keeper import Keeper
     from storage.leveldb.options import LevelDBOptions
-    from storage.leveldb.volumes import Volumes
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-#: A volume with a larger part of its bytes alive is left as it is.
+#: A volume with a larger part of its bytes alive is left alone.
 REWRITE_BELOW = 0.5
-#: The database of version 0.1 may be too large to be written anew: dead rows are removed from it, from here on.
+#: The database of version 0.1 may be too large to be rewritten: dead rows are removed from it, from here on.
 SWEEP_BELOW = 0.8
-#: How long a step rewrites volumes, at most, before it lets the next round come; one is always finished.
+#: How long one step of tidying rewrites volumes, at most; one is always finished.
 MAX_STEP_S = 20.0
-#: Pause after each piece, as a multiple of what it took: rewriting takes a third of a core and of the disk at most.
+#: Pause after each piece, as a multiple of the time it took: rewriting takes a third of a core and of the disk at most.
 _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
 
 
-class Stopped(StoreError):
-    """The store is being closed or opened again; nothing failed."""
+def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange | None, None, int]:
+    """Do one step. Returns how many volumes are gone.
 
-
-@dataclass(slots=True)
-class Tidied:
-    """What a step did, and what is left to do."""
-
-    removed: int = 0
-    """Volumes that are gone."""
-    seal: Volume | None = None
-    """The newest volume, when all in it is dead: seal it, and it can go."""
-    forget: list[tuple[Table, bytes, bytes]] = field(default_factory=list)
-    """Dead ranges of which no volume has rows any more."""
-
-
-def tidy(volumes: Volumes, metadata: Metadata, options: LevelDBOptions, between: Callable[[], None]) -> Tidied:
-    """Do one step. For one thread at a time, beside the one that commits.
-
-    Args:
-      between: called between volumes and between pieces of one; ends the step by raising ``Stopped``.
     Raises:
       Stopped: the step may be repeated.
       StoreError: the store must be opened again.
     """
-    tidied = Tidied()
-    if volumes.unpin_overdue():
-        return tidied
-    for volume in [volume for volume in volumes.all[:-1] if volume in volumes.touched]:
-        between()
-        # Rows that die from now on have it looked at again.
-        volumes.touched.discard(volume)
-        if _is_readable_and_dead(volumes, volume):
-            _catch_up(metadata, [volume])
-            with volume.changing:
-                is_gone = volumes.replace([volume], None)
-            if not is_gone:
-                volumes.touched.add(volume)
-                return tidied
-            tidied.removed += 1
-    newest = volumes.newest
-    if not newest.is_empty and newest in volumes.touched and _is_readable_and_dead(volumes, newest):
-        tidied.seal = newest
+    if keeper.volumes.views:
+        return 0  # the files of a volume that goes would stay until the last view ends
+    removed = 0
+    for volume in [volume for volume in keeper.volumes.sealed if volume in keeper.touched]:
+        yield 0.0
+        if _is_readable_and_dead(keeper, volume):
+            yield from _drop(keeper, volume)
+            removed += 1
+    newest = keeper.volumes.newest
+    if not newest.is_empty and _is_readable_and_dead(keeper, newest):
+        seal = Seal(newest)
+        yield seal
+        yield 0.0
+        if seal.error is None and _is_readable_and_dead(keeper, newest):
+            yield from _drop(keeper, newest)
+            removed += 1
     begun_s = time.monotonic()
-    while time.monotonic() < begun_s + MAX_STEP_S and (sources := mostly_dead(volumes, options)):
-        between()
-        _catch_up(metadata, sources)
+    while time.monotonic() < begun_s + MAX_STEP_S and (sources := (yield from _mostly_dead(keeper, options))):
         try:
-            if not rewrite(volumes, sources, between):
-                return tidied
+            keeper.catch_up(sources)
+            yield from rewrite(keeper, sources)
         except StoreError as error:
-            _leave_alone(volumes, _unreadable(volumes, sources), error)
+            if not _is_damage(error):
+                raise
+            _leave_alone(keeper, _unreadable(keeper, sources), error)
             continue
-        tidied.removed += len(sources) - 1
-    for volume in volumes.all[:-1]:
+        removed += len(sources) - 1
+    for volume in keeper.volumes.sealed:
         if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
-            sweep(volumes, volume, begun_s + MAX_STEP_S, between)
-    for table in TABLES:
-        for start, stop in volumes.dead_ranges(table):
-            if not volumes.has_rows(table, start, stop):
-                tidied.forget.append((table, start, stop))
-    return tidied
+            yield from sweep(keeper, volume, begun_s + MAX_STEP_S)
+    current = keeper.volumes
+    forget = [
+        (table, start, stop)
+        for table in TABLES
+        for start, stop in current.dead[table].items()
+        if not current.may_have(table, start, stop, dead_too=True)
+    ]
+    if forget:
+        yield ForgetDead(forget)
+    return removed
 
 
-def _is_readable_and_dead(volumes: Volumes, volume: Volume) -> bool:
+def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None, None, None]:
+    keeper.catch_up([volume])
+    yield from keeper.replace([volume], None)
+
+
+# --- what is dead ---------------------------------------------------------------------------------
+
+
+def _is_readable_and_dead(keeper: Keeper, volume: Volume) -> bool:
     try:
-        return is_dead(volumes, volume)
+        return is_dead(keeper, volume)
     except StoreError as error:
-        _leave_alone(volumes, [volume], error)
+        _leave_alone(keeper, [volume], error)
         return False
 
 
-def _leave_alone(volumes: Volumes, damaged: Sequence[Volume], error: StoreError) -> None:
-    """Do not tidy volumes again whose rows cannot be read: they are kept for an operator, and others are tidied.
+def _leave_alone(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -> None:
+    """Tidy volumes no more whose rows cannot be read: they are kept for an operator, and others are tidied.
 
     Raises ``error`` if it is something else.
     """
-    if "Corruption" not in error.detail:
+    if not _is_damage(error):
         raise error
-    names = [volume.path.name for volume in damaged]
+    names = [volume.name for volume in damaged]
     log.error("volumes are damaged and not tidied", extra={"volumes": names, "why": error.detail})
-    volumes.damaged.update(damaged)
+    keeper.damaged.update(damaged)
 
 
-def _unreadable(volumes: Volumes, sources: Sequence[Volume]) -> list[Volume]:
-    """Those of several volumes whose rows cannot be read; all of them, if each can now."""
+def _is_damage(error: StoreError) -> bool:
+    return "Corruption" in error.detail
+
+
+def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
+    """The volumes whose rows cannot be read; all of them, if each can now."""
     found = []
     for volume in sources:
         try:
             for table in TABLES:
-                with volumes.rows_of([volume], table) as rows:
+                with keeper.now().rows_of([volume], table) as rows:
                     for _ in rows:
                         pass
         except (StoreError, *FOREIGN):
@@ -142,30 +147,34 @@ def _unreadable(volumes: Volumes, sources: Sequence[Volume]) -> list[Volume]:
     return found or list(sources)
 
 
-def is_dead(volumes: Volumes, volume: Volume) -> bool:
-    """Whether no row of a volume is alive. Raises StoreError."""
+def is_dead(keeper: Keeper, volume: Volume) -> bool:
+    """True if no row of a volume is alive. Raises StoreError."""
+    current, reads = keeper.volumes, keeper.now()
     for table in TABLES:
-        for _, extent in volumes.extents_of(volume, table):
-            parts = volumes.live_parts(table, extent)
+        for extent in volume.extents[table].values():
+            parts = list(current.dead[table].live_parts(extent.first, extent.last + b"\x00"))
             if not parts:
                 continue
             if extent.live * extent.rows > extent.size * 0.5:
                 return False
-            # Of what was removed one by one, counts may be wrong.
+            # Of rows that were removed one by one, counts may be wrong.
             for start, stop in parts:
-                if volumes.first_in(volume, table, start, stop) is not None:
+                if reads.first_in(volume, table, start, stop) is not None:
                     return False
     return True
 
 
-def mostly_dead(volumes: Volumes, options: LevelDBOptions) -> list[Volume]:
-    """Neighbours to be written anew as one, the oldest first; none: there is no need."""
+def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | None, None, list[Volume]]:
+    """Neighbours to be rewritten as one, the oldest first; none: there is no need."""
     found: list[Volume] = []
     live = 0.0
-    for volume in volumes.all[:-1]:
-        worth = (
-            not volume.large and volume not in volumes.damaged and volume.live_bytes < REWRITE_BELOW * volume.row_bytes
-        )
+    current = keeper.volumes
+    # Changes of these volumes that were handed over before this set was current are made first: they were meant for rows of
+    # one volume, and must not meet newer rows with the same keys in a merged one.
+    yield None
+    for volume in current.sealed:
+        worth = volume in keeper.touched and not volume.large and volume not in keeper.damaged
+        worth = worth and (yield from _is_mostly_dead(keeper, volume))
         if worth and (not found or live + volume.live_bytes <= options.volume_bytes):
             found.append(volume)
             live += volume.live_bytes
@@ -174,119 +183,87 @@ def mostly_dead(volumes: Volumes, options: LevelDBOptions) -> list[Volume]:
     return found
 
 
-def rewrite(volumes: Volumes, sources: Sequence[Volume], between: Callable[[], None]) -> bool:
-    """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError.
+def _is_mostly_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bool]:
+    """True if most bytes of a volume are dead, by a count if the estimate says so."""
+    # Rows that die from now on, also during the count, have it looked at again.
+    keeper.touched.discard(volume)
+    if volume.live_bytes < REWRITE_BELOW * volume.row_bytes:
+        try:
+            yield from _count_live(keeper, volume)
+        except (StoreError, *FOREIGN) as error:
+            failed = error if isinstance(error, StoreError) else call_failed(error, "counting rows")
+            _leave_alone(keeper, [volume], failed)
+            return False
+    if volume.live_bytes >= REWRITE_BELOW * volume.row_bytes:
+        return False
+    keeper.touched.add(volume)
+    return True
 
-    Returns:
-      False: a view came meanwhile, and nothing was changed.
-    """
-    for volume in sources:
-        with volume.changing:
-            volume.changed = set()
-    target = volumes.successor(sources)
+
+def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
+    """Count what is alive in a volume. Raises plyvel's errors, and StoreError."""
+    pauses = _Pauses()
+    for table in TABLES:
+        extents = volume.extents[table]
+        counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
+        before = {extent: extent.live for extent in counted}
+        with keeper.now().rows_of([volume], table) as rows:
+            every = iter(rows)
+            while some := list(islice(every, _PIECE_ROWS)):
+                for key, value in some:
+                    extent = extents.get(group_of(table, key)) or extents.get(b"")
+                    if extent is not None:
+                        counted[extent] += len(key) + len(value)
+                yield pauses.next()
+        for extent, size in counted.items():
+            # Less what has died during the count.
+            extent.live = max(0.0, size - (before[extent] - extent.live))
+
+
+# --- rewriting --------------------------------------------------------------------------------------
+
+
+def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetChange | None, None, None]:
+    """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError."""
+    keeper.rewriting, keeper.changed = sources, set()
+    target = keeper.successor(sources)
+    is_leased = False
     try:
-        _copy(volumes, sources, target, between)
-        target.look_through(_Pauses(between))
-        with ExitStack() as stack:
-            for volume in sources:
-                stack.enter_context(volume.changing)
-            if _change_again(volumes, sources, target):
-                target.look_through()
-            sync_directory(target.path)
-            if not volumes.replace(sources, target):
-                return False
+        database = keeper.databases.acquire(target, create=True)
+        is_leased = True
+        yield from _copy(keeper, sources, target, database)
+        yield from _pausing(target.look_through(database))
+        # From here on nothing else changes the sources: there is no pause before the set names the target.
+        if _change_again(keeper, sources, target, database):
+            for _ in target.look_through(database):
+                pass
+        sync_directory(target.path)
+        yield from keeper.replace(sources, target)
     except (StoreUnusable, OSError) as error:
         log.error("volumes cannot be rewritten", extra={"why": str(error)})
         raise StoreError(f"rewriting volumes: {without_folders(str(error))}") from error
     finally:
-        for volume in sources:
-            volume.changed = None
-        if target not in volumes.all:
-            if target.database is not None:
-                target.database.close()
-            if not volumes.list_unknown:
-                remove_volume(target.path)
-    try:
-        target.write_index()
-    except OSError as error:
-        log.warning("a volume's index was not written", extra={"volume": target.path.name, "why": str(error)})
-    volumes.close_idle()
-    return True
+        keeper.rewriting = ()
+        if is_leased:
+            keeper.databases.release(target)
+        if target not in keeper.volumes.sealed and not keeper.is_listed(target):
+            keeper.databases.discard(target)
+            remove_volume(target.path)
+    keeper.save_index(target)
+    keeper.databases.close_idle()
 
 
-def sweep(volumes: Volumes, volume: Volume, until_s: float, between: Callable[[], None]) -> None:
-    """Remove the dead rows of a volume in place, and have LevelDB merge what is left, topic by topic. Raises StoreError."""
-    for table in TABLES:
-        for group, extent in volumes.extents_of(volume, table):
-            if time.monotonic() > until_s or volumes.views:
-                return
-            dead = volumes.dead_parts(table, extent)
-            if not dead or extent.live > SWEEP_BELOW * extent.size:
-                continue
-            for start, stop in dead:
-                _remove(volumes, volume, table, start, stop, between)
-                with volumes.entered(volume) as database:
-                    database.compact(table, start, stop)
-            volumes.shrink(table, group, extent, dead)
-    volume.measure()
-    try:
-        volume.write_index()
-    except OSError as error:
-        log.warning("a volume's index was not written", extra={"volume": volume.path.name, "why": str(error)})
-
-
-class _Pauses:
-    """Called between pieces of work: asks whether there is to be another, and pauses for a few times as long as the last took."""
-
-    def __init__(self, between: Callable[[], None]) -> None:
-        self._between = between
-        self._begun_s = time.monotonic()
-
-    def __call__(self) -> None:
-        self._between()
-        nap(max(0.0, time.monotonic() - self._begun_s) * _PAUSE_FACTOR)
-        self._begun_s = time.monotonic()
-
-
-def _remove(
-    volumes: Volumes, volume: Volume, table: Table, start: bytes, stop: bytes, between: Callable[[], None]
-) -> None:
-    byte = bytes([table])
-    pause = _Pauses(between)
-    with volumes.entered(volume) as database:
-        try:
-            with database.rows(table, start, stop, values=False) as rows:
-                every = iter(rows)
-                while some := list(islice(every, _PIECE_ROWS)):
-                    pause()
-                    # Synced each time: of several that were not, a power cut can tear one that has others behind it, and
-                    # LevelDB takes that for damage. They are durable, too, before the dead ranges are forgotten.
-                    with volume.changing, database.batch(sync=True) as batch:
-                        for key, _ in some:
-                            batch.delete(byte + key)
-        except FOREIGN as error:
-            raise call_failed(error, "removing dead rows") from error
-
-
-def _catch_up(metadata: Metadata, volumes: Sequence[Volume]) -> None:
-    """Make durable in the metadata what the journals of volumes have, which are to go. Raises StoreError."""
-    last = max(volume.journal_last for volume in volumes)
-    if last > metadata.durable:
-        metadata.checkpoint()
-    if last > metadata.durable:
-        raise StoreError(f"the metadata has the journal up to entry {metadata.durable}, and {last} would be lost")
-
-
-def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume, between: Callable[[], None]) -> None:
-    database = target.open(create=True)
-    pause = _Pauses(between)
+def _copy(
+    keeper: Keeper, sources: Sequence[Volume], target: Volume, database: Database
+) -> Generator[float, None, None]:
+    pauses = _Pauses()
     for table in TABLES:
         byte = bytes([table])
         try:
-            with volumes.rows_of(sources, table) as rows:
+            with keeper.now().rows_of(sources, table) as rows:
                 every = iter(rows)
                 while some := list(islice(every, _PIECE_ROWS)):
-                    pause()
+                    yield pauses.next()
                     if table is PACKED_TABLE and target.shape.packed:
                         some = list(laid_out(some))
                     with database.batch(sync=False) as batch:
@@ -294,20 +271,18 @@ def _copy(volumes: Volumes, sources: Sequence[Volume], target: Volume, between: 
                             batch.put(byte + key, value)
         except FOREIGN as error:
             raise call_failed(error, "rewriting volumes") from error
-    between()
+    yield 0.0
     database.flush_memory()
 
 
-def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -> bool:
-    """Repeat in the new volume what was changed in the old ones since they were copied, if anything; durable behind it."""
-    changed = {row for volume in sources for row in volume.changed or ()}
-    database = target.open()
+def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, database: Database) -> bool:
+    """Repeat in the target, durably, what was changed in the sources since they were copied; True if anything was."""
     with database.batch(sync=True) as batch:
         edits = RowEdits(database, batch.put, batch.delete)
-        for table, key in changed:
+        for table, key in sorted(keeper.changed):
             value = None
             for volume in reversed(sources):
-                with volumes.entered(volume) as source:
+                with keeper.databases.lease(volume) as source:
                     value = source.get(table, key)
                 if value is not None:
                     break
@@ -321,4 +296,102 @@ def _change_again(volumes: Volumes, sources: Sequence[Volume], target: Volume) -
             else:
                 batch.put(bytes([table]) + key, value)
         edits.finish()
-    return bool(changed)
+    return bool(keeper.changed)
+
+
+# --- the database of version 0.1 ----------------------------------------------------------------------
+
+
+def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | SetChange | None, None, None]:
+    """Remove the dead rows of a volume in place, and have LevelDB merge the rest, topic by topic. Raises StoreError."""
+    for table in TABLES:
+        for group, extent in volume.extents[table].items():
+            if time.monotonic() > until_s:
+                break
+            parts = keeper.volumes.dead[table].dead_parts(extent.first, extent.last + b"\x00")
+            if not parts or extent.live > SWEEP_BELOW * extent.size:
+                continue
+            for start, stop in parts:
+                yield from _remove(keeper, volume, table, start, stop)
+                with keeper.databases.lease(volume) as database:
+                    database.compact(table, start, stop)
+            left = _without(keeper, volume, table, group, parts)
+            yield from keeper.replace_in_memory(volume, left)
+            volume = left
+    volume.measure()
+    keeper.save_index(volume)
+
+
+def _without(
+    keeper: Keeper, volume: Volume, table: Table, group: bytes, parts: Sequence[tuple[bytes, bytes]]
+) -> Volume:
+    """What is known of a volume once the rows of some parts of an extent were removed, durably; ascending parts."""
+    left = replace(volume, extents={})
+    for each in TABLES:
+        found = {name: replace(extent, volume=left) for name, extent in volume.extents[each].items()}
+        if each is table and (shrunk := _shrunk(keeper, found.pop(group), table, parts)) is not None:
+            found[group] = shrunk
+        left.extents[each] = Extents(found)
+    return left
+
+
+def _shrunk(keeper: Keeper, extent: Extent, table: Table, removed: Sequence[tuple[bytes, bytes]]) -> Extent | None:
+    gone = DeadRanges().added(removed)
+    parts = list(gone.live_parts(extent.first, extent.last + b"\x00"))
+    if not parts:
+        return None
+    part = part_within(extent.first, extent.last, parts)
+    # What has died since is still there; without such rows what is left is known better.
+    is_all = parts == list(keeper.volumes.dead[table].live_parts(extent.first, extent.last + b"\x00"))
+    size = max(1, round(extent.live if is_all else extent.size * part))
+    return replace(
+        extent,
+        size=size,
+        live=min(extent.live, float(size)),
+        rows=max(1, round(extent.rows * part)),
+        first=parts[0][0],
+        last=min(extent.last, parts[-1][1]),
+    )
+
+
+def _remove(keeper: Keeper, volume: Volume, table: Table, start: bytes, stop: bytes) -> Generator[float, None, None]:
+    byte = bytes([table])
+    pauses = _Pauses()
+    with keeper.databases.lease(volume) as database:
+        try:
+            with database.rows(table, start, stop, values=False) as rows:
+                every = iter(rows)
+                while some := list(islice(every, _PIECE_ROWS)):
+                    yield pauses.next()
+                    keeper.before_change(volume, database)
+                    # Synced each time: of several batches that were not, a power cut can tear one that has others after
+                    # it, which LevelDB takes for damage. They are durable, too, before the dead ranges are forgotten.
+                    with database.batch(sync=True) as batch:
+                        for key, _ in some:
+                            batch.delete(byte + key)
+        except FOREIGN as error:
+            raise call_failed(error, "removing dead rows") from error
+
+
+# --- pauses -------------------------------------------------------------------------------------------
+
+
+class _Pauses:
+    """How long to pause after each piece of work."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._paused_s = 0.0
+
+    def next(self) -> float:
+        """The pause after the piece that ends now: a multiple of the time it took."""
+        now_s = time.monotonic()
+        took_s = max(0.0, now_s - self._begun_s - self._paused_s)
+        self._begun_s, self._paused_s = now_s, took_s * _PAUSE_FACTOR
+        return self._paused_s
+
+
+def _pausing(steps: Iterable[None]) -> Iterator[float]:
+    pauses = _Pauses()
+    for _ in steps:
+        yield pauses.next()

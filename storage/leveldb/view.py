@@ -1,68 +1,118 @@
-"""A view of the whole store between two commits: snapshots of what is written, and of a sealed volume once it changes."""
+"""A view of the whole store between two commits: a pinned set of volumes, and snapshots of what changed since.
+
+    who           may do what
+    the commit    makes the view: pins the set, takes a snapshot of the newest volume and of the metadata
+    the keeper    before it changes a sealed volume of the view, adds a snapshot of it; closes the view at the end
+    a reader      reads snapshots; where there is none yet, takes its own and then looks whether the keeper was faster
+
+A reader that finds no snapshot of the keeper after it has taken its own knows that its own is from before any change.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from storage.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from plainsong.protocol.effects import Table
-    from storage.leveldb.database import Snapshot
-    from storage.leveldb.index import DeadRanges
+    from storage.leveldb.database import Database, Readable, Snapshot
+    from storage.leveldb.metadata import PinnedMetadata
     from storage.leveldb.volume import Volume
+    from storage.leveldb.volume_set import VolumeSet
 
 
 class PinnedView:
-    """What was there. No volume of it is dropped or rewritten before ``close``."""
+    """The store between two commits. ``begin_read``, ``end_read``, ``end`` and ``renew`` are for the event loop."""
 
-    def __init__(
-        self,
-        metadata: Snapshot,
-        volumes: Mapping[Volume, Snapshot | None],
-        dead: Mapping[Table, DeadRanges],
-        max_s: float,
-    ) -> None:
+    def __init__(self, volumes: VolumeSet, metadata: PinnedMetadata, max_s: float) -> None:
+        self._volumes = volumes
         self.metadata = metadata
-        #: Its volumes; with a snapshot where rows were written or changed since.
-        self.volumes = dict(volumes)
-        self.dead = dead
+        self._names = {volume.name for volume in volumes.all}
+        #: Of the newest volume, added by the commit, and of sealed ones that changed since, added by the keeper.
+        self._snapshots: dict[str, Snapshot] = {}
         self._ends_at_s = time.monotonic() + max_s
-        self._lock = threading.Lock()
-        self._reading = 0
+        self._reads = 0
+        #: No read begins any more. Set on the event loop, or by the thread that closes the store.
         self.ended = False
+        #: Its snapshots are gone, or about to go: set where ``ended`` is.
+        self.is_closed = False
+
+    @property
+    def volumes(self) -> VolumeSet:
+        """The set that it pins."""
+        return self._volumes
+
+    # --- for the event loop -------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is."""
+        """True once its time is over; any thread may ask."""
         return self.ended or time.monotonic() >= self._ends_at_s
 
     def renew(self, max_s: float) -> None:
         """Let it last for ``max_s`` from now on, unless it is over."""
-        with self._lock:
-            if not self.is_over:
-                self._ends_at_s = time.monotonic() + max_s
+        if not self.is_over:
+            self._ends_at_s = time.monotonic() + max_s
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """It does not end before the block does. Raises StoreError: it has ended."""
-        with self._lock:
-            if self.is_over:
-                raise StoreError("the view of the store has ended")
-            self._reading += 1
+        """It is not closed before the block ends. Raises StoreError: it has ended."""
+        self.refuse_if_over()
+        self._reads += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._reading -= 1
+            self._reads -= 1
 
     def end(self) -> bool:
-        """Let no more reads begin; whether none is under way, so that it can be closed."""
-        with self._lock:
-            self.ended = True
-            return self._reading == 0
+        """Start no more reads; True, once, if none is under way: the caller has the keeper close it."""
+        self.ended = True
+        if self._reads or self.is_closed:
+            return False
+        self.is_closed = True
+        return True
+
+    # --- for the commit and the keeper --------------------------------------------------------
+
+    def needs_snapshot(self, volume: Volume) -> bool:
+        """True if a sealed volume is part of it and has not changed since. For the keeper."""
+        return volume.name in self._names and volume.name not in self._snapshots
+
+    def add_snapshot(self, volume: Volume, snapshot: Snapshot) -> None:
+        """Keep a volume as it is now. The volume's database is leased until the view is closed."""
+        self._snapshots[volume.name] = snapshot
+
+    def close(self) -> list[Volume]:
+        """Let go of the snapshots; returns the volumes whose lease the caller ends. No reader is inside. Idempotent."""
+        self.ended = self.is_closed = True
+        snapshots, self._snapshots = self._snapshots, {}
+        for snapshot in snapshots.values():
+            snapshot.close()
+        self.metadata.close()
+        return [volume for volume in self._volumes.all if volume.name in snapshots]
+
+    # --- for readers --------------------------------------------------------------------------
+
+    def refuse_if_over(self) -> None:
+        """Raise StoreError if its time is over."""
+        if self.is_over:
+            raise StoreError("the view of the store has ended")
+
+    def refuse_if_ended(self) -> None:
+        """Raise StoreError if the store was closed, or opened again, since the read began."""
+        if self.is_closed:
+            raise StoreError("the view of the store has ended")
+
+    @contextmanager
+    def rows_of(self, volume: Volume, database: Database) -> Iterator[Readable]:
+        """A volume as it was."""
+        found = self._snapshots.get(volume.name)
+        if found is not None:
+            yield found
+            return
+        with closing(database.snapshot()) as own:
+            yield self._snapshots.get(volume.name, own)

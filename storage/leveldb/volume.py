@@ -1,16 +1,18 @@
-"""A volume: one LevelDB with the messages and payloads of a stretch of time, and what is known of it while it is closed.
+"""A volume: one LevelDB with the messages and payloads of a period, and what is known of it while it is closed.
 
-The newest volume is written. A sealed one is read, opened when needed; rows in it may be removed or rolled back in
-place, each time synced, so that it can be closed at any moment. The file ``NAME.index`` beside a volume says what is in
-it. A sealed one may lack it: it is read through at the next start. The newest has it only while nobody writes.
+The newest volume is written. A sealed one is read, and opened when needed; rows in it may be removed or rolled back in
+place, each time synced, so that it can be closed at any moment. The file ``NAME.index`` next to a volume says what is in
+it. If a sealed volume lacks it, the next start reads the volume through. The newest volume has it only while no daemon runs.
+
+A volume has one owner: the thread that commits until it is sealed, the keeper afterwards (``storage.leveldb.keeper``).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import zlib
+from bisect import insort
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
@@ -18,24 +20,30 @@ from typing import TYPE_CHECKING, Any
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
-from storage.directory import sync_directory
+from storage.base import StoreDamaged
+from storage.directory import DAMAGED_HINT, sync_directory
 from storage.leveldb.database import MIB, Database, Shape, size_of
 from storage.leveldb.errors import FOREIGN, call_failed
+from storage.leveldb.index import Groups, part_within
 from storage.leveldb.packs import PACKED_TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Put
 
 #: The tables whose rows are in volumes.
 TABLES = (Table.MESSAGE, Table.PAYLOAD)
-#: First byte of the keys of the journal: what each commit changes in the metadata, by its number.
+#: First byte of the keys of the journal: the changes of each commit to the metadata, by its number.
 JOURNAL = b"\x00"
 AFTER_JOURNAL = b"\x01"
 #: Volumes above this are not read through to index them: first and last keys are looked up, rows estimated.
 MAX_COUNTED_BYTES = 512 * MIB
+#: What a row takes in LevelDB's memory in addition to what it takes in the log.
+MEMORY_ROW_BYTES = 36
+#: From this number of keys on, it pays to check first whether one extent has all of them.
+_MANY_KEYS = 8
 _INDEX_SUFFIX = ".index"
 _LIST_ROWS = 1000
 _LAST = b"\xff" * 64
@@ -75,7 +83,12 @@ def runs_of(put: Put) -> Sequence[tuple[bytes, bytes, bytes, int, int]]:
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """The rows of a group in a volume."""
+    """The rows of a group in a volume: each lies between ``first`` and ``last``, and may have been removed since.
+
+    While the volume is the newest, only the thread that commits changes an extent, and it does so before it writes the
+    rows. ``first`` and ``last`` only move apart. A reader that sees an older value misses no row that was committed
+    before the reader began. Once the volume is sealed, only ``live`` changes, and only the keeper uses it.
+    """
 
     volume: Volume
     first: bytes
@@ -84,77 +97,163 @@ class Extent:
     size: int
     """Bytes of keys and values."""
     live: float
-    """Those of them that are not known to be dead; an estimate."""
+    """Bytes of rows that are neither removed nor dead; an estimate, of the volume's owner."""
     packed: bool = False
-    """Whether some may be in packs."""
+    """True if some rows may be in packs."""
     largest: int = 0
-    """No row's value has more bytes, of those that are in no pack; 0: no bound is known."""
+    """The size of the largest value outside packs; 0 if no bound is known."""
+
+    def overlaps(self, start: bytes, stop: bytes) -> bool:
+        """True if rows of ``[start, stop)`` may be in it."""
+        return self.first < stop and self.last >= start
+
+    def remove(self, size: float) -> None:
+        """Subtract bytes of rows that were removed, or died."""
+        self.live = max(0.0, self.live - size)
+
+    def remove_part(self, start: bytes, stop: bytes) -> None:
+        """Subtract the rows of ``[start, stop)``, which died just now."""
+        self.remove(self.size * part_within(self.first, self.last, [(start, stop)]))
+
+
+def extents_of_each(
+    keys: Sequence[bytes], overlapping: Callable[[bytes, bytes], Iterator[Extent]]
+) -> Iterator[tuple[bytes, list[Extent]]]:
+    """Each key that extents may have, with these; one look-up if one extent has all, as when cleaning removes rows."""
+    found = list(islice(overlapping(min(keys), max(keys) + b"\x00"), 2)) if len(keys) >= _MANY_KEYS else None
+    for key in keys:
+        if found is None or len(found) > 1:
+            extents = list(overlapping(key, key + b"\x00"))
+        else:
+            extents = [extent for extent in found if extent.first <= key <= extent.last]
+        if extents:
+            yield key, extents
+
+
+class Extents(Groups[Extent]):
+    """The extents of one table in one volume; its owner adds to it."""
+
+    __slots__ = ()
+
+    def add(self, group: bytes, extent: Extent) -> None:
+        """Add a group. For the owner of the volume."""
+        self._by_name[group] = extent
+        names = list(self._names)
+        insort(names, group)
+        self._names = names
+
+    def overlapping(self, start: bytes, stop: bytes) -> Iterator[Extent]:
+        """The extents that may have rows of ``[start, stop)``."""
+        for extent in self.between(start, stop):
+            if extent.overlaps(start, stop):
+                yield extent
+
+    def of_each(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, list[Extent]]]:
+        """Each key that an extent may have, with these extents."""
+        return extents_of_each(keys, self.overlapping)
 
 
 @dataclass(eq=False)
 class Volume:
-    """A volume. Its numbers and extents are read and changed under the lock of the set it is in."""
+    """A volume, and what its owner knows of it."""
 
     number: int
     path: Path
     shape: Shape
     large: bool = False
-    """Whether it is the database of version 0.1."""
-    extents: dict[Table, dict[bytes, Extent]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    """True for the database of version 0.1."""
+    extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
+    journal_first: int = 0
+    """The number of the first journal entry in it, if it was written or read through since the start; else 0."""
     journal_last: int = 0
-    """The number of the last entry of the journal in it; 0: it has none."""
-    database: Database | None = None
-    inside: int = 0
-    """Calls that use ``database``: it is not closed meanwhile."""
-    pins: int = 0
-    """Scans and views that may still come to it: its files are not removed meanwhile."""
-    used: int = 0
-    """When it was last used; a count of uses of the set."""
+    """The number of the last journal entry in it; 0 if it has none."""
     size: int = 0
     """Bytes of its files, when last measured."""
     memory_bytes: int = 0
     """Of the newest volume: what its rows would take in LevelDB's memory, all together."""
-    snapshots: int = 0
-    """Of views: its database is not closed meanwhile."""
-    gone: bool = False
-    """It is in the set no more: nothing is to be changed in it."""
-    opening: threading.Lock = field(default_factory=threading.Lock)
-    """Held while its database is opened or closed: LevelDB does neither twice at once."""
-    changing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while rows of a sealed volume are removed or rolled back, and while it is replaced."""
-    changed: set[tuple[Table, bytes]] | None = None
-    """While it is being rewritten: the rows that were changed since."""
     has_packs: bool = False
-    """Whether any of its rows may be in packs."""
+    """True if some of its rows may be in packs."""
     is_unread: bool = False
-    """Whether it could not be read through: which of its rows are in packs is not known."""
+    """True if it could not be read through: which of its rows are in packs is not known."""
+
+    @property
+    def name(self) -> str:
+        """Its folder: unique, also over time."""
+        return self.path.name
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row was put into it; also for threads that do not hold the lock."""
-        return not any(self.extents.values())
+        """True if no row was put into it."""
+        return not any(map(len, self.extents.values()))
+
+    def all_extents(self) -> Iterator[Extent]:
+        """The extents of all tables."""
+        for extents in self.extents.values():
+            yield from extents.values()
 
     @property
     def rows(self) -> int:
         """Rows that were put into it."""
-        return sum(extent.rows for groups in self.extents.values() for extent in groups.values())
+        return sum(extent.rows for extent in self.all_extents())
 
     @property
     def row_bytes(self) -> int:
         """Bytes of their keys and values."""
-        return sum(extent.size for groups in self.extents.values() for extent in groups.values())
+        return sum(extent.size for extent in self.all_extents())
 
     @property
     def live_bytes(self) -> float:
-        """Those that are not known to be dead; an estimate."""
-        return sum(extent.live for groups in self.extents.values() for extent in groups.values())
+        """Bytes of rows that are not known to be removed or dead; an estimate, for its owner."""
+        return sum(extent.live for extent in self.all_extents())
+
+    def note(self, put: Put, *, packs: Sequence[tuple[bytes, bytes]] | None, packed: bool) -> None:
+        """Add rows that are about to be written. For the owner of the newest volume.
+
+        Args:
+          packs: the packs that are written instead of the rows, if any.
+          packed: True if some may be in packs.
+        """
+        if packs is not None:
+            self.memory_bytes += sum(len(key) + len(value) + MEMORY_ROW_BYTES for key, value in packs)
+        if packed:
+            self.has_packs = True
+        largest = max(map(len, put.values), default=0) if packs is None else 0
+        extents = self.extents[put.table]
+        for group, first, last, rows, size in runs_of(put):
+            if packs is None:
+                self.memory_bytes += size + rows * MEMORY_ROW_BYTES
+            extent = extents.get(group)
+            if extent is None:
+                extents.add(group, Extent(self, first, last, rows, size, size, packed, largest))
+                continue
+            if packed:
+                extent.packed = True
+            if extent.largest:
+                extent.largest = max(extent.largest, largest)
+            if first < extent.first:
+                extent.first = first
+            if last > extent.last:
+                extent.last = last
+            extent.rows += rows
+            extent.size += size
+            extent.live += size
+
+    def note_removed(self, rows: Sequence[tuple[Table, bytes]]) -> None:
+        """Subtract rows that were removed one by one. For its owner."""
+        keys: dict[Table, list[bytes]] = {}
+        for table, key in rows:
+            keys.setdefault(table, []).append(key)
+        for table, removed in keys.items():
+            for _, extents in self.extents[table].of_each(removed):
+                for extent in extents:
+                    extent.remove(extent.size / extent.rows)
 
     def may_be_packed(self, table: Table, key: bytes) -> bool:
-        """Whether a row is in a pack, or would be; also for threads that do not hold the lock."""
+        """True if a row is in a pack, or would be."""
         return table is PACKED_TABLE and (self.is_unread or self.has_packs_between(key, key))
 
     def has_packs_between(self, first: bytes, last: bytes) -> bool:
-        """Whether any pack that is known of may have a row between two keys, both included."""
+        """True if a known pack may have a row between two keys, both included."""
         if not self.has_packs:
             return False
         # A pack has rows of one generation of a topic, whatever other keys are between them.
@@ -164,18 +263,14 @@ class Volume:
         extent = self.extents[PACKED_TABLE].get(group)
         return extent is not None and extent.packed and extent.first <= last and first <= extent.last
 
-    def open(self, *, create: bool = False, check: bool = True) -> Database:
-        """Open its database if it is closed. Raises StoreUnusable."""
-        if self.database is None:
-            self.database = Database(self.path, self.shape, create=create, check=check)
-        return self.database
-
     def measure(self) -> None:
         """Update ``size``."""
         self.size = size_of(self.path)
 
+    # --- the index file ------------------------------------------------------------------------
+
     def write_index(self) -> None:
-        """Write what is known of the volume beside it, so that it need not be read at the next start."""
+        """Write what is known of the volume next to it, so that the next start need not read it through. Raises OSError."""
         groups = {
             str(int(table)): [
                 [
@@ -187,7 +282,7 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        content = json.dumps({**known, "extents": groups}).encode()
+        content = json.dumps({**known, "logs": _log_sizes(self.path), "extents": groups}).encode()
         temporary = self.path.with_name(self.path.name + _INDEX_SUFFIX + ".tmp")
         with temporary.open("wb") as file:
             file.write(b"%08x\n" % zlib.crc32(content) + content)
@@ -196,12 +291,16 @@ class Volume:
         temporary.replace(index_path(self.path))
 
     def forget_index(self) -> None:
-        """Remove that file, durably: what is written from now on is not in it. Raises OSError."""
+        """Remove that file, durably: rows written from now on are not in it. Raises OSError."""
         index_path(self.path).unlink(missing_ok=True)
         sync_directory(self.path.parent)
 
     def read_index(self) -> bool:
-        """Read that file; whether it was there, and whole."""
+        """Read that file; False if it is missing or damaged.
+
+        Raises:
+          StoreDamaged: a log of the volume is shorter than it was when the index was written: commits are missing.
+        """
         try:
             check, _, content = index_path(self.path).read_bytes().partition(b"\n")
             if int(check, 16) != zlib.crc32(content):
@@ -212,50 +311,57 @@ class Volume:
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
             for table in TABLES:
                 for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
-                    # What an earlier version wrote lacks the last of these, or both.
+                    # Earlier versions wrote neither of the last two, or only the first.
                     packed, largest = more[0] if more else False, more[1] if len(more) > 1 else 0
                     keys = bytes.fromhex(first), bytes.fromhex(last)
                     extent = Extent(self, *keys, rows, size, float(live), packed, largest)
-                    self.extents[table][bytes.fromhex(group)] = extent
+                    self.extents[table].add(bytes.fromhex(group), extent)
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
-        except (OSError, ValueError, KeyError, TypeError):
+            logs = {str(name): int(size) for name, size in found.get("logs", {}).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self.extents = {table: Extents() for table in TABLES}
             return False
+        for name, size in logs.items():
+            check_log_size(self.path / name, size)
         return True
 
-    def look_through(self, between: Callable[[], None] = lambda: None) -> None:
-        """Find out from its rows what is in it.
+    # --- reading it through --------------------------------------------------------------------
 
-        Args:
-          between: is called between lists of rows.
+    def look_through(self, database: Database) -> Iterator[None]:
+        """Find out from its rows what is in it; pauses between lists of rows.
 
         Raises:
-          StoreUnusable: it cannot be opened.
           StoreError: the journal in it cannot be read.
         """
-        database = self.open()
         self.measure()
         for table in TABLES:
             try:
                 look = self._counted if self.size <= MAX_COUNTED_BYTES else self._sampled
-                self.extents[table] = look(database, table, between)
+                found: dict[bytes, Extent] = {}
+                yield from look(database, table, found)
             except FOREIGN as error:
-                # Every key may be in it, so that a reader meets the damage, and only one that comes to it.
+                # Every key may be in it, so that a reader meets the damage, and only a reader that needs it.
                 call_failed(error, "reading a volume through")
-                anything = Extent(self, b"", b"\xff" * 64, 1, self.size, self.size)
-                self.extents[table] = {b"": anything}
+                found = {b"": Extent(self, b"", b"\xff" * 64, 1, self.size, self.size)}
                 self.is_unread = True
-        if self.shape.packed:
-            # Which of them are is not known.
-            for extent in self.extents[PACKED_TABLE].values():
-                extent.packed = self.has_packs = True
-        last = database.last_own_key(JOURNAL, AFTER_JOURNAL)
-        self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
+            if self.shape.packed and table is PACKED_TABLE:
+                # Which of them are in packs is not known.
+                for extent in found.values():
+                    extent.packed = self.has_packs = True
+            self.extents[table] = Extents(found)
+        self.look_at_journal(database)
         self.memory_bytes = self.row_bytes
 
-    def _counted(self, database: Database, table: Table, between: Callable[[], None]) -> dict[bytes, Extent]:
-        """Every group, with its rows and bytes counted."""
-        found: dict[bytes, Extent] = {}
+    def look_at_journal(self, database: Database) -> None:
+        """Find the first and last entry of the journal in it. Raises StoreError."""
+        first = database.outermost_own_key(JOURNAL, AFTER_JOURNAL)
+        last = database.outermost_own_key(JOURNAL, AFTER_JOURNAL, last=True)
+        self.journal_first = int.from_bytes(first[1:], "big") if first is not None else 0
+        self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
+
+    def _counted(self, database: Database, table: Table, found: dict[bytes, Extent]) -> Iterator[None]:
+        """Find every group, with its rows and bytes counted."""
         with database.rows(table, b"", _LAST) as rows:
             every = iter(rows)
             while some := list(islice(every, _LIST_ROWS)):
@@ -267,8 +373,7 @@ class Volume:
                 else:
                     for group, run in groupby(some, lambda row: group_of(table, row[0])):
                         self._count(found, group, list(run))
-                between()
-        return found
+                yield
 
     def _count(self, found: dict[bytes, Extent], group: bytes, rows: list[tuple[bytes, bytes]]) -> None:
         sizes = [len(value) for _, value in rows]
@@ -283,9 +388,8 @@ class Volume:
             extent.size += size
             extent.live += size
 
-    def _sampled(self, database: Database, table: Table, between: Callable[[], None]) -> dict[bytes, Extent]:
-        """Every group by its first and last key; the bytes of all are shared out equally."""
-        found: dict[bytes, Extent] = {}
+    def _sampled(self, database: Database, table: Table, found: dict[bytes, Extent]) -> Iterator[None]:
+        """Find every group by its first and last key; the bytes of the volume are divided equally among them."""
         at = b""
         while True:
             with database.rows(table, at, _LAST) as rows:
@@ -303,14 +407,31 @@ class Volume:
                 found[group].last = last
             else:
                 found[group] = Extent(self, key, last, 1, 0, 0)
-            between()
+            yield
         for extent in found.values():
             extent.size = self.size // len(found)
             extent.live = extent.size
             extent.rows = max(1, extent.size // _TYPICAL_ROW_BYTES)
-        return found
 
 
 def index_path(path: Path) -> Path:
-    """The file about the volume at ``path``."""
+    """The index file of the volume at ``path``."""
     return path.with_name(path.name + _INDEX_SUFFIX)
+
+
+def _log_sizes(path: Path) -> dict[str, int]:
+    """The lengths of the logs in a folder."""
+    with os.scandir(path) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".log")}
+
+
+def check_log_size(log: Path, size: int) -> None:
+    """Check that a log that is still there has not become shorter. Raises StoreDamaged."""
+    try:
+        found = log.stat().st_size
+    except FileNotFoundError:
+        return  # LevelDB has put its rows into a table since; ``check_files`` misses one that LevelDB needs
+    if found < size:
+        raise StoreDamaged(
+            f"{log} has {found} bytes and had {size} when it was closed: commits are missing", hint=DAMAGED_HINT
+        )

@@ -1,7 +1,8 @@
 """The list of volumes: which folders are the store's, in the order in which they were written; the last one is written.
 
-It is replaced whole, so that it is the old or the new one after any crash. A volume is listed before anything is
-written to it, and its files are removed after it was struck off: a folder that is not listed has nothing.
+It is replaced whole, so that after any crash it is the old one or the new one. A volume is listed before anything is
+written to it, and its files are removed after it was struck off: a folder that is not listed has nothing to keep. Only
+the keeper's thread writes the list (``storage.leveldb.keeper``).
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, sync_directory
-from storage.leveldb.shrinking import PAUSE_S, STEP_BYTES, shrink
+from storage.leveldb.shrinking import PAUSE_S, STEP_BYTES
 from storage.leveldb.volume import index_path
-from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
 LIST_NAME = "LIST"
@@ -110,8 +110,17 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
         raise ListUnknown(*error.args) from error
 
 
+def unlisted(directory: Path, volumes: Sequence[Listed]) -> list[Path]:
+    """Folders of volumes that are not listed. Raises OSError."""
+    listed = {each.folder for each in volumes}
+    found = [(entry, _OURS.match(entry.name)) for entry in directory.iterdir()]
+    return sorted(
+        entry for entry, match in found if match is not None and not match.group(3) and entry.name not in listed
+    )
+
+
 def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
-    """Remove folders of volumes that are not listed, and files about them. Raises OSError."""
+    """Remove folders of volumes that are not listed, and their indexes. Raises OSError."""
     listed = {each.folder for each in volumes}
     for entry in directory.iterdir():
         match = _OURS.match(entry.name)
@@ -119,32 +128,39 @@ def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
             remove_volume(entry) if match.group(3) is None else entry.unlink(missing_ok=True)
 
 
-def remove_beside_others(path: Path, is_leaving: Callable[[], bool] = lambda: False) -> None:
-    """As ``remove_volume``, a little at a time, while others write to the disk and wait for a core.
+def remove_slowly(path: Path) -> Generator[float, None, None]:
+    """As ``remove_volume``, a little at a time, because the kernel frees a large file in one go and keeps a core for it.
 
-    The pauses take ``MAX_PAUSES_S`` together at most, and there are none once ``is_leaving``.
+    It yields pauses in seconds, ``MAX_PAUSES_S`` together at most. If it is ended early, the rest is removed at once.
     """
-    with suppress(OSError):
-        files = list(path.iterdir())
-        steps = sum(file.stat(follow_symlinks=False).st_size for file in files) // STEP_BYTES
+    try:
+        files = _files_of(path)
+        steps = sum(size for _, size in files) // STEP_BYTES
         pause_s = min(PAUSE_S, MAX_PAUSES_S / max(1, steps))
-
-        def pause() -> bool:
-            nap(pause_s)
-            return not is_leaving()
-
-        for file in files:
+        for file, _ in files:
             with suppress(OSError):
-                _shrink(file, pause)
-    remove_volume(path)
+                for _ in _shrunk(file):
+                    yield pause_s
+    finally:
+        remove_volume(path)
 
 
-def _shrink(file: Path, pause: Callable[[], bool]) -> None:
+def _files_of(path: Path) -> list[tuple[Path, int]]:
+    """The files in a folder with their sizes; none if it cannot be read."""
+    with suppress(OSError):
+        return [(file, file.stat(follow_symlinks=False).st_size) for file in path.iterdir()]
+    return []
+
+
+def _shrunk(file: Path) -> Iterator[None]:
+    """Make a file shorter step by step. Raises OSError."""
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         about = os.fstat(descriptor)
-        if about.st_nlink == 1:  # else a copy that somebody looks at has it, too
-            shrink(descriptor, about.st_size, pause)
+        if about.st_nlink == 1:  # otherwise a copy that is being looked at has it as well
+            for shorter in range(about.st_size - STEP_BYTES, 0, -STEP_BYTES):
+                os.ftruncate(descriptor, shorter)
+                yield
     finally:
         os.close(descriptor)
 

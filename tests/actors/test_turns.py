@@ -34,7 +34,7 @@ class BackgroundStore(MemoryStore):
         self._claims.append(await super().claim(name))
         return self._claims[-1]
 
-    def begin_write(self, commit, settled, beside=None):
+    def begin(self, commit, settled, beside=None):
         self.begun.append((commit, settled))
         self.besides.append(beside)
 

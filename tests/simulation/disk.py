@@ -235,7 +235,7 @@ class OwnDiskStore(DiskStore):
         if self._broken:
             raise StoreError("a write failed before, and the topic was not claimed since")
 
-    def begin_write(
+    def begin(
         self,
         commit: Sequence[Operation],
         settled: Callable[[PlainsongError | None], object],

@@ -17,7 +17,7 @@ class Spy:
         self.fail: Exception | None = None
         self.hold: threading.Event | None = None
         self._entered = threading.Event()
-        database = store._db.volumes.newest.database
+        database = store._db.committer._database
         self._real = database._db
         database._db = self
 

@@ -1,4 +1,4 @@
-"""Compression of volumes: a sample says what LevelDB would save, and each new volume is made by what it says."""
+"""Compression of volumes: a sample shows what LevelDB would save, and decides for each new volume."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_rows_that_are_not_there_say_nothing(tmp_path):
 
 
 def compressed(path: Path) -> list[bool]:
-    """Whether each volume is, oldest first."""
+    """Which volumes are compressed, oldest first."""
     return [listed.compressed for listed in read_list(path / "volumes")]
 
 
@@ -126,7 +126,7 @@ async def fill(store: LevelDBStore, payload: Callable[[], bytes], first: int) ->
         await settled(store)
 
 
-async def test_a_volume_behind_one_that_does_not_compress_is_not_compressed_and_the_other_way_round(tmp_path):
+async def test_a_volume_after_one_that_does_not_compress_is_not_compressed_and_the_other_way_round(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert compressed(tmp_path / "data") == [True]
         await fill(store, KINDS["random bytes"], 0)
@@ -141,16 +141,17 @@ async def test_a_volume_behind_one_that_does_not_compress_is_not_compressed_and_
     listed = compressed(tmp_path / "data")
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert await everything(store) == written
-        assert [volume.shape.compressed for volume in store._db.volumes.all] == listed[: len(store._db.volumes.all)]
+        found = [volume.shape.compressed for volume in store._db.sets.current.all]
+        assert found == listed[: len(found)]
 
 
-async def test_a_volume_after_kill_9_goes_on_as_it_was_made(tmp_path):
+async def test_kill_9_does_not_change_whether_a_volume_is_compressed(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, KINDS["random bytes"], 0)
         copied_at_once(tmp_path / "data", tmp_path / "copy")
         written = await everything(store)
     async with await LevelDBStore.open(tmp_path / "copy", TINY) as store:
-        assert not store._db.volumes.newest.shape.compressed
+        assert not store._db.sets.current.newest.shape.compressed
         assert await everything(store) == written
 
 
@@ -162,15 +163,16 @@ async def test_what_is_set_holds_for_every_new_volume(setting, kind, tmp_path):
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", False), ("snappy", True), ("none", False)])
-async def test_a_volume_that_is_written_anew_is_compressed_as_its_sources_unless_something_is_set(
+async def test_a_volume_that_is_rewritten_is_compressed_as_its_sources_unless_something_is_set(
     setting, expected, tmp_path
 ):
     async with await LevelDBStore.open(tmp_path / "data", replace(TINY, compression="none")) as store:
         await fill(store, KINDS["random bytes"], 0)
     async with await LevelDBStore.open(tmp_path / "data", replace(TINY, compression=setting)) as store:
-        volumes = store._db.volumes
-        target = volumes.successor(volumes.all[:1])
-        assert target.shape.compressed is expected
-        assert tidying.rewrite(volumes, volumes.all[:1], lambda: None)
+        sources = store._db.sets.current.all[:1]
+        await store._ask(
+            lambda tables, done: tables.keeper.start(lambda: tidying.rewrite(tables.keeper, sources), done)
+        )
+        assert store._db.sets.current.all[0].shape.compressed is expected
         assert compressed(tmp_path / "data")[0] is expected
         assert (await everything(store))[0][0] == PREFIX + pack_position(0, 0)

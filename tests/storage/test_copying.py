@@ -1,4 +1,4 @@
-"""A copy takes every row as it is, goes on after any death, and refuses what it would mix or cannot hold."""
+"""A copy has every row unchanged, continues after any crash, and refuses rows that it would mix or that do not fit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_there_and_back_again_is_the_same_store(target):
     assert await rows_of(back) == await rows_of(source)
 
 
-async def test_chosen_topics_come_with_their_namespaces_and_the_transaction_service(target):
+async def test_chosen_topics_are_copied_with_their_namespaces_and_the_transaction_service(target):
     other = TopicName("shop", "other")
     row = Metadata(1, TopicProperties(), 1, 2).encode()
     source = await filled(MemoryStore(), put_one(Table.METADATA, metadata_key(other), row))
@@ -111,7 +111,7 @@ async def test_done_again_nothing_is_changed(target):
     assert (await copy_row(target)).state == DONE
 
 
-async def test_rows_that_say_how_far_topics_had_come_are_gone_at_the_end(target):
+async def test_rows_about_the_progress_of_topics_are_removed_at_the_end(target):
     await copied(await filled(MemoryStore()), target)
     own = await read_rows(target, Table.METADATA, COPYING_PREFIX, keys.stop_after(COPYING_PREFIX), limit=10)
     assert [key for key, _ in own] == [COPY_KEY]
@@ -133,11 +133,11 @@ async def test_rows_of_a_put_are_of_one_generation_or_of_one_write_pointer():
         assert len({(put.prefix + suffix)[:-10] for suffix in put.suffixes}) == 1
 
 
-# --- deaths ----------------------------------------------------------------------------------------
+# --- crashes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("applied", [False, 1, True])
-async def test_cut_off_at_any_write_it_goes_on_and_loses_and_doubles_nothing(monkeypatch, applied):
+async def test_a_copy_that_is_cut_off_at_any_write_continues_and_loses_and_doubles_nothing(monkeypatch, applied):
     monkeypatch.setattr(writing, "STEP_ROWS", 2)
     source = await filled(MemoryStore())
     wanted = await rows_of(source)
@@ -197,7 +197,7 @@ async def test_a_row_larger_than_the_target_takes_is_named_before_anything_is_co
     assert await rows_of(target) == []
 
 
-async def test_messages_of_transactions_do_not_come_under_another_service(target):
+async def test_messages_of_transactions_are_not_copied_under_another_service(target):
     claim = await target.claim(ORDERS)
     await target.write([put_one(Table.METADATA, service_key(HEAD), Head(9, 9, 1).encode())], claim=claim)
     with pytest.raises(StoreUnusable, match="a transaction service of its own"):
@@ -225,10 +225,10 @@ async def test_a_topic_that_is_not_there_is_named(target):
         await copied(await filled(MemoryStore()), target, CopyRequest("here", (TopicName("shop", "nothing"),)))
 
 
-# --- who writes meanwhile --------------------------------------------------------------------------
+# --- writes during a copy --------------------------------------------------------------------------
 
 
-async def test_an_owner_that_claims_a_topic_of_the_source_meanwhile_ends_the_copy():
+async def test_an_owner_that_claims_a_topic_of_the_source_during_the_copy_ends_it():
     shared = SharedMemory()
     source = await filled(shared.store())
 

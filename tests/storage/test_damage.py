@@ -1,4 +1,4 @@
-"""Damaged files: said so, never repaired, nothing removed, and never a wrong row."""
+"""Damaged files: reported, never repaired; nothing is removed, and no row is wrong."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_manifest_cut_anywhere_is_damage_or_loses_no_row(stopped, tmp_pa
 
 
 def scanned(directory: Path) -> tuple[list[Row], str]:
-    """What can be read of a stopped store's messages, and what was said."""
+    """The readable messages of a stopped store, and what was reported."""
     fed: list[Row] = []
 
     def feed(chunk: list[Row]) -> bool:
@@ -165,7 +165,7 @@ async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
 
 
 def with_hole(log: Path, last: int, page: int) -> bytes:
-    """What a log of commits is, when of the last one, which begins at ``last``, one page never reached the disk."""
+    """A log of commits without one page of the last commit, which begins at ``last``: the page never reached the disk."""
     data = bytearray(log.read_bytes())
     start, end = max(page * 4096, last), min((page + 1) * 4096, len(data))
     data[start:end] = bytes(end - start)
@@ -284,7 +284,7 @@ async def test_a_flipped_table_read_through_the_store_is_a_store_error(stopped):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"\xff" * 100, bytes(range(256)) * 200])
-def test_a_manifest_that_is_none_names_no_log(data):
+def test_bytes_that_are_no_manifest_name_no_log(data):
     assert newest_log(data) == 0
 
 
@@ -301,7 +301,7 @@ async def test_looking_at_a_stopped_store_leaves_every_byte_as_it_was(stopped):
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 
 
-async def test_looking_at_a_damaged_store_shows_what_is_left_and_says_what_is_wrong(stopped):
+async def test_looking_at_a_damaged_store_shows_its_readable_rows_and_reports_what_is_wrong(stopped):
     directory, rows = stopped
     log = only(directory, "*.log")
     whole = bytearray(log.read_bytes())
@@ -315,7 +315,7 @@ async def test_looking_at_a_damaged_store_shows_what_is_left_and_says_what_is_wr
     assert snapshot(directory) == before
 
 
-async def test_looking_into_nothing_or_into_a_held_directory_is_refused(tmp_path):
+async def test_looking_into_no_store_or_into_a_directory_in_use_is_refused(tmp_path):
     with pytest.raises(StoreUnusable, match="no store"), open_stopped(tmp_path):
         pass
     async with await LevelDBStore.open(tmp_path / "data"):
@@ -343,7 +343,9 @@ async def test_a_scan_that_begins_in_a_damaged_block_is_an_error_and_not_an_empt
         with pytest.raises(StoreError):
             database.own_rows(b"\x00", b"\xff")
         with pytest.raises(StoreError):
-            database.last_own_key(b"\x00", b"\xff")
+            database.outermost_own_key(b"\x00", b"\xff")
+        with pytest.raises(StoreError):
+            database.outermost_own_key(b"\x00", b"\xff", last=True)
     finally:
         database.close()
 
@@ -371,7 +373,7 @@ async def test_a_scan_that_comes_to_a_damaged_block_behind_which_there_is_none_i
             list(rows)
         with pytest.raises(StoreError):
             database.own_rows(b"\x00", b"\xff")
-        # What is not beside that block is read, and ends.
+        # Rows that are not next to that block are read, and end.
         with database.rows(Table.MESSAGE, b"k200", b"k300", reverse=reverse) as rows:
             assert len(list(rows)) == 100
     finally:

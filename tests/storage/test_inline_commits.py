@@ -17,7 +17,8 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, WritesInline
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
-from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS, PendingWrite
+from storage.leveldb.commit import PendingWrite
+from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 from tests.storage.tiny_volumes import PREFIX, key, message, settled
@@ -46,38 +47,38 @@ def clock(monkeypatch):
     return made
 
 
-def gathered(store, *commits, told=None):
-    """Begin commits as one turn of the event loop does; returns what became of those that are settled at its end."""
-    told = [] if told is None else told
+def gathered(store, *commits, completed=None):
+    """Begin commits as one turn of the event loop does; returns the outcomes of those that are completed at its end."""
+    completed = [] if completed is None else completed
     store.gather_writes()
     for commit in commits:
-        store.begin_write(commit, told.append)
+        store.begin(commit, completed.append)
     store.write_gathered()
-    return told
+    return completed
 
 
-async def until_told(told, count):
+async def until_completed(completed, count):
     with trio.fail_after(PATIENCE_S):
-        while len(told) < count:
+        while len(completed) < count:
             await trio.lowlevel.checkpoint()
 
 
 async def test_the_small_commits_of_a_turn_are_one_synced_batch_that_is_durable_when_the_turn_ends(store):
     assert isinstance(store, WritesInline)
     spy = Spy(store)
-    told = gathered(store, [message(1)], [message(2), put_one(METADATA, b"k", b"v")], [message(3)])
-    assert told == [None] * 3
+    completed = gathered(store, [message(1)], [message(2), put_one(METADATA, b"k", b"v")], [message(3)])
+    assert completed == [None] * 3
     assert spy.batches == [{"transaction": True, "sync": True}]
     assert list(dict(await everything(store, MESSAGE))) == [key(number) for number in (1, 2, 3)]
     assert await store.get(METADATA, b"k") == b"v"
 
 
 async def test_commits_that_no_turn_gathers_are_the_threads(store):
-    told = []
-    store.begin_write([message(1)], told.append)
-    assert told == []
-    await until_told(told, 1)
-    assert told == [None]
+    completed = []
+    store.begin([message(1)], completed.append)
+    assert completed == []
+    await until_completed(completed, 1)
+    assert completed == [None]
 
 
 @pytest.mark.parametrize(
@@ -90,64 +91,66 @@ async def test_commits_that_no_turn_gathers_are_the_threads(store):
     ids=["large", "rollback", "removal"],
 )
 async def test_what_may_take_longer_than_a_sync_is_the_threads_and_so_is_what_was_gathered_before_it(store, commit):
-    told = gathered(store, [message(5)], commit, [message(6)])
-    assert told == []
-    await until_told(told, 3)
-    assert told == [None] * 3
+    completed = gathered(store, [message(5)], commit, [message(6)])
+    assert completed == []
+    await until_completed(completed, 3)
+    assert completed == [None] * 3
     assert set(dict(await everything(store, MESSAGE))) == {key(number) for number in (1, 5, 6)}
 
 
 async def test_together_they_are_no_larger_than_one_may_be(store):
     spy = Spy(store)
     part = bytes(MAX_INLINE_BYTES // 4)
-    told = gathered(store, *([message(number, part)] for number in range(5)))
-    assert told == []
-    await until_told(told, 5)
+    completed = gathered(store, *([message(number, part)] for number in range(5)))
+    assert completed == []
+    await until_completed(completed, 5)
     assert len(spy.batches) <= 2
 
 
 async def test_a_commit_with_expectations_is_the_threads(store):
     store.gather_writes()
-    told = []
-    work = PendingWrite([message(1)], [Expect(METADATA, b"k", None)], on_settled=lambda done: told.append(done.error))
+    completed = []
+    work = PendingWrite(
+        [message(1)], [Expect(METADATA, b"k", None)], on_completed=lambda done: completed.append(done.error)
+    )
     store._group_commit.begin(work)
     store.write_gathered()
-    assert told == []
-    await until_told(told, 1)
+    assert completed == []
+    await until_completed(completed, 1)
 
 
 async def test_while_the_thread_has_a_commit_further_ones_join_it_there(store):
     spy = Spy(store)
     spy.hold = threading.Event()
     first = []
-    store.begin_write([message(1)], first.append)
+    store.begin([message(1)], first.append)
     await spy.entered()
     assert not store.writes_inline
     assert not store.is_idle
-    told = gathered(store, [message(2)])
-    assert told == []
+    completed = gathered(store, [message(2)])
+    assert completed == []
     spy.hold.set()
-    await until_told(told, 1)
-    assert first == told == [None]
+    await until_completed(completed, 1)
+    assert first == completed == [None]
     assert store.writes_inline
     assert store.is_idle
     assert gathered(store, [message(3)]) == [None]
 
 
-async def test_what_an_answer_begins_is_written_and_the_loop_does_not_write_on_and_on(store):
-    told = []
+async def test_a_commit_that_an_answer_begins_is_written_by_the_thread_so_that_the_loop_does_not_write_forever(store):
+    completed = []
 
     def again(error):
-        told.append(error)
-        if len(told) < 3:
-            store.begin_write([message(10 + len(told))], again)
+        completed.append(error)
+        if len(completed) < 3:
+            store.begin([message(10 + len(completed))], again)
 
     store.gather_writes()
-    store.begin_write([message(1)], again)
+    store.begin([message(1)], again)
     store.write_gathered()
-    assert told == [None]
-    await until_told(told, 3)
-    assert told == [None] * 3
+    assert completed == [None]
+    await until_completed(completed, 3)
+    assert completed == [None] * 3
 
 
 @pytest.fixture
@@ -170,9 +173,9 @@ def slow_write(store, clock, monkeypatch):
 async def test_after_a_slow_write_the_thread_writes_for_ten_times_as_long(store, clock, slow_write):
     slow_write(3 * MAX_S)
     assert not store.writes_inline
-    told = gathered(store, [message(2)])
-    assert told == []
-    await until_told(told, 1)
+    completed = gathered(store, [message(2)])
+    assert completed == []
+    await until_completed(completed, 1)
     clock.now_s += SLOW_FACTORS[0] * 3 * MAX_S - 1e-6
     assert not store.writes_inline
     clock.now_s += 2e-6
@@ -205,7 +208,7 @@ async def test_a_disk_that_was_quick_for_long_counts_as_a_quick_one_again(store,
     assert pause_of(store, clock) == pytest.approx(SLOW_FACTORS[0] * 2 * MAX_S)
 
 
-async def test_what_the_thread_takes_its_time_for_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):
+async def test_a_slow_write_of_the_thread_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):
     write = store._group_commit._write
 
     def slow(*group):
@@ -213,17 +216,17 @@ async def test_what_the_thread_takes_its_time_for_does_not_make_the_disk_a_slow_
         clock.now_s += 1.0
 
     monkeypatch.setattr(store._group_commit, "_write", slow)
-    told = gathered(store, [message(1, bytes(MAX_INLINE_BYTES))])
-    await until_told(told, 1)
+    completed = gathered(store, [message(1, bytes(MAX_INLINE_BYTES))])
+    await until_completed(completed, 1)
     assert store.writes_inline
 
 
 async def test_with_a_bound_of_zero_the_thread_writes_them_all(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(max_inline_s=0.0)) as store:
         assert not store.writes_inline
-        told = gathered(store, [message(1)])
-        assert told == []
-        await until_told(told, 1)
+        completed = gathered(store, [message(1)])
+        assert completed == []
+        await until_completed(completed, 1)
 
 
 @pytest.mark.parametrize("name", [NAME, TopicName("n" * 200, "t" * 200)], ids=["short name", "long name"])
@@ -231,40 +234,41 @@ async def test_a_volume_is_sealed_by_the_thread_and_never_by_the_event_loop(tmp_
     volume_bytes = 6 * MAX_INLINE_BYTES
     prefix = generation_prefix(name, 1)
     async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(volume_bytes=volume_bytes)) as store:
-        volumes, inline, told = store._db.volumes, 0, []
+        sets, inline, completed = store._db.sets, 0, []
         for number in range(60):
-            newest = volumes.newest
+            newest = sets.current.newest
             rows = Put(MESSAGE, prefix, [pack_position(number, each) for each in range(50)], [b"v" * 20] * 50)
-            gathered(store, [rows], told=told)
-            if len(told) > number:
+            gathered(store, [rows], completed=completed)
+            if len(completed) > number:
                 inline += 1
-                assert volumes.newest is newest
-            await until_told(told, number + 1)
-        await settled(store)
-        assert told == [None] * 60
+                assert sets.current.newest is newest
+            await until_completed(completed, number + 1)
+            # The next volume is there before this one is full.
+            await settled(store)
+        assert completed == [None] * 60
         assert 10 < inline < 60
-        assert len(volumes.all) > 1
+        assert len(sets.current.all) > 1
         assert len(await everything(store, MESSAGE)) == 3000
 
 
-async def test_every_commit_of_a_group_is_told_although_telling_one_of_them_raises(store):
-    told = []
+async def test_every_commit_of_a_group_is_completed_although_the_callback_of_one_raises(store):
+    completed = []
     store.gather_writes()
-    store.begin_write([message(1)], lambda _: 1 / 0)
-    store.begin_write([message(2)], told.append)
+    store.begin([message(1)], lambda _: 1 / 0)
+    store.begin([message(2)], completed.append)
     with pytest.raises(ZeroDivisionError):
         store.write_gathered()
-    assert told == [None]
+    assert completed == [None]
 
 
 async def test_when_it_fails_each_commit_learns_so_and_nothing_is_written_until_the_store_was_opened_again(store):
     spy = Spy(store)
     spy.fail = OSError(28, "No space left on device")
-    told = gathered(store, [message(1)], [message(2)])
-    assert len(told) == len({id(error) for error in told}) == 2
-    assert all(isinstance(error, StoreError) and "No space left" in error.detail for error in told)
+    completed = gathered(store, [message(1)], [message(2)])
+    assert len(completed) == len({id(error) for error in completed}) == 2
+    assert all(isinstance(error, StoreError) and "No space left" in error.detail for error in completed)
     refused = gathered(store, [message(3)])
-    await until_told(refused, 1)
+    await until_completed(refused, 1)
     assert isinstance(refused[0], NothingWritten)
     assert len(spy.batches) == 1
     await store.claim(NAME)
@@ -272,22 +276,22 @@ async def test_when_it_fails_each_commit_learns_so_and_nothing_is_written_until_
     assert dict(await everything(store, MESSAGE)) == {key(4): message(4).values[0]}
 
 
-async def test_a_commit_that_has_no_size_fails_alone_and_what_was_gathered_is_written(store):
-    told = []
+async def test_a_commit_without_a_size_fails_alone_and_the_gathered_ones_are_written(store):
+    completed = []
     store.gather_writes()
-    store.begin_write([message(1)], told.append)
+    store.begin([message(1)], completed.append)
     with pytest.raises(TypeError):
-        store.begin_write([Put(MESSAGE, PREFIX, [b"k"], [5])], told.append)
+        store.begin([Put(MESSAGE, PREFIX, [b"k"], [5])], completed.append)
     store.write_gathered()
-    assert told == [None]
+    assert completed == [None]
 
 
-async def test_a_store_that_is_closed_refuses_what_would_be_gathered(tmp_path):
+async def test_a_closed_store_refuses_commits_that_would_be_gathered(tmp_path):
     store = await LevelDBStore.open(tmp_path / "data")
     await store.aclose()
     store.gather_writes()
     with pytest.raises(StoreError, match="closed"):
-        store.begin_write([message(1)], lambda _: None)
+        store.begin([message(1)], lambda _: None)
     store.write_gathered()
 
 
@@ -320,12 +324,12 @@ async def test_a_row_of_the_metadata_is_read_by_the_event_loop_while_that_writes
     assert await read_in()
     spy = Spy(store)
     spy.hold = threading.Event()
-    told = []
-    store.begin_write([message(1)], told.append)
+    completed = []
+    store.begin([message(1)], completed.append)
     await spy.entered()
     assert not await read_in()
     spy.hold.set()
-    await until_told(told, 1)
+    await until_completed(completed, 1)
     assert await read_in()
 
 
@@ -349,7 +353,7 @@ async def test_a_disk_that_was_quick_to_read_for_long_counts_as_a_quick_one_agai
     assert pause_of(store, clock) == pytest.approx(SLOW_FACTORS[0] * 2 * MAX_S)
 
 
-async def test_who_reads_many_rows_of_the_metadata_lets_others_have_their_turns(store):
+async def test_a_task_that_reads_many_rows_of_the_metadata_lets_others_have_their_turns(store):
     turns = []
 
     async def others():
@@ -371,7 +375,7 @@ async def test_a_store_that_is_closed_reads_nothing_on_the_event_loop_either(tmp
         await store.get(METADATA, b"k")
 
 
-# --- while the disk works ------------------------------------------------------------------------------
+# --- while the disk syncs ------------------------------------------------------------------------------
 
 
 def fails(descriptor):
@@ -379,8 +383,8 @@ def fails(descriptor):
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-class Beside:
-    """What is done beside a commit, and when that was."""
+class Watched:
+    """The callbacks of commits and the syncs, in their order."""
 
     def __init__(self, store, monkeypatch, *, during=lambda: None):
         self.events = []
@@ -395,119 +399,119 @@ class Beside:
         monkeypatch.setattr(os, "fdatasync", synced)
 
     def commit(self, number):
-        """A commit with something to do beside, as one turn of the event loop writes it."""
+        """A commit with a callback while syncing, as one turn of the event loop writes it; returns the events."""
         self._store.gather_writes()
-        self._store.begin_write([message(number)], self._settled, self._beside)
+        self._store.begin([message(number)], self._completed, self._while_syncing)
         self._store.write_gathered()
         found, self.events = self.events, []
         return found
 
-    def _beside(self):
-        self.events.append("beside")
+    def _while_syncing(self):
+        self.events.append("syncing")
         self._during()
 
-    def _settled(self, error):
-        self.events.append("told" if error is None else error)
+    def _completed(self, error):
+        self.events.append("completed" if error is None else error)
 
 
 async def test_what_there_is_to_do_beside_is_done_between_the_write_and_its_sync(store, monkeypatch):
-    beside = Beside(store, monkeypatch, during=lambda: rows.append(store._db.get(MESSAGE, key(2))))
+    watched = Watched(store, monkeypatch, during=lambda: rows.append(store._db.get(MESSAGE, key(2))))
     rows = []
-    assert beside.commit(1) == ["beside", "told"]  # where its log ends was not known yet: LevelDB synced it
-    assert beside.commit(2) == ["beside", "synced", "told"]
+    assert watched.commit(1) == ["syncing", "completed"]  # where its log ends was not known yet: LevelDB synced it
+    assert watched.commit(2) == ["syncing", "synced", "completed"]
     assert rows == [None, message(2).values[0]]
 
 
 async def test_nothing_is_written_before_it_is_durable_while_a_thread_reads(store, monkeypatch):
-    beside = Beside(store, monkeypatch)
-    beside.commit(1)
+    watched = Watched(store, monkeypatch)
+    watched.commit(1)
     with store._counted():
-        assert beside.commit(2) == ["told"]
-    assert beside.commit(3) == ["beside", "synced", "told"]
+        assert watched.commit(2) == ["completed"]
+    assert watched.commit(3) == ["syncing", "synced", "completed"]
 
 
 async def test_what_is_begun_while_the_disk_works_is_written_behind_it(store, monkeypatch):
-    told = []
+    completed = []
 
     def during():
-        store.begin_write([message(10)], told.append)
+        store.begin([message(10)], completed.append)
         assert store._group_commit.is_idle
 
-    beside = Beside(store, monkeypatch, during=during)
-    assert beside.commit(1) == ["beside", "told"]
-    await until_told(told, 1)
-    assert beside.commit(2) == ["beside", "synced", "told"]
-    await until_told(told, 2)
-    assert told == [None, None]
+    watched = Watched(store, monkeypatch, during=during)
+    assert watched.commit(1) == ["syncing", "completed"]
+    await until_completed(completed, 1)
+    assert watched.commit(2) == ["syncing", "synced", "completed"]
+    await until_completed(completed, 2)
+    assert completed == [None, None]
 
 
 async def test_a_sync_that_fails_is_told_and_nothing_is_written_until_the_store_was_opened_again(store, monkeypatch):
-    beside = Beside(store, monkeypatch)
-    beside.commit(1)
+    watched = Watched(store, monkeypatch)
+    watched.commit(1)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", fails)
-        done, error = beside.commit(2)
-    assert done == "beside"
+        done, error = watched.commit(2)
+    assert done == "syncing"
     assert isinstance(error, StoreError)
     assert not isinstance(error, NothingWritten)
     assert "Input/output error" in error.detail
     refused = gathered(store, [message(3)])
-    await until_told(refused, 1)
+    await until_completed(refused, 1)
     assert isinstance(refused[0], NothingWritten)
     await store.claim(NAME)
-    assert beside.commit(4)[-1] == "told"
+    assert watched.commit(4)[-1] == "completed"
     assert {key(1), key(4)} <= set(dict(await everything(store, MESSAGE))) <= {key(1), key(2), key(4)}
 
 
 @pytest.mark.parametrize(("table", "row", "value"), [(MESSAGE, key(1), message(1).values[0]), (METADATA, b"k", b"v")])
-async def test_a_read_behind_a_sync_that_failed_opens_the_store_again_first(store, monkeypatch, table, row, value):
+async def test_a_read_after_a_sync_that_failed_opens_the_store_again_first(store, monkeypatch, table, row, value):
     assert gathered(store, [put_one(METADATA, b"k", b"v")]) == [None]
-    beside = Beside(store, monkeypatch)
-    beside.commit(1)
+    watched = Watched(store, monkeypatch)
+    watched.commit(1)
     before = store._db
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", fails)
-        beside.commit(2)
+        watched.commit(2)
     assert store._db is before
     assert await store.get(table, row) == value
     assert store._db is not before
     assert gathered(store, [message(3)]) == [None]
 
 
-async def test_what_is_done_beside_is_no_time_of_the_disk(store, clock, monkeypatch):
+async def test_the_time_of_callbacks_while_syncing_is_no_time_of_the_disk(store, clock, monkeypatch):
     def slowly():
         clock.now_s += 100 * MAX_S
 
-    beside = Beside(store, monkeypatch, during=slowly)
-    beside.commit(1)
-    assert beside.commit(2) == ["beside", "synced", "told"]
+    watched = Watched(store, monkeypatch, during=slowly)
+    watched.commit(1)
+    assert watched.commit(2) == ["syncing", "synced", "completed"]
     assert store.writes_inline
 
 
-async def test_what_is_gathered_while_the_disk_works_is_the_threads(store, monkeypatch):
-    told = []
+async def test_commits_gathered_while_the_disk_syncs_are_the_threads(store, monkeypatch):
+    completed = []
 
     def during():
         store.gather_writes()
-        store.begin_write([message(10)], told.append)
+        store.begin([message(10)], completed.append)
         store.write_gathered()
 
-    beside = Beside(store, monkeypatch, during=during)
-    beside.commit(1)
-    await until_told(told, 1)
-    assert beside.commit(2) == ["beside", "synced", "told"]
-    await until_told(told, 2)
-    assert told == [None, None]
+    watched = Watched(store, monkeypatch, during=during)
+    watched.commit(1)
+    await until_completed(completed, 1)
+    assert watched.commit(2) == ["syncing", "synced", "completed"]
+    await until_completed(completed, 2)
+    assert completed == [None, None]
 
 
 async def test_metadata_is_changed_behind_the_sync_since_a_checkpoint_may_be_written_at_any_time(store, monkeypatch):
-    beside = Beside(store, monkeypatch)
-    beside.commit(1)
+    watched = Watched(store, monkeypatch)
+    watched.commit(1)
     seen = []
     store.gather_writes()
-    store.begin_write([put_one(METADATA, b"k", b"new")], seen.append, lambda: seen.append(store._db.metadata.get(b"k")))
+    store.begin([put_one(METADATA, b"k", b"new")], seen.append, lambda: seen.append(store._db.metadata.get(b"k")))
     store.write_gathered()
     assert seen == [None, None]  # the second: no error
     assert store._db.metadata.get(b"k") == b"new"

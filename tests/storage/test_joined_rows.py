@@ -1,4 +1,4 @@
-"""Plain rows of a topic that LevelDB has one by one: joined as they come, beside those that are not."""
+"""Plain rows of a topic that LevelDB has one by one: joined as they are read, next to rows that are not plain."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(
         assert all(0 < len(some) <= MAX_CHUNK_ROWS for some in found)
         joined = [row for some in found if isinstance(some, PlainItems) for row in some]
         assert all(value[:1] == b"\x00" for _, value in joined)
-        # Nothing else of it is found by who reads in another way.
+        # Other ways of reading find the same rows.
         with database.rows(MESSAGE, start, stop, reverse=True) as down:
             assert list(down) == [row for some in found for row in some][::-1]
         with database.rows(MESSAGE, start, stop, values=False) as keys:
@@ -161,21 +161,21 @@ def test_plain_rows_are_joined_in_lists_that_grow(opened):
         assert max(map(len, found)) == LIST_ROWS
 
 
-def test_behind_rows_that_are_not_plain_others_are_joined_once_a_whole_list_is_plain(opened):
+def test_after_rows_that_are_not_plain_others_are_joined_once_a_whole_list_is_plain(opened):
     plain, other = plain_head(1) + b"m", b"\x01" + bytes(8) + b"\x02a"
     for database in opened:
         prefix = written(database, [plain] * 700 + [other] * 700 + [plain] * 1500, next(numbers))
         found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
         joined = [key for some in found if isinstance(some, PlainRows) for key, _ in some]
         before = [name for name in joined if name < prefix + position(700)]
-        behind = [name for name in joined if name >= prefix + position(1400)]
-        assert len(joined) == len(before) + len(behind)
+        after_them = [name for name in joined if name >= prefix + position(1400)]
+        assert len(joined) == len(before) + len(after_them)
         assert len(before) > 650
-        assert len(behind) > 450
-        assert len(before) + len(behind) < 2200 + JOINED_ROWS
+        assert len(after_them) > 450
+        assert len(before) + len(after_them) < 2200 + JOINED_ROWS
 
 
-def test_of_large_rows_behind_small_ones_few_are_in_memory_at_once(opened):
+def test_of_large_rows_after_small_ones_few_are_in_memory_at_once(opened):
     size = 64 << 10
     values = [plain_head(1) + b"m"] * 900 + [plain_head(size) + bytes(size)] * 60
     for database in opened:
@@ -195,7 +195,7 @@ def test_where_it_is_known_how_large_rows_are_no_list_takes_more_memory_than_oth
     assert sum(len(value) for _, value in found[0]) <= 256 << 10
 
 
-def test_no_rows_are_read_that_nobody_asked_for(opened):
+def test_the_first_lists_have_no_more_rows_than_were_requested(opened):
     for database in opened:
         prefix = written(database, [plain_head(1) + b"m"] * 2000, next(numbers))
         with database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, packed=False, wanted=1201) as rows:
@@ -204,7 +204,7 @@ def test_no_rows_are_read_that_nobody_asked_for(opened):
         assert sum(lengths) == 2000
 
 
-def test_large_rows_come_one_by_one(opened):
+def test_large_rows_are_read_one_by_one(opened):
     size = 300 << 10
     for database in opened:
         prefix = written(database, [plain_head(size) + bytes(size)] * 12, next(numbers))
@@ -220,7 +220,7 @@ def test_large_rows_come_one_by_one(opened):
         assert read == 12
 
 
-def test_a_range_that_is_not_within_one_generation_is_read_as_it_is(opened):
+def test_a_range_over_two_generations_has_the_rows_of_both(opened):
     for database in opened:
         one = next(numbers)
         next(numbers)
@@ -239,7 +239,7 @@ def joined(lists, packed: bool):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("last", [True, False])
-def test_what_stands_before_a_damaged_block_comes_and_then_the_damage(tmp_path, packed, last):
+def test_rows_before_a_damaged_block_are_read_and_then_the_damage_is_an_error(tmp_path, packed, last):
     random = Random(1)
     values = [plain_head(100) + random.randbytes(100) for _ in range(3000)]
     path, shape = tmp_path / "one", OPTIONS.volume_shape(packed=packed, compressed=False)
@@ -263,7 +263,7 @@ def test_what_stands_before_a_damaged_block_comes_and_then_the_damage(tmp_path, 
             found.extend(chain.from_iterable(joined(rows.lists, packed)))
         assert found == [(prefix + position(n), values[n]) for n in range(len(found))]
         assert 2000 < len(found) < 3000
-        # What is not beside that block is read, and ends.
+        # Ranges that end before that block are read without an error.
         with database.rows(MESSAGE, prefix + position(100), prefix + position(300), wanted=100) as rows:
             assert len(list(rows)) == 200
         near = len(found) - 5
@@ -276,7 +276,7 @@ def test_what_stands_before_a_damaged_block_comes_and_then_the_damage(tmp_path, 
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 40, 5000])
-def test_what_stands_before_a_pack_that_is_damaged_comes_and_what_is_behind_the_range_does_not_matter(opened, wanted):
+def test_rows_before_a_damaged_pack_are_read_and_damage_after_the_range_does_not_matter(opened, wanted):
     database, _ = opened
     prefix = generation_prefix(NAME, next(numbers))
     value = plain_head(1) + b"m"
@@ -346,12 +346,12 @@ async def test_a_page_of_small_requests_reads_one_row_more_than_it_has_room_for(
                 walk = Counted(Span(1, PREFIX, since, b"\xff" * 20, 2000, 0, None), limit, 1 << 20)
                 await walk_rows(store, walk)
                 page = walk.page()
-                # Behind a message also the row of that one.
+                # After a message also the row of that message.
                 assert (page.count, page.end, walk.rows) == (limit, "more", limit + 1 + own)
 
 
 class Counted(Paging):
-    """A page that counts the rows it is fed with."""
+    """A page that counts the rows it is fed."""
 
     rows = 0
 

@@ -21,6 +21,7 @@ from spy import Spy
 from plainsong.protocol.effects import Delete, Expect, Put, put_one
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
+from storage.leveldb.commit import PendingWrite
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.store import DISCARD_ROWS
 from storage.leveldb.tables import LevelDBTables, Turn
@@ -70,7 +71,7 @@ async def test_a_discard_goes_in_bounded_steps_each_synced_since_only_the_last_b
     assert spy.batches == [{"transaction": True, "sync": True}] * 3
 
 
-async def test_a_discard_that_rides_with_a_commit_is_synced_with_it(store):
+async def test_a_discard_that_joins_a_commit_is_synced_with_it(store):
     spy = Spy(store)
     claim = await store.claim(NAME)
     spy.hold = threading.Event()
@@ -131,7 +132,7 @@ trio.run(main)
 
 
 def kill_a_publisher(directory: Path, acknowledgements: int) -> list[bytes]:
-    """Start ``CHILD``, kill it after so many lines, and give all that it acknowledged."""
+    """Start ``CHILD``, kill it after a number of lines, and return everything that it acknowledged."""
     command = [sys.executable, "-c", CHILD, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
         acknowledged = [child.stdout.readline().strip() for _ in range(acknowledgements)]
@@ -167,7 +168,7 @@ async def test_commits_that_wait_are_joined_into_one_batch_in_their_order(store)
     assert len(await everything(store, METADATA)) == 30
 
 
-async def test_commits_that_beget_commits_leave_the_event_loop_its_turns(store):
+async def test_commits_that_begin_commits_leave_the_event_loop_its_turns(store):
     left = 200
     turns = 0
 
@@ -176,10 +177,10 @@ async def test_commits_that_beget_commits_leave_the_event_loop_its_turns(store):
         assert error is None
         left -= 1
         if left:
-            store.begin_write([put_one(METADATA, b"%d" % left, b"")], written)
+            store.begin([put_one(METADATA, b"%d" % left, b"")], written)
             time.sleep(0.002)  # it ends before this does
 
-    store.begin_write([put_one(METADATA, b"first", b"")], written)
+    store.begin([put_one(METADATA, b"first", b"")], written)
     while left:
         await trio.lowlevel.checkpoint()
         turns += 1
@@ -187,51 +188,51 @@ async def test_commits_that_beget_commits_leave_the_event_loop_its_turns(store):
 
 
 def _until_written(store, groups=1):
-    """Waits in the event loop's own thread, so that no task has a turn meanwhile."""
+    """Wait in the event loop's own thread, so that no task runs until then."""
     end_s = time.monotonic() + PATIENCE_S
     while len(store._group_commit._written) < groups:
         assert time.monotonic() < end_s
 
 
-async def test_what_was_written_is_known_before_any_task_that_wakes_with_it(store):
+async def test_a_commit_is_completed_before_any_task_that_wakes_with_it_runs(store):
     for _ in range(20):  # trio takes the tasks of a turn in any order
         ours, theirs = socket.socketpair()
-        learnt = []
+        order = []
 
-        async def wait(sock=ours, learnt=learnt):
+        async def wait(sock=ours, order=order):
             await trio.lowlevel.wait_readable(sock)
-            learnt.append("a task")
+            order.append("a task")
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             theirs.send(b"x")
-            store.begin_write([put_one(METADATA, b"k", b"")], lambda _, learnt=learnt: learnt.append("the commit"))
+            store.begin([put_one(METADATA, b"k", b"")], lambda _, order=order: order.append("the commit"))
             _until_written(store)
         ours.close()
         theirs.close()
-        assert learnt == ["the commit", "a task"]
+        assert order == ["the commit", "a task"]
 
 
 async def test_an_event_loop_that_is_awake_is_not_woken_for_each_group(store, monkeypatch):
     group_commit, woken = store._group_commit, []
     wake = group_commit._wake
     monkeypatch.setattr(group_commit, "_wake", lambda: (woken.append(1), wake()))
-    told = []
+    completed = []
     for number in range(20):
-        store.begin_write([put_one(METADATA, b"%d" % number, b"")], told.append)
+        store.begin([put_one(METADATA, b"%d" % number, b"")], completed.append)
         _until_written(store, number + 1)
     with trio.fail_after(PATIENCE_S):
-        while len(told) < 20:
+        while len(completed) < 20:
             await trio.lowlevel.checkpoint()
-    assert told == [None] * 20
+    assert completed == [None] * 20
     assert len(woken) <= 1
 
 
-def test_a_bug_in_what_learns_of_a_commit_ends_the_event_loop(tmp_path):
+def test_a_bug_in_the_callback_of_a_commit_ends_the_event_loop(tmp_path):
     async def main():
         async with await LevelDBStore.open(tmp_path / "data") as store:
-            store.begin_write([put_one(METADATA, b"k", b"")], lambda _: 1 / 0)
+            store.begin([put_one(METADATA, b"k", b"")], lambda _: 1 / 0)
             _until_written(store)
             await trio.sleep_forever()
 
@@ -239,7 +240,7 @@ def test_a_bug_in_what_learns_of_a_commit_ends_the_event_loop(tmp_path):
         trio.run(main)
 
 
-async def test_a_commit_that_has_no_size_fails_alone_and_others_go_on(store):
+async def test_a_commit_without_a_size_fails_alone_and_others_are_written(store):
     claim = await store.claim(NAME)
     with pytest.raises(TypeError):
         await store.write([Put(METADATA, b"", [b"k"], [5])], claim=claim)
@@ -322,14 +323,14 @@ def test_threads_have_the_turn_in_the_order_in_which_they_asked_for_it() -> None
             thread.start()
             waiting.append(thread)
             until(lambda: len(turn._waiting) == len(waiting))
-    # Whoever had it asks again while they still sleep, and is behind them.
+    # The thread that had it asks again while they still sleep, and has it after them.
     take("the one before")
     for thread in waiting:
         thread.join(PATIENCE_S)
     assert order == ["first", "second", "the one before"]
 
 
-def test_a_turn_that_ends_with_an_error_is_the_next_ones() -> None:
+def test_after_a_turn_that_ends_with_an_error_the_next_thread_has_it() -> None:
     turn = Turn()
     with pytest.raises(ValueError, match="it failed"), turn:
         raise ValueError("it failed")
@@ -338,7 +339,7 @@ def test_a_turn_that_ends_with_an_error_is_the_next_ones() -> None:
 
 
 class Clock:
-    """Time of which every look at it takes some."""
+    """A clock that advances whenever it is read."""
 
     def __init__(self) -> None:
         self.now_s, self.naps = 0.0, 0
@@ -353,14 +354,14 @@ class Clock:
 
 
 @pytest.mark.parametrize(("runs", "least", "most"), [(0, 0, 0), (3, 3, 3), (10**9, 10, 100)])
-def test_a_scan_gives_way_to_an_event_loop_at_work_and_reads_on_if_it_never_sleeps(
+def test_a_scan_gives_way_to_an_event_loop_at_work_and_continues_if_it_never_sleeps(
     tmp_path, monkeypatch, runs, least, most
 ) -> None:
     options, clock, asked = LevelDBOptions(), Clock(), iter(range(runs))
     LevelDBTables.create(tmp_path, options)
     with closing(LevelDBTables(tmp_path, options)) as tables:
         names = [b"%d" % (1000 + number) for number in range(500)]
-        tables.write([Put(METADATA, b"topic", names, [b"x"] * 500)])
+        tables.write([PendingWrite([Put(METADATA, b"topic", names, [b"x"] * 500)])])
         monkeypatch.setattr("storage.leveldb.tables.time", clock)
         monkeypatch.setattr("storage.leveldb.tables.nap", clock.nap)
         found: list[bytes] = []

@@ -1,28 +1,35 @@
-"""What failed beside commits: nothing is written behind it, and the store can be opened again from what is on the disk."""
+"""What failed next to commits: nothing is written after it, and the store can be opened again from what is on the disk."""
 
 from __future__ import annotations
 
 import errno
 import resource
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import pytest
 import trio
 
-from plainsong.protocol.effects import Put
-from plainsong.protocol.keys import stop_after
+from plainsong.protocol.effects import Delete, Put
+from plainsong.protocol.keys import generation_prefix, stop_after
+from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, StoreFull
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying, volume_list
-from storage.leveldb import tables as tables_module
-from storage.leveldb import volumes as volumes_module
+from storage.leveldb import commit as commit_module
+from storage.leveldb import keeper as keeper_module
+from storage.leveldb.commit import ForgetDead, MarkDead, PendingWrite, Seal
 from storage.leveldb.database import Database, Shape
-from storage.leveldb.tables import LevelDBTables, MarkDead, Seal
-from storage.leveldb.tidying import Stopped
+from storage.leveldb.index import DeadRanges
+from storage.leveldb.keeper import Keeper, Stopped
+from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.volume import Volume
-from storage.leveldb.volumes import Volumes
+from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
-from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
+from tests.storage.old_logs import until
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_until, settled
 
 SHAPE = Shape(1 << 20, 1 << 20, 1 << 20)
 
@@ -41,15 +48,40 @@ def tables(tmp_path):
     opened.close()
 
 
-async def filled(store: LevelDBStore, count: int, first: int = 0) -> None:
-    """``fill``, and what is done beside commits."""
-    await fill(store, count, first)
-    await settled(store)
+def written(tables: LevelDBTables, *operations: object) -> PendingWrite:
+    """Write one commit, and wait until the keeper has made its changes of sealed volumes."""
+    changed = threading.Event()
+    work = PendingWrite(operations, on_changed=lambda _: changed.set())
+    tables.write([work])
+    assert not work.is_with_keeper or changed.wait(PATIENCE_S)
+    return work
+
+
+def sealed(tables: LevelDBTables) -> Volume:
+    """Seal the newest volume; returns it."""
+    newest = tables.sets.current.newest
+    seal = Seal(newest)
+    written(tables, seal)
+    assert seal.error is None
+    return newest
+
+
+def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]], None]) -> object:
+    """Start long work of the keeper, and apply its operations as the thread that commits does, until its result is there."""
+    results: SimpleQueue[object] = SimpleQueue()
+    start(results.put)
+    while True:
+        with suppress(Empty):
+            return results.get(timeout=0.001)
+        while tables.handed_in:
+            work = tables.handed_in.popleft()
+            tables.write([work])
+            work.on_completed(work)
 
 
 @contextmanager
 def no_file_beyond(size_bytes: int):
-    """No file of this process grows beyond a size meanwhile, as on a disk that is full."""
+    """No file of this process grows beyond a size inside the block, as on a disk that is full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -62,7 +94,7 @@ def log_bytes(path: Path) -> int:
     return max(path.glob("*.log")).stat().st_size
 
 
-# --- nothing is written behind a failed write --------------------------------------------------------
+# --- nothing is written after a failed write ---------------------------------------------------------
 
 
 def put_many(database: Database, first: int, count: int) -> None:
@@ -86,13 +118,13 @@ def test_a_database_whose_write_failed_refuses_the_next_and_opens_without_the_to
     database.close()
 
 
-def test_a_checkpoint_of_the_metadata_that_failed_is_not_repeated_behind_its_torn_record(tmp_path):
+def test_a_checkpoint_of_the_metadata_that_failed_is_not_repeated_after_its_torn_record(tmp_path):
     options = LevelDBOptions()
     LevelDBTables.create(tmp_path, options)
     tables = LevelDBTables(tmp_path, options)
     for at in range(5):
         names = [b"%d" % (1000 * at + number) for number in range(1000)]
-        tables.write([Put(METADATA, b"topic", names, [bytes(range(100))] * 1000)])
+        written(tables, Put(METADATA, b"topic", names, [bytes(range(100))] * 1000))
     with no_file_beyond(log_bytes(tmp_path / "metadata") + 100_000), pytest.raises(StoreError):
         tables.metadata.checkpoint()
     with pytest.raises(StoreError, match="a write failed before"):
@@ -105,38 +137,46 @@ def test_a_checkpoint_of_the_metadata_that_failed_is_not_repeated_behind_its_tor
 
 
 @pytest.mark.parametrize("failing", ["tidy", "reclaim", "discard"])
-async def test_what_fails_beside_commits_lets_nothing_be_written_until_the_store_is_opened_again(
+async def test_a_failure_next_to_commits_lets_nothing_be_written_until_the_store_is_opened_again(
     store, monkeypatch, failing
 ):
-    await filled(store, 40)
+    await fill(store, 40)
     await store.drop(MESSAGE, [(PREFIX, key(20))])
     calls = {
         "tidy": store.tidy,
         "reclaim": lambda: store.reclaim(MESSAGE, PREFIX, stop_after(PREFIX)),
         "discard": lambda: store.discard(MESSAGE, [key(25)]),
     }
-    places = {"tidy": "tidy", "reclaim": "compact", "discard": "discard_sealed"}
+    places = {
+        "tidy": (tidying, "is_dead"),
+        "reclaim": (LevelDBTables, "compact"),
+        "discard": (Keeper, "_make_change"),
+    }
 
     def fail(*_):
         raise StoreError("the disk says no")
 
+    before = store._db
     with monkeypatch.context() as patched:
-        patched.setattr(LevelDBTables, places[failing], fail)
+        patched.setattr(*places[failing], fail)
         with pytest.raises(StoreError, match="the disk says no"):
             await calls[failing]()
-    with pytest.raises(StoreError, match="a write failed before"):
-        await store.write([message(40)], claim=None)
-    await filled(store, 1, 40)
+    for _ in range(2):
+        with pytest.raises(NothingWritten, match=r"the disk says no|a write failed before"):
+            await store.write([message(40)], claim=None)
+    assert store._db is before
+    await fill(store, 1, 40)
+    assert store._db is not before
     assert len(await everything(store)) == 21
 
 
-@pytest.mark.parametrize("failing", ["a commit", "the upkeep"])
+@pytest.mark.parametrize("failing", ["a commit", "the keeper"])
 async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(store, monkeypatch, failing):
-    await filled(store, 40)
+    await fill(store, 40)
     await store.drop(MESSAGE, [(PREFIX, key(30))])
     before = store._db
-    if failing == "the upkeep":
-        store._db.upkeep.failed = StoreError("the disk says no")
+    if failing == "the keeper":
+        store._db.keeper.failed = StoreError("the disk says no")
     else:
         with monkeypatch.context() as patched:
             patched.setattr(Database, "batch", lambda *_, **__: 1 / 0)
@@ -148,125 +188,169 @@ async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(stor
     assert [found for found, _ in await everything(store)] == [key(number) for number in [*range(30, 40), 41]]
 
 
-async def test_a_claim_opens_the_store_again_when_its_upkeep_failed(store):
-    await filled(store, 40)
-    store._db.upkeep.failed = StoreError("the disk says no")
-    await filled(store, 1, 40)
+async def test_a_claim_opens_the_store_again_when_its_keeper_failed(store):
+    await fill(store, 40)
+    store._db.keeper.failed = StoreError("the disk says no")
+    await fill(store, 1, 40)
     assert len(await everything(store)) == 41
 
 
-async def test_no_volume_goes_whose_journal_the_metadata_does_not_have(store, monkeypatch):
-    await filled(store, 40)
+async def test_a_volume_is_not_removed_before_the_metadata_has_its_journal(store, monkeypatch):
+    await fill(store, 40)
     await store.drop(MESSAGE, [(PREFIX, key(30))])
     metadata = store._db.metadata
-    listed = list(store._db.volumes.all)
+    listed = store._db.sets.current.all
     metadata.durable = 0
     with monkeypatch.context() as patched:
         patched.setattr(metadata, "checkpoint", lambda: None)
         with pytest.raises(StoreError, match="would be lost"):
             await store.tidy()
-    assert store._db.volumes.all == listed
+    assert store._db.sets.current.all == listed
     assert await store.tidy() > 3
     assert await store.get(METADATA, b"last") == b"39"
 
 
-async def test_a_commit_behind_a_failure_of_the_upkeep_says_that_nothing_was_written(store):
-    await filled(store, 10)
-    store._db.upkeep.failed = StoreError("the disk says no", hint="free some space")
+async def test_a_commit_after_a_failure_of_the_keeper_reports_that_nothing_was_written(store):
+    await fill(store, 10)
+    store._db.keeper.failed = StoreError("the disk says no", hint="free some space")
     with pytest.raises(NothingWritten, match="the disk says no") as caught:
         await store.write([message(10)], claim=None)
     assert caught.value.hint == "free some space"
-    # Of a group that has begun, a later batch does not say so.
-    with pytest.raises(StoreError) as caught:
-        store._db.write([message(10)])
-    assert type(caught.value) is StoreError
-    await filled(store, 1, 10)
+    await fill(store, 1, 10)
     assert len(await everything(store)) == 11
 
 
-# --- tidying beside commits --------------------------------------------------------------------------
+def test_a_commit_whose_rows_the_keeper_could_not_change_does_not_report_that_nothing_was_written(tables):
+    written(tables, message(1), message(2))
+    sealed(tables)
+    tables.keeper.failed = StoreError("the disk says no", hint="free some space")
+    work = written(tables, Delete(MESSAGE, [key(1)]), message(3))
+    assert type(work.error) is StoreError
+    assert (work.error.detail, work.error.hint) == ("the disk says no", "free some space")
+    assert tables.get(MESSAGE, key(1)) is not None
+    assert tables.get(MESSAGE, key(3)) is not None
 
 
-def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, monkeypatch):
-    tables.write([message(1)])
-    volumes, newest = tables.volumes, tables.volumes.newest
-
-    class Watched(dict):
-        """What is known of the newest volume; another thread adds topics to it under the lock."""
-
-        def values(self):
-            assert volumes._lock.locked()
-            return super().values()
-
-        def items(self):
-            assert volumes._lock.locked()
-            return super().items()
-
-    volumes.touched.add(newest)
-    with monkeypatch.context() as patched:
-        for table, extents in newest.extents.items():
-            patched.setitem(newest.extents, table, Watched(extents))
-        assert not tables.tidy().operations
+# --- tidying while commits are written ---------------------------------------------------------------
 
 
-def test_dead_ranges_are_listed_between_the_changes_of_a_commit(tables):
-    volumes = tables.volumes
-    tables.write([MarkDead(MESSAGE, [(b"a", b"b")])])
-    ranges = volumes.dead[MESSAGE]
-
-    class Watched(list):
-        def __iter__(self):
-            assert volumes._lock.locked()
-            return super().__iter__()
-
-    ranges.starts = Watched(ranges.starts)
-    steps = tables.tidy()
-    assert [operation.ranges for operation in steps.operations] == [[(MESSAGE, b"a", b"b")]]
+def reopened(tables: LevelDBTables, directory: Path, options: LevelDBOptions = TINY) -> LevelDBTables:
+    tables.close()
+    return LevelDBTables(directory, options)
 
 
-async def test_whatever_goes_wrong_while_tidying_is_a_failure_of_the_store(store, monkeypatch):
-    await filled(store, 10)
+def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, tmp_path, monkeypatch):
+    tables = reopened(tables, tmp_path, LevelDBOptions())
+    topics = [generation_prefix(TopicName("ns", f"t{number:02}"), 1) for number in range(40)]
+    added = iter(topics[::2])
+    written(tables, *(message(1, prefix=prefix) for prefix in topics[1::2]))
+    written(tables, MarkDead(MESSAGE, [(prefix, stop_after(prefix)) for prefix in topics[1::2]]))
+    real = DeadRanges.live_parts
+
+    def add_and_look(*arguments):
+        for prefix in added:
+            written(tables, message(1, prefix=prefix))
+            break
+        return real(*arguments)
+
+    monkeypatch.setattr(DeadRanges, "live_parts", add_and_look)
+    # It finds the newest volume dead, has it sealed, and then finds the topics that were added.
+    result_of(tables, tables.tidy)
+    assert len(tables.sets.current.sealed) == 1
+    assert next(added, None) is None
+    for number, prefix in enumerate(topics):
+        assert (tables.get(MESSAGE, prefix + key(1)[len(PREFIX) :]) is not None) == (number % 2 == 0)
+    tables.close()
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["in a group before", "in the same group"])
+def test_a_dead_range_that_grows_before_it_is_forgotten_stays_dead(tables, tmp_path, together):
+    written(tables, message(1), message(2))
+    written(tables, MarkDead(MESSAGE, [(b"a", b"b")]))
+    results: SimpleQueue[object] = SimpleQueue()
+    tables.tidy(results.put)
+    until(lambda: tables.handed_in)
+    forget = tables.handed_in.popleft()
+    assert [type(operation) for operation in forget.operations] == [ForgetDead]
+    grow = PendingWrite([MarkDead(MESSAGE, [(b"b", key(2))])])
+    for group in [[grow, forget]] if together else [[grow], [forget]]:
+        tables.write(group)
+    forget.on_completed(forget)
+    assert results.get() == 0
+    assert tables.sets.current.dead[MESSAGE].items() == [(b"a", key(2))]
+    again = reopened(tables, tmp_path)
+    dead, rows = again.sets.current.dead[MESSAGE].items(), [again.get(MESSAGE, key(number)) for number in (1, 2)]
+    again.close()
+    assert dead == [(b"a", key(2))]
+    assert rows == [None, b"v" * 100]
+
+
+async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch):
+    await fill(store, 10)
 
     def fail(*_):
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
     with monkeypatch.context() as patched:
-        patched.setattr(tables_module, "tidy", fail)
-        with pytest.raises(StoreError, match=r"tidying: RuntimeError\('00000001: of any kind'\)"):
+        patched.setattr(tidying, "is_dead", fail)
+        with pytest.raises(StoreError, match=r"the store's upkeep: RuntimeError\('00000001: of any kind'\)"):
             await store.tidy()
-    assert store._db.upkeep.failed.__traceback__ is None
+    assert store._db.keeper.failed.__traceback__ is None
     await store.tidy()
     assert len(await everything(store)) == 10
 
 
-def test_a_discard_beside_a_seal_leaves_the_new_newest_volume_to_the_thread_that_commits(tables, monkeypatch):
-    tables.write([message(1)])
-    volumes, real = tables.volumes, tables.volumes.places
+@pytest.mark.parametrize("failing", ["_note_dead", "_made"])
+def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monkeypatch, failing):
+    def fail(*_):
+        raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
-    def seal_before(*row):
-        monkeypatch.setattr(volumes, "places", real)
-        tables.write([Seal(volumes.newest)])
-        tables.write([message(1), message(2)])
-        return real(*row)
+    written(tables, message(1))
+    monkeypatch.setattr(Keeper, failing, fail)
+    if failing == "_note_dead":
+        written(tables, MarkDead(MESSAGE, [(key(1), key(2))]))
+    else:
+        tables.keeper.make_spare()
+    until(lambda: tables.failed is not None or not tables.keeper._thread.is_alive())
+    assert tables.failed.detail == "the store's upkeep: RuntimeError('00000001: of any kind')"
+    if failing == "_made":
+        # The commit may wait for the answer.
+        until(lambda: isinstance(tables.keeper.spare(wait=False), StoreError))
 
-    monkeypatch.setattr(volumes, "places", seal_before)
-    assert tables.discard_sealed(MESSAGE, [key(2), key(1)]) == [key(2), key(1)]
-    assert tables.get(MESSAGE, key(2)) is not None
-    assert volumes.all[0].open().get(MESSAGE, key(1)) is None
-    assert volumes.newest.open().get(MESSAGE, key(1)) is not None
+
+def test_a_removal_in_a_sealed_volume_leaves_alone_what_was_written_to_the_newest_since(tables):
+    written(tables, message(1))
+    first = sealed(tables)
+    written(tables, message(2))
+    held, changed = threading.Event(), threading.Event()
+    tables.keeper.start(lambda: iter(()), lambda _: held.wait())  # the keeper has something else to do
+    removal = PendingWrite([Delete(MESSAGE, [key(2), key(1)])], on_changed=lambda _: changed.set())
+    tables.write([removal])
+    tables.write([PendingWrite([message(1, b"again"), message(2, b"again")])])
+    assert tables.get(MESSAGE, key(1)) == b"again"
+    held.set()
+    assert changed.wait(PATIENCE_S)
+    assert removal.error is None
+    assert [tables.get(MESSAGE, key(number)) for number in (1, 2)] == [b"again"] * 2
+    with tables.databases.lease(first) as database:
+        assert database.get(MESSAGE, key(1)) is None
 
 
-async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_goes(store, monkeypatch):
-    await filled(store, 40)
+async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_is_removed(store, monkeypatch):
+    await fill(store, 40)
     await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
     real = tidying._copy
     dropped = []
 
-    def copy_and_drop(*arguments):
-        real(*arguments)
+    async def drop() -> None:
+        dropped.append(await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))]))
+
+    loop = trio.lowlevel.current_trio_token()
+
+    def copy_and_drop(*arguments: object) -> Iterator[float]:
+        yield from real(*arguments)
         if not dropped:
-            dropped.append(True)
-            trio.from_thread.run(store.drop, MESSAGE, [(PREFIX, stop_after(PREFIX))])
+            yield from paused_until(loop, drop)
 
     monkeypatch.setattr(tidying, "_copy", copy_and_drop)
     await store.tidy()
@@ -274,13 +358,13 @@ async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_goes(store, mo
     assert dropped
     assert await everything(store) == []
     await settled(store)
-    assert not any("." in volume.path.name for volume in store._db.volumes.all)
+    assert not any("." in volume.path.name for volume in store._db.sets.current.all)
 
 
 async def of_version_0_1(store: LevelDBStore) -> Volume:
     """A store with rows in its first volume, which counts as the database of version 0.1, half of them dead."""
-    await filled(store, 40)
-    large = store._db.volumes.all[0]
+    await fill(store, 40)
+    large = store._db.sets.current.all[0]
     large.large = True
     assert large.rows > 3
     await store.drop(MESSAGE, [(PREFIX, key(large.rows // 2))])
@@ -291,35 +375,41 @@ async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_
     large = await of_version_0_1(store)
     tables, count = store._db, large.rows
     real = tidying._remove
+    loop = trio.lowlevel.current_trio_token()
 
-    def remove_and_mark(*arguments):
-        real(*arguments)
-        tables.write([MarkDead(MESSAGE, [(PREFIX, key(count))])])
+    async def drop() -> None:
+        await store.drop(MESSAGE, [(PREFIX, key(count))])
+
+    def remove_and_drop(*arguments: object) -> Iterator[float]:
+        yield from real(*arguments)
+        yield from paused_until(loop, drop)
 
     with monkeypatch.context() as patched:
-        patched.setattr(tidying, "_remove", remove_and_mark)
-        assert not tables.tidy().operations
-    assert tables.volumes.has_rows(MESSAGE, PREFIX, key(count))
-    assert tables.volumes.first_in(large, MESSAGE, PREFIX, stop_after(PREFIX)) == key(count // 2)
-    await store.tidy()
-    assert not large.path.exists()
+        patched.setattr(tidying, "_remove", remove_and_drop)
+        assert await store.tidy() == 0
+    assert list(tables.metadata.dead_ranges()) == [(MESSAGE, PREFIX, key(count))]
+    with tables.databases.lease(large) as database, database.rows(MESSAGE, PREFIX, stop_after(PREFIX)) as rows:
+        assert [found for found, _ in rows] == [key(number) for number in range(count // 2, count)]
+    assert await store.tidy() == 1
+    await trio.to_thread.run_sync(until, lambda: not large.path.exists())
     assert not list(tables.metadata.dead_ranges())
 
 
-async def test_each_piece_of_what_is_swept_is_durable_before_the_rest_and_before_it_is_forgotten(store, monkeypatch):
+async def test_each_swept_piece_is_durable_before_the_next_and_before_its_rows_are_forgotten(store, monkeypatch):
     large = await of_version_0_1(store)
     events = []
-    shrink, batch = Volumes.shrink, Database.batch
+    replace, batch = Keeper.replace_in_memory, Database.batch
 
     def noted(self, *, sync):
-        if self is large.database:
+        if self is database:
             events.append("synced" if sync else "not synced")
         return batch(self, sync=sync)
 
-    monkeypatch.setattr(Volumes, "shrink", lambda *given: events.append("forgotten") or shrink(*given))
+    monkeypatch.setattr(Keeper, "replace_in_memory", lambda *given: events.append("forgotten") or replace(*given))
     monkeypatch.setattr(Database, "batch", noted)
     monkeypatch.setattr(tidying, "_PIECE_ROWS", 1)
-    await store.tidy()
+    with store._db.databases.lease(large) as database:
+        await store.tidy()
     assert len(events) > 2
     assert {*events[:-1]} == {"synced"}
     assert events[-1] == "forgotten"
@@ -328,23 +418,58 @@ async def test_each_piece_of_what_is_swept_is_durable_before_the_rest_and_before
 # --- the next volume, and the list ------------------------------------------------------------------
 
 
+def no_list(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/var/lib/store/volumes/LIST.tmp")
+
+
 async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt(store, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device", "/var/lib/store/volumes/LIST.tmp")
-
-    kept = []
+    before, kept = store._db, []
+    monkeypatch.setattr(commit_module, "RETRY_S", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(volumes_module, "write_list", fail)
-        with pytest.raises(StoreError, match=r"No space left on device: 'LIST\.tmp'") as caught:
-            await filled(store, 20)
-        # Somebody keeps the exception, and with it the frames that it went through.
+        patched.setattr(keeper_module, "write_list", no_list)
+        with pytest.raises(NothingWritten, match=r"No space left on device: 'LIST\.tmp'") as caught:
+            await fill(store, 40)
+        # A caller keeps the exception, and with it the frames that it went through.
         kept.append(caught.value)
-    await filled(store, 40)
+        acknowledged = len(await everything(store))
+    assert 0 < acknowledged < 40
+    await fill(store, 40)
     assert len(await everything(store)) == 40
-    assert len(store._db.volumes.all) > 4
+    assert len(store._db.sets.current.all) > 4
+    assert store._db is before
 
 
-def test_a_next_volume_that_cannot_be_made_is_told_without_folders_and_with_its_hint(tables, monkeypatch):
+async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_its_size(store, monkeypatch):
+    monkeypatch.setattr(keeper_module, "write_list", no_list)
+    monkeypatch.setattr(commit_module, "RETRY_S", 1000.0)
+    newest = store._db.sets.current.newest
+    for _ in range(2):
+        with pytest.raises(NothingWritten, match="No space left"):
+            await fill(store, 40, newest.rows)
+        row_bytes = newest.memory_bytes // newest.rows
+        assert 0 <= newest.memory_bytes - commit_module.MAX_OVERFULL * TINY.volume_bytes < row_bytes
+        assert store._db.sets.current.all == (newest,)
+    assert [found for found, _ in await everything(store)] == [key(number) for number in range(newest.rows)]
+    # A view, and tidying, need no next volume.
+    async with aclosing(await store.pin(60)) as view:
+        assert len(await everything(view)) == newest.rows
+    await store.tidy()
+
+
+@pytest.mark.parametrize("retry_s", [0.0, 1000.0])
+def test_a_next_volume_that_could_not_be_made_is_not_tried_again_at_once(tables, monkeypatch, retry_s):
+    asked, real = [], Keeper.make_spare
+    monkeypatch.setattr(commit_module, "RETRY_S", retry_s)
+    monkeypatch.setattr(keeper_module, "write_list", no_list)
+    monkeypatch.setattr(Keeper, "make_spare", lambda keeper: asked.append(True) or real(keeper))
+    for number in range(11):
+        written(tables, message(number))
+        tables.keeper.settle()
+    assert tables.sets.current.newest.memory_bytes > TINY.volume_bytes
+    assert (len(asked) == 1) == bool(retry_s), asked
+
+
+def test_a_next_volume_that_cannot_be_made_is_reported_without_folders_and_with_its_hint(tables, monkeypatch):
     real = Database.__init__
 
     def fail(self, path, *_, **__):
@@ -352,14 +477,15 @@ def test_a_next_volume_that_cannot_be_made_is_told_without_folders_and_with_its_
         raise StoreFull(f"{path}: No space left on device", hint="free some space")
 
     monkeypatch.setattr(Database, "__init__", fail)
-    with pytest.raises(StoreError) as caught:
-        tables.volumes.prepare()
-    assert caught.value.detail == "the next volume cannot be made: 00000002: No space left on device"
-    assert caught.value.hint == "free some space"
+    seal = Seal(tables.sets.current.newest)
+    written(tables, seal)
+    assert seal.error.detail == "the next volume cannot be made: 00000002: No space left on device"
+    assert seal.error.hint == "free some space"
+    assert sealed(tables).number == 1
 
 
-def fail_behind_the_list(monkeypatch) -> None:
-    """Let the folder not be synced once the new list is in it."""
+def fail_after_the_list(monkeypatch) -> None:
+    """Let the sync of the folder fail once the new list is in it."""
 
     def fail(_):
         raise OSError(errno.EIO, "Input/output error")
@@ -368,14 +494,16 @@ def fail_behind_the_list(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
-async def test_when_the_new_list_is_perhaps_not_durable_no_volume_of_either_list_goes(tmp_path, monkeypatch, power_cut):
+async def test_when_the_new_list_may_not_be_durable_no_volume_of_either_list_is_removed(
+    tmp_path, monkeypatch, power_cut
+):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
-        await filled(store, 40)
+        await fill(store, 40)
         await store.discard(MESSAGE, [key(number) for number in range(40) if number % 4])
         listed = tmp_path / "data" / "volumes" / "LIST"
         before = listed.read_bytes()
         with monkeypatch.context() as patched:
-            fail_behind_the_list(patched)
+            fail_after_the_list(patched)
             with pytest.raises(StoreError, match=r"listing the volumes: .*Input/output error"):
                 await store.tidy()
         assert listed.read_bytes() != before
@@ -384,23 +512,25 @@ async def test_when_the_new_list_is_perhaps_not_durable_no_volume_of_either_list
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert [found for found, _ in await everything(store)] == [key(number) for number in range(0, 40, 4)]
         folders = {path.name for path in listed.parent.iterdir() if path.is_dir()}
-        assert folders == {volume.path.name for volume in store._db.volumes.all}
+        assert folders == {volume.path.name for volume in store._db.sets.current.all}
 
 
-def test_a_next_volume_that_is_perhaps_listed_is_not_made_again(tables, tmp_path, monkeypatch):
-    tables.write([message(1)])
+def test_a_next_volume_that_may_be_listed_is_not_made_again(tables, tmp_path, monkeypatch):
+    written(tables, message(1))
+    seals = [Seal(tables.sets.current.newest) for _ in range(2)]
     with monkeypatch.context() as patched:
-        fail_behind_the_list(patched)
-        with pytest.raises(StoreError, match="Input/output error"):
-            tables.volumes.prepare()
+        fail_after_the_list(patched)
+        written(tables, seals[0])
     made = (tmp_path / "volumes" / "00000002").stat().st_ino
-    with pytest.raises(StoreError, match="perhaps not written"):
-        tables.volumes.seal()
+    written(tables, seals[1])
+    assert ["Input/output error" in seal.error.detail for seal in seals] == [True] * 2
     assert (tmp_path / "volumes" / "00000002").stat().st_ino == made
-    tables.close()
-    again = LevelDBTables(tmp_path, TINY)
+    # It is written to once the store was opened again, and not before.
+    assert tables.sets.current.newest.number == 1
+    assert tables.failed is not None
+    again = reopened(tables, tmp_path)
     assert again.get(MESSAGE, key(1)) is not None
-    assert again.volumes.newest.number == 2
+    assert again.sets.current.newest.number == 2
     again.close()
 
 
@@ -411,9 +541,9 @@ def test_a_next_volume_that_is_perhaps_listed_is_not_made_again(tables, tmp_path
 async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_is_no_failure(
     store, tmp_path, monkeypatch, doing
 ):
-    await filled(store, 40)
+    await fill(store, 40)
     tables = store._db
-    first = tables.volumes.all[0]
+    first = tables.sets.current.all[0]
     if doing == "dropping":
         await store.drop(MESSAGE, [(PREFIX, key(30))])
     elif doing == "rewriting":
@@ -422,31 +552,36 @@ async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_
         first.large = True
         await store.drop(MESSAGE, [(PREFIX, key(first.rows - 1))])
     expected = await everything(store)
-    step = {"rewriting": "successor", "sweeping": "dead_parts", "dropping": "replace"}[doing]
-    real = getattr(Volumes, step)
+    place, step = {
+        "rewriting": (Keeper, "successor"),
+        "sweeping": (DeadRanges, "dead_parts"),
+        "dropping": (Keeper, "replace"),
+    }[doing]
+    real = getattr(place, step)
     begun = []
 
     def leave(*arguments):
         begun.append(step)
-        tables.leaving = True
+        tables.keeper.leave()
         return real(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Volumes, step, leave)
+        patched.setattr(place, step, leave)
         with pytest.raises(Stopped):
             await store.tidy()
     assert begun == [step]
-    assert tables.upkeep.failed is None
+    assert tables.failed is None
     if doing == "sweeping":
-        assert tables.volumes.first_in(first, MESSAGE, PREFIX, stop_after(PREFIX)) == key(0)
+        with tables.databases.lease(first) as database:
+            assert database.get(MESSAGE, key(0)) is not None
     await store.aclose()
     async with await LevelDBStore.open(tmp_path / "data", TINY) as again:
         assert await everything(again) == expected
 
 
-async def test_a_store_that_cannot_be_opened_again_is_told_without_folders(store, tmp_path):
-    await filled(store, 40)
-    store._db.upkeep.failed = StoreError("the disk says no")
+async def test_a_store_that_cannot_be_opened_again_is_reported_without_folders(store, tmp_path):
+    await fill(store, 40)
+    store._db.keeper.failed = StoreError("the disk says no")
     (tmp_path / "data" / "volumes" / "00000001").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="cannot be opened again") as caught:
         await store.claim(NAME)

@@ -1,4 +1,4 @@
-"""Rows of many ranges of HBase in one order, by scans that reach over the ranges without rows: held to a sorted list."""
+"""Rows of many ranges of HBase in one order, by scans that skip ranges without rows: compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from storage.hbase import scan
 from storage.hbase.scan import ScannedRow, ScanRange, merged_rows
 
-#: Few rows a page, so that ranges end within a page, at its end, and pages behind it.
+#: Few rows a page, so that ranges end within a page, at its end, and after it.
 PAGE_ROWS = 3
 TABLE = b"table"
 BUCKETS = range(6)
@@ -17,7 +17,7 @@ keys = st.builds(lambda bucket, rest: bytes([bucket]) + rest, st.sampled_from(BU
 
 
 class Gateway:
-    """What ``first_rows`` would find in a table with these keys, and how often it was asked."""
+    """Answers ``first_rows`` from a table with these keys, and counts the scans."""
 
     def __init__(self, rows: set[bytes]) -> None:
         self.rows, self.scans = sorted(rows), 0
@@ -52,7 +52,7 @@ async def merged(gateway: Gateway, ranges: list[ScanRange], limit: int = 1000) -
 
 
 @given(rows=st.sets(keys, max_size=40), start=st.binary(max_size=1), reverse=st.booleans())
-async def test_rows_of_all_ranges_come_once_in_order_whatever_a_page_reaches_over(rows, start, reverse):
+async def test_rows_of_all_ranges_are_read_once_and_in_order_whatever_ranges_a_page_covers(rows, start, reverse):
     gateway = Gateway(rows)
     found = await merged(gateway, buckets(start, reverse=reverse))
     assert sorted(found) == sorted(key for key in rows if key[1:] >= start)
@@ -68,7 +68,7 @@ async def test_ranges_without_rows_cost_one_scan(reverse):
     assert gateway.scans == 1
 
 
-async def test_rows_are_asked_for_no_further_than_they_are_taken():
+async def test_no_rows_are_requested_after_the_last_one_that_is_taken():
     gateway = Gateway({bytes([bucket, number]) for bucket in BUCKETS for number in range(100)})
     assert await merged(gateway, buckets(b"", reverse=False), limit=1) == [b"\x00\x00"]
     assert gateway.scans == len(BUCKETS)

@@ -85,7 +85,7 @@ async def test_sealed_volumes_have_no_log_that_takes_room(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 60)
         await settled(store)
-        sealed = [volume.path for volume in store._db.volumes.all[:-1]]
+        sealed = [volume.path for volume in store._db.sets.current.all[:-1]]
         assert len(sealed) > 3
         assert [newest_log(path).stat().st_size for path in sealed] == [0] * len(sealed)
 
@@ -94,7 +94,7 @@ async def test_logs_of_sealed_volumes_are_not_held_open_once_leveldb_has_removed
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 60)
         await settled(store)
-        assert len(store._db.volumes.all) > 3
+        assert len(store._db.sets.current.all) > 3
         removed_logs_freed(tmp_path)
 
 
@@ -175,7 +175,7 @@ class Syncs:
         monkeypatch.setattr(os, "fdatasync", noted)
 
     def commit(self, database, key, value):
-        """A row, written without a sync and synced beside; the files that were synced for it."""
+        """Write a row without a sync, and sync it by another descriptor; returns the files that were synced for it."""
         self.synced.clear()
         early = database.syncs_early
         with database.batch(sync=not early) as batch:

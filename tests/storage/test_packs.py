@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts,
 from tests.storage.contract import LAST, everything
 from tests.storage.fed_in_lists import page_in_lists
 from tests.storage.rolling_contract import under
+from tests.storage.tiny_volumes import paused_until, settled
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.2" / "data"
 NAME = TopicName("ns", "topic")
@@ -155,8 +157,8 @@ def check_rows_that_stay_together(together, rows, lists, limit, max_bytes, since
 
     bounds = lists, span, limit, max_bytes
     reached = [row for row in rows if row[0] >= PREFIX + pack_position(1000, since)]
-    behind = len(rows) - len(reached)
-    assert page_in_lists(together[behind:], *bounds) == page_in_lists(reached, *bounds)
+    before = len(rows) - len(reached)
+    assert page_in_lists(together[before:], *bounds) == page_in_lists(reached, *bounds)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,7 @@ async def test_a_scan_begins_and_ends_in_the_midst_of_packs_in_both_directions(s
         assert await read_rows(store, MESSAGE, start, stop, limit=2, reverse=True) == rows[first:last][::-1][:2]
 
 
-async def test_large_rows_beside_packs_come_in_lists_of_a_bounded_size(store):
+async def test_large_rows_next_to_packs_are_fed_in_lists_of_a_bounded_size(store):
     small, large = request(0, [b"m"] * 100), request(100, [bytes([n]) * (400 << 10) for n in range(8)])
     await store.write([small], claim=None)
     await store.write([large], claim=None)
@@ -370,7 +372,7 @@ async def test_a_directory_of_format_2_has_no_packs_in_the_volumes_that_were_the
     async with await LevelDBStore.open(directory) as store:
         before = await everything(store)
         await store.write([put], claim=None)
-        (old,) = store._db.volumes.all
+        (old,) = store._db.sets.current.all
         await store.begin_files()
         later = request(100, [b"l"] * 100)
         await store.write([later], claim=None)
@@ -386,11 +388,12 @@ async def test_volumes_that_are_rewritten_have_the_rows_that_are_left_in_packs(t
         for first in range(0, 1200, 10):
             put = request(first, [b"m" * 100] * 10)
             await store.write([put], claim=None)
+            await settled(store)
             rows += rows_of(put)
         await store.drop(MESSAGE, [(rows[0][0], rows[700][0])])
         assert await store.tidy() > 0
         assert await everything(store) == rows[700:]
-        first = store._db.volumes.all[0].path.name
+        first = store._db.sets.current.all[0].path.name
     assert "." in first or first != "00000001"
     async with await LevelDBStore.open(tmp_path / "data", options) as store:
         assert await everything(store) == rows[700:]
@@ -403,17 +406,19 @@ async def test_what_is_removed_while_volumes_are_rewritten_is_not_in_the_new_pac
         for first in range(0, 1200, 10):
             put = request(first, [b"m" * 100] * 10)
             await store.write([put], claim=None)
+            await settled(store)
             rows += rows_of(put)
         await store.drop(MESSAGE, [(rows[0][0], rows[100][0])])
         left = rows[100:]
         real = tidying._copy
+        loop = trio.lowlevel.current_trio_token()
 
-        def copy_and_remove(volumes, sources, target, between):
-            real(volumes, sources, target, between)
-            copied = [key for key, _ in left if sources[0] in volumes.places(MESSAGE, key)]
+        def copy_and_remove(keeper, sources, *arguments):
+            yield from real(keeper, sources, *arguments)
+            copied = [key for key, _ in left if sources[0] in keeper.volumes.places(MESSAGE, key)]
             for key in copied[1:4]:
                 left.remove((key, b"m" * 100))
-                trio.from_thread.run(store.discard, MESSAGE, [key])
+                yield from paused_until(loop, partial(store.discard, MESSAGE, [key]))
 
         monkeypatch.setattr(tidying, "_copy", copy_and_remove)
         await store.tidy()

@@ -1,4 +1,4 @@
-"""Pages of rows that are too large an answer, or do not come in time, are asked for again with fewer rows."""
+"""Pages of rows whose answers are too large, or do not arrive in time, are requested again with fewer rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_pages_that_are_too_large_an_answer_are_read_with_fewer_rows(autoj
 
 @pytest.mark.parametrize("gateways", [1, 3])
 @pytest.mark.parametrize("wanted", [ALL, ALL_DOWN], ids=["up", "down"])
-async def test_pages_that_do_not_come_in_time_are_read_with_fewer_rows(autojump_clock, monkeypatch, gateways, wanted):
+async def test_pages_that_do_not_arrive_in_time_are_read_with_fewer_rows(autojump_clock, monkeypatch, gateways, wanted):
     rows = Rows([9 * MIB] * 40, bytes_a_second=1.5 * MIB)
     pool = Gateways(rows.answer).pool(monkeypatch, gateways=gateways)
     assert await keys_in(pool, wanted) == (rows.keys[::-1] if wanted.reverse else rows.keys)
@@ -46,7 +46,7 @@ async def test_pages_that_do_not_come_in_time_are_read_with_fewer_rows(autojump_
 
 
 @pytest.mark.parametrize("slow", [True, False])
-async def test_large_rows_behind_many_small_ones_are_read_and_pages_grow_again_behind_them(
+async def test_large_rows_after_many_small_ones_are_read_and_pages_grow_again_after_them(
     autojump_clock, monkeypatch, slow
 ):
     bound = {"bytes_a_second": 1.5 * MIB} if slow else {"max_bytes": 64 * MIB}
@@ -62,10 +62,10 @@ async def test_a_row_that_is_asked_for_alone_has_all_the_time_there_is(autojump_
     rows = Rows([25 * MIB], bytes_a_second=MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     assert await keys_in(pool, ALL, first_page=1) == rows.keys
-    assert rows.asked == [1, 1]  # read, and none behind it
+    assert rows.asked == [1, 1]  # read, and none after it
 
 
-async def test_as_many_rows_as_were_asked_for_come_though_pages_have_fewer(autojump_clock, monkeypatch):
+async def test_a_request_gets_all_its_rows_though_pages_have_fewer(autojump_clock, monkeypatch):
     rows = Rows([9 * MIB] * 100, max_bytes=64 * MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     assert [row.key for row in await first_rows(pool, ALL, 64, timeout_s=30.0)] == rows.keys[:64]
@@ -73,7 +73,7 @@ async def test_as_many_rows_as_were_asked_for_come_though_pages_have_fewer(autoj
     assert len(await first_rows(pool, ALL, 1000, timeout_s=30.0)) == 100
 
 
-async def test_rows_of_many_ranges_come_though_pages_have_fewer(autojump_clock, monkeypatch):
+async def test_rows_of_many_ranges_are_read_though_pages_have_fewer(autojump_clock, monkeypatch):
     rows = Rows([9 * MIB] * 100, max_bytes=64 * MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     found: list[bytes] = []
@@ -104,7 +104,7 @@ async def test_one_row_that_is_too_large_an_answer_is_an_error_that_says_which_a
     assert trio.current_time() - begun_s < 1
 
 
-async def test_a_row_that_never_comes_ends_the_scan_when_its_time_is_over(autojump_clock, monkeypatch):
+async def test_a_row_that_never_arrives_ends_the_scan_when_its_time_is_over(autojump_clock, monkeypatch):
     rows = Rows([100] * 2 + [300 * MIB], bytes_a_second=MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     begun_s = trio.current_time()
@@ -126,7 +126,7 @@ async def test_a_gateway_that_takes_its_time_however_few_rows_are_asked_for_is_w
     assert await keys_in(pool, ALL, first_page=64) == rows.keys
 
 
-async def test_a_size_that_did_not_come_in_time_is_not_asked_for_again_with_every_other_page(
+async def test_a_size_that_did_not_arrive_in_time_is_not_requested_again_with_every_other_page(
     autojump_clock, monkeypatch
 ):
     rows = Rows([2_000] * 20_000, bytes_a_second=150_000)  # a thousand rows take longer than an attempt has

@@ -18,7 +18,7 @@ SIZE = 5 * STEP_BYTES // 2
 
 @pytest.fixture
 def cut(monkeypatch, tmp_path):
-    """What files of this test were cut to, and whether they had a name then."""
+    """The sizes that files of this test were cut to, and True for each that had a name then."""
     found = []
     truncate = os.ftruncate
 
@@ -55,7 +55,7 @@ def freed(logs):
 
 
 def is_open(path):
-    """Whether this process has the file open, which may have lost its name."""
+    """True if this process has the file open, which may have lost its name."""
     for each in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{each}").removesuffix(" (deleted)") == str(path):
@@ -74,7 +74,7 @@ def test_a_log_that_has_been_removed_gets_shorter_in_steps_and_is_closed(tmp_pat
     assert not is_open(file)
 
 
-def test_a_log_stays_as_it_is_until_it_is_removed(tmp_path, cut):
+def test_a_log_keeps_its_length_until_it_is_removed(tmp_path, cut):
     file = tmp_path / "000003.log"
     looks = []
 
@@ -88,7 +88,7 @@ def test_a_log_stays_as_it_is_until_it_is_removed(tmp_path, cut):
     assert [size for size, _ in cut] == [3 * STEP_BYTES // 2, STEP_BYTES // 2]
 
 
-def test_a_log_that_nobody_removes_is_closed_in_the_end_and_keeps_its_length(tmp_path, cut):
+def test_a_log_that_is_never_removed_is_closed_in_the_end_and_keeps_its_length(tmp_path, cut):
     file = tmp_path / "000003.log"
     naps = []
     freed(taken(opened(file), nap=naps.append))
@@ -171,7 +171,7 @@ def test_an_error_of_the_file_system_ends_neither_the_commit_nor_the_thread(tmp_
 
 
 def test_where_names_are_not_counted_no_log_is_held_or_cut(tmp_path, monkeypatch, cut):
-    """Some file systems say of every file that it has none."""
+    """Some file systems report for every file that it has no name."""
     stat = os.fstat
 
     def uncounted(descriptor):
@@ -216,8 +216,8 @@ def test_logs_of_a_database_get_shorter_once_leveldb_has_removed_them_and_never_
     again.close()
 
 
-def test_a_log_gets_shorter_once_what_is_in_memory_was_put_into_a_table(tmp_path, cut):
-    """As of a volume that is sealed, or that takes the place of others: its log is as long as the buffer."""
+def test_a_log_gets_shorter_once_the_rows_in_memory_are_in_a_table(tmp_path, cut):
+    """For example of a volume that is sealed, or that takes the place of others: its log is as long as the buffer."""
     database = with_rows(tmp_path, early=False, rows=100)
     cut.clear()
     database.flush_memory()

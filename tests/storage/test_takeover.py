@@ -1,4 +1,4 @@
-"""A data directory of version 0.1 is taken over in place, whatever kills it on the way."""
+"""A data directory of version 0.1 is taken over in place, and a takeover that was killed continues at the next start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plainsong.protocol.effects import Table
 from storage import directory as directories
 from storage.base import StoreTooNew
 from storage.directory import FORMAT_NAME
-from storage.leveldb import LevelDBOptions, LevelDBStore, takeover, volumes
+from storage.leveldb import LevelDBOptions, LevelDBStore, opening, takeover
 from tests.storage.contract import everything
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
@@ -64,7 +64,7 @@ class Killed(BaseException):
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[str]:
-    """Let the process die before or behind the step-th change of files; the list fills with the steps."""
+    """Let the process die before or after the step-th change of files; the list collects the steps."""
     done: list[str] = []
     dead: list[str] = []
 
@@ -92,9 +92,9 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[
         (takeover, "write_format"),
         (takeover, "make_first"),
         (takeover, "Database"),
-        (volumes, "write_list"),
-        (volumes, "Database"),
-        (volumes, "sync_directory"),
+        (opening, "write_list"),
+        (opening, "Database"),
+        (opening, "sync_directory"),
         (Path, "rename"),
         (Path, "replace"),
         (Path, "mkdir"),
@@ -104,9 +104,9 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[
     return done
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
-@pytest.mark.parametrize("step", range(24))
-async def test_a_takeover_that_is_killed_at_any_step_goes_on_at_the_next_start(kept, monkeypatch, step, before):
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("step", range(26))
+async def test_a_takeover_that_is_killed_at_any_step_continues_at_the_next_start(kept, monkeypatch, step, before):
     directory, rows = kept
     with monkeypatch.context() as patched:
         done = die_at(patched, step, before=before)
@@ -117,7 +117,7 @@ async def test_a_takeover_that_is_killed_at_any_step_goes_on_at_the_next_start(k
         else:
             assert len(done) <= step
     if json.loads((directory / FORMAT_NAME).read_text())["format"] == 1:
-        # Version 0.1 can go on.
+        # Version 0.1 can still use it.
         assert rows_of_0_1(shutil.copytree(directory, directory.with_name("back"))) == rows
     await has_all(directory, rows)
 

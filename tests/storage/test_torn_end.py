@@ -38,17 +38,17 @@ class Log:
         append(log, self.last)
         self.end = len(log)
         self.whole = bytes(log) + room
-        # Behind a block of which less than a header is left, the commit begins with the next one.
+        # After a block with less room than a header needs, the commit begins with the next one.
         left = -at % BLOCK_BYTES
         self.start = at + left if left < HEADER.size else at
 
     @property
     def sectors(self) -> list[int]:
-        """Those that the last commit wrote to."""
+        """The sectors that the last commit wrote to."""
         return list(range(self.start // SECTOR_BYTES, (self.end - 1) // SECTOR_BYTES + 1))
 
     def without(self, lost: tuple[int, ...] | set[int]) -> bytes:
-        """What is there when these sectors were not stored: they read as they did before."""
+        """The log when these sectors were not stored: they read as they did before."""
         data = bytearray(self.whole)
         for sector in lost:
             first, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
@@ -57,7 +57,7 @@ class Log:
         return bytes(data)
 
     def check(self, data: bytes) -> str:
-        """That everything acknowledged is read, and how."""
+        """Check that everything acknowledged is read; returns what was found of the last commit."""
         try:
             records = read(data, known=len(self.before))
         except Refused:
@@ -94,7 +94,7 @@ def test_any_sectors_of_the_last_commit_may_be_missing(size):
 
 
 @pytest.mark.parametrize("left", [*range(20), 511, 512, 513, 1024, 1500])
-def test_any_sectors_of_a_last_commit_may_be_missing_that_goes_on_in_another_block(left):
+def test_any_sectors_of_a_last_commit_may_be_missing_that_continues_in_another_block(left):
     log = Log(2 * BLOCK_BYTES - left, 1600)
     for lost in subsets(log.sectors):
         log.check(log.without(lost))
@@ -157,7 +157,7 @@ def test_a_changed_byte_of_an_acknowledged_commit_is_damage_also_of_the_last_one
             assert torn_record(bytes(data)) is None
 
 
-def test_a_commit_with_another_one_behind_it_is_never_left_out():
+def test_a_commit_with_another_one_after_it_is_never_left_out():
     log = Log(300, 3000)
     more = bytearray(log.whole[: log.end])
     append(more, Random(1).randbytes(3000))
@@ -169,7 +169,7 @@ def test_a_commit_with_another_one_behind_it_is_never_left_out():
         assert torn_record(bytes(data) + ROOM) is None
 
 
-def test_the_first_blocks_of_a_commit_that_has_another_one_behind_it_may_not_be_missing_either():
+def test_the_first_blocks_of_a_commit_that_has_another_one_after_it_may_not_be_missing_either():
     log = Log(BLOCK_BYTES - 3000, 2 * BLOCK_BYTES)
     more = bytearray(log.whole[: log.end])
     append(more, Random(1).randbytes(100))
@@ -181,7 +181,7 @@ def test_the_first_blocks_of_a_commit_that_has_another_one_behind_it_may_not_be_
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 2000), zeros=st.integers(0, 40_000))
-def test_whatever_a_log_holds_it_is_looked_through_to_its_end(data, at, zeros):
+def test_a_log_of_any_bytes_is_looked_through_to_its_end(data, at, zeros):
     found = torn_record(bytes(at) + data + bytes(zeros))
     assert found is None or found <= at + len(data)
 

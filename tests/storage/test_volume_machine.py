@@ -185,7 +185,7 @@ class Machine:
         old = self.directory
         self.lives += 1
         await self.unpin()
-        self.store._db.upkeep.settle()
+        self.store._db.keeper.settle()
         copied_at_once(old, self.directory)
         await self.store.aclose()
         await self.open()
@@ -195,9 +195,9 @@ class Machine:
         old = self.directory
         self.lives += 1
         await self.unpin()
-        self.store._db.upkeep.settle()
+        self.store._db.keeper.settle()
         copied_at_once(old, self.directory)
-        before = newest_log(self.store._db.volumes.newest.path)
+        before = newest_log(self.store._db.sets.current.newest.path)
         commit = self.publishing(topic, count, None, Random(seed).randbytes(400))
         await self.store.write(list(commit), claim=None)
         # A commit that filled the volume may have begun another, and LevelDB removed this log: it was kept nowhere then.

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import plyvel
@@ -20,14 +22,15 @@ from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_afte
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
-from storage.leveldb import LevelDBStore, tidying, volume_list
+from storage.leveldb import LevelDBStore, tidying
 from storage.leveldb.database import Database
+from storage.leveldb.keeper import Stopped
 from storage.leveldb.shrinking import STEP_BYTES
 from storage.leveldb.volume import Volume, index_path
-from storage.leveldb.volume_list import MAX_PAUSES_S, remove_beside_others
+from storage.leveldb.volume_list import MAX_PAUSES_S, remove_slowly
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
-from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_until, settled
 
 
 def fail_next_batch() -> None:
@@ -69,7 +72,7 @@ async def store(tmp_path):
 
 def volumes(store: LevelDBStore) -> list[int]:
     """The numbers of the volumes that have rows."""
-    return [volume.number for volume in store._db.volumes.all if volume.rows]
+    return [volume.number for volume in store._db.sets.current.all if volume.rows]
 
 
 # --- sealing ----------------------------------------------------------------------------------------
@@ -77,7 +80,11 @@ def volumes(store: LevelDBStore) -> list[int]:
 
 async def test_a_full_volume_is_sealed_and_the_next_commit_goes_to_another(store):
     await fill(store, 40)
-    assert len(volumes(store)) > 4
+    *sealed, newest = store._db.sets.current.all
+    assert len(sealed) > 4
+    row_bytes = newest.memory_bytes // newest.rows
+    assert all(0 <= volume.memory_bytes - TINY.volume_bytes < row_bytes for volume in sealed)
+    assert newest.memory_bytes < TINY.volume_bytes
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
     assert [found for found, _ in await everything(store, reverse=True)] == [
         key(number) for number in range(39, -1, -1)
@@ -97,22 +104,23 @@ async def test_rows_and_metadata_of_all_volumes_are_there_after_a_good_close(tmp
 
 async def test_no_more_volumes_are_open_than_allowed(store):
     await fill(store, 60)
-    await trio.to_thread.run_sync(store._db.upkeep.settle)
+    await trio.to_thread.run_sync(store._db.keeper.settle)
     for number in range(60):
         assert await store.get(MESSAGE, key(number)) is not None
-        assert store._db.volumes.open_count <= TINY.max_open_volumes + 1
+        assert store._db.databases.open_count <= TINY.max_open_volumes + 1
     await everything(store)
-    assert store._db.volumes.open_count <= TINY.max_open_volumes + 1
+    assert store._db.databases.open_count <= TINY.max_open_volumes + 1
 
 
 async def test_a_range_opens_only_the_volumes_that_have_rows_of_it(store):
     await fill(store, 60)
     await settled(store)
-    used = {volume: volume.used for volume in store._db.volumes.all}
+    all_volumes, used = store._db.sets.current.all, store._db.databases.used
+    before = {volume: used(volume) for volume in all_volumes}
     rows = await read_rows(store, MESSAGE, key(30), key(32), limit=10)
     assert [found for found, _ in rows] == [key(30), key(31)]
-    touched = [volume for volume in store._db.volumes.all if volume.used != used.get(volume)]
-    assert 1 <= len(touched) <= 2
+    assert store._db.sets.current.all == all_volumes
+    assert 1 <= sum(used(volume) > before[volume] for volume in all_volumes) <= 2
 
 
 async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store):
@@ -120,15 +128,16 @@ async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store):
     other = generation_prefix(TopicName("ns", "other"), 1)
     await store.write([message(1, prefix=other)], claim=await store.claim(NAME))
     await settled(store)
-    used = {volume: volume.used for volume in store._db.volumes.all[:-1]}
+    used = store._db.databases.used
+    before = {volume: used(volume) for volume in store._db.sets.current.all[:-1]}
     assert len(await read_rows(store, MESSAGE, other, stop_after(other), limit=10)) == 1
-    assert all(volume.used == before for volume, before in used.items())
+    assert all(used(volume) == number for volume, number in before.items())
 
 
 # --- rows of several volumes ------------------------------------------------------------------------
 
 
-async def test_payloads_that_were_stored_in_turns_come_in_key_order(store):
+async def test_payloads_that_were_stored_alternately_are_read_in_key_order(store):
     claim = await store.claim(NAME)
     pointers = [payload_prefix(NAME, 1, pointer) for pointer in (7, 5, 9, -3)]
     for number in range(30):
@@ -160,10 +169,10 @@ async def test_a_rollback_turns_rows_where_they_are(store):
     claim = await store.claim(NAME)
     for number in range(30):
         await store.write([message(number, under(77, b"x" * 90))], claim=claim)
-    before = [volume.rows for volume in store._db.volumes.all]
+    before = [volume.rows for volume in store._db.sets.current.all]
     await store.write([RollBack(PREFIX, stop_after(PREFIX), 77), put_one(METADATA, b"k", b"v")], claim=claim)
     assert [value for _, value in await everything(store)] == [under(-77, b"x" * 90)] * 30
-    assert [volume.rows for volume in store._db.volumes.all][: len(before)] == before
+    assert [volume.rows for volume in store._db.sets.current.all][: len(before)] == before
     assert await store.get(METADATA, b"k") == b"v"
 
 
@@ -177,7 +186,7 @@ async def test_what_was_changed_in_sealed_volumes_is_so_after_any_end(tmp_path):
         await store.write([RollBack(key(4), key(20), 77)], claim=claim)
         expected = await everything(store)
         assert len(expected) == 18
-        killed = copy_of(store, tmp_path / "killed")
+        killed = await copy_of(store, tmp_path / "killed")
     for path in (tmp_path / "data", killed):
         async with await LevelDBStore.open(path, TINY) as store:
             assert await everything(store) == expected
@@ -200,9 +209,9 @@ def folders(store: LevelDBStore) -> set[str]:
     return {path.name for path in (store._directory.path / "volumes").iterdir() if path.is_dir()}
 
 
-def copy_of(store: LevelDBStore, copy: Path) -> Path:
+async def copy_of(store: LevelDBStore, copy: Path) -> Path:
     """The directory as a kill would leave it now."""
-    store._db.upkeep.settle()
+    await settled(store)
     return copied_at_once(store._directory.path, copy)
 
 
@@ -220,12 +229,12 @@ async def test_volumes_in_which_all_is_dead_are_gone_after_tidying(store):
 async def test_the_newest_volume_is_sealed_and_dropped_when_all_in_it_is_dead(store):
     await fill(store, 40)
     await settled(store)
-    full = store._db.volumes.bytes_on_disk()
+    full = store._db.measure()
     await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
     await store.tidy()
     await settled(store)
     assert volumes(store) == []
-    assert store._db.volumes.bytes_on_disk() < full / 2
+    assert store._db.measure() < full / 2
     assert await everything(store) == []
     assert await store.get(METADATA, b"last") == b"39"
     await fill(store, 3, 40)
@@ -237,10 +246,10 @@ async def test_what_was_dropped_stays_so_after_any_end_and_dead_ranges_are_forgo
         await fill(store, 40)
         await store.drop(MESSAGE, [(PREFIX, key(33))])
         await fill(store, 1, 40)
-        copies = [copy_of(store, tmp_path / "before")]
+        copies = [await copy_of(store, tmp_path / "before")]
         await store.tidy()
         await fill(store, 1, 41)
-        copies.append(copy_of(store, tmp_path / "behind"))
+        copies.append(await copy_of(store, tmp_path / "after"))
         await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
         await store.tidy()
         await store.tidy()
@@ -285,28 +294,34 @@ async def test_many_rows_are_found_at_once_where_each_is_found_alone(store):
     await fill(store, 10)
     many = [pack_position(number, 0) for number in range(10, 40)]
     await store.write([Put(MESSAGE, PREFIX, many, [b"v"] * len(many))], claim=claim)
+    await store.begin_files()
     other = b"\xff" + PREFIX[1:]
     await store.write([message(5, prefix=other)], claim=claim)
-    found = store._db.volumes
+    await store.begin_files()
+    await settled(store)
+    index = store._db.sets.current.index[MESSAGE]
     in_one, beyond = [key(number) for number in range(10, 40)], [key(number) for number in range(30, 60)]
     over_several, of_two_groups = [key(number) for number in range(40)], [*in_one, other + pack_position(5, 0)]
-    for keys in (
-        in_one,
-        beyond,
-        over_several,
-        of_two_groups,
-        in_one[:2],
-        [key(number) for number in range(90, 110)],
-        [],
-    ):
-        assert found.places_of_each(MESSAGE, keys) == [found.places(MESSAGE, each) for each in keys]
-    (volume,) = found.places(MESSAGE, in_one[0])
+    ((_, (extent,)), *_) = index.of_each(in_one[:1])
+    volume = extent.volume
+    for places in (index, volume.extents[MESSAGE]):
+        for keys in (
+            in_one,
+            beyond,
+            over_several,
+            of_two_groups,
+            in_one[:2],
+            [key(number) for number in range(90, 110)],
+            [],
+        ):
+            alone = [(each, list(places.overlapping(each, each + b"\x00"))) for each in keys]
+            assert list(places.of_each(keys)) == [found for found in alone if found[1]]
+    assert extent.last == in_one[-1]
     before = volume.live_bytes
-    extent = next(extent for _, extent in found.extents_of(volume, MESSAGE) if extent.last == in_one[-1])
     row_bytes = extent.size / extent.rows
-    found.note_removed(volume, [(MESSAGE, each) for each in in_one[:20]])
+    volume.note_removed([(MESSAGE, each) for each in in_one[:20]])
     assert volume.live_bytes == pytest.approx(before - 20 * row_bytes)
-    found.note_removed(volume, [(MESSAGE, each) for each in beyond])
+    volume.note_removed([(MESSAGE, each) for each in beyond])
     assert volume.live_bytes == pytest.approx(before - 30 * row_bytes), "ten of these are in it"
 
 
@@ -334,14 +349,14 @@ async def of_two_topics(store: LevelDBStore, count: int) -> bytes:
     claim = await store.claim(NAME)
     other = generation_prefix(TopicName("ns", "stays"), 1)
     for number in range(count):
-        await store.write([message(number)], claim=claim)
+        await fill(store, 1, number)
         if number % 5 == 0:
             await store.write([message(number, under(77, b"stays %d" % number), other)], claim=claim)
     await settled(store)
     return other
 
 
-async def test_volumes_that_are_mostly_dead_are_written_anew_as_few(store, tmp_path):
+async def test_volumes_that_are_mostly_dead_are_rewritten_as_few(store, tmp_path):
     other = await of_two_topics(store, 60)
     expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
     before = folders(store)
@@ -350,7 +365,7 @@ async def test_volumes_that_are_mostly_dead_are_written_anew_as_few(store, tmp_p
     assert len(folders(store)) < len(before) / 2
     assert any(name.endswith(".1") for name in folders(store))
     assert await everything(store) == expected
-    copy = copy_of(store, tmp_path / "copy")
+    copy = await copy_of(store, tmp_path / "copy")
     async with await LevelDBStore.open(copy, TINY) as again:
         assert await everything(again) == expected
         await again.drop(MESSAGE, [(other, stop_after(other))])
@@ -367,14 +382,18 @@ async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_ne
     real = getattr(of, step)
     made = 0
 
-    def make_and_change(*arguments):
+    async def change() -> None:
+        await store.discard(MESSAGE, [found for found, _ in rows[:3]])
+        await store.write([RollBack(rows[3][0], rows[6][0], 77)], claim=None)
+
+    loop = trio.lowlevel.current_trio_token()
+
+    def make_and_change(*arguments: object) -> Iterator[float | None]:
         nonlocal made
-        real(*arguments)
+        yield from real(*arguments)
         made += 1
         if made == 1:
-            trio.from_thread.run(store.discard, MESSAGE, [found for found, _ in rows[:3]])
-            roll = RollBack(rows[3][0], rows[6][0], 77)
-            trio.from_thread.run(lambda: store.write([roll], claim=None))
+            yield from paused_until(loop, change)
 
     monkeypatch.setattr(of, step, make_and_change)
     await store.tidy()
@@ -384,31 +403,43 @@ async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_ne
     signs = [decode_row(value).pointer for _, value in found]
     assert signs == [-77] * 3 + [77] * (len(rows) - 6)
     # What is known of the new volumes is what is in them.
-    for volume in store._db.volumes.all[:-1]:
+    for volume in store._db.sets.current.all[:-1]:
         counted = sum(extent.rows for extent in volume.extents[MESSAGE].values())
-        with volume.open().rows(MESSAGE, b"", b"\xff" * 64) as there:
+        with store._db.databases.lease(volume) as database, database.rows(MESSAGE, b"", b"\xff" * 64) as there:
             assert counted == sum(1 for _ in there) > 0
 
 
-async def test_nobody_waits_while_a_volume_that_was_rewritten_is_looked_through(store, monkeypatch):
+async def test_commits_reads_and_views_do_not_wait_while_a_rewritten_volume_is_looked_through(store, monkeypatch):
     other = await of_two_topics(store, 60)
-    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
     expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
-    looked = []
+    first = store._db.sets.current.newest.number
+    done = []
+
+    async def use_it() -> None:
+        await fill(store, 20, 60)
+        assert store._db.sets.current.newest.number > first
+        assert await everything(store) == [*expected, *((key(number), b"v" * 100) for number in range(60, 80))]
+        await store.discard(MESSAGE, [key(number) for number in range(60, 80)])
+        async with aclosing(await store.pin(60)) as view:
+            assert await everything(view) == expected
+        done.append(len(folders(store)))
+
+    loop = trio.lowlevel.current_trio_token()
     real = Volume.look_through
 
-    def look(volume, *arguments):
-        looked.append([source.path.name for source in store._db.volumes.all if source.changing.locked()])
-        real(volume, *arguments)
+    def look(volume: Volume, *arguments: object) -> Iterator[float | None]:
+        if not done:
+            yield from paused_until(loop, use_it)
+        yield from real(volume, *arguments)
 
     monkeypatch.setattr(Volume, "look_through", look)
     await store.tidy()
-    assert looked
-    assert looked == [[]] * len(looked)
+    assert len(folders(store)) < done[0]
     assert await everything(store) == expected
 
 
-async def test_a_rewriting_that_fails_leaves_everything_as_it_was(store, monkeypatch):
+async def test_a_rewrite_that_fails_changes_nothing(store, monkeypatch):
     other = await of_two_topics(store, 60)
     await store.drop(MESSAGE, [(PREFIX, key(60))])
     expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
@@ -432,22 +463,22 @@ async def test_a_rewriting_that_fails_leaves_everything_as_it_was(store, monkeyp
 async def test_dead_rows_are_removed_from_the_large_volume_of_version_0_1(store):
     other = await of_two_topics(store, 60)
     gone = generation_prefix(TopicName("ns", "a"), 1)
-    large = store._db.volumes.all[0]
-    with large.open().batch(sync=True) as batch:
+    large = store._db.sets.current.all[0]
+    with store._db.databases.lease(large) as database, database.batch(sync=True) as batch:
         for number in range(500):
             batch.put(b"\x02" + gone + pack_position(number, 0), b"x" * 50)
     index_path(large.path).unlink()
     copied_at_once(store._directory.path, store._directory.path.with_name("large"))
     async with await LevelDBStore.open(store._directory.path.with_name("large"), TINY) as store:
-        large = store._db.volumes.all[0]
+        large = store._db.sets.current.all[0]
         large.large = True
         expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
         await store.drop(MESSAGE, [(gone, gone + pack_position(450, 0)), (PREFIX, stop_after(PREFIX))])
         await store.tidy()
-        with large.open().rows(MESSAGE, gone, stop_after(gone)) as rows:
+        assert store._db.sets.current.all[0].path == large.path
+        with store._db.databases.lease(large) as database, database.rows(MESSAGE, gone, stop_after(gone)) as rows:
             assert [found for found, _ in rows] == [gone + pack_position(number, 0) for number in range(450, 500)]
         assert (await everything(store))[50:] == expected
-        assert store._db.volumes.all[0] is large
         assert not list(store._db.metadata.dead_ranges())
         await store.drop(MESSAGE, [(gone, stop_after(gone)), (other, stop_after(other))])
         await store.tidy()
@@ -473,7 +504,7 @@ async def test_while_a_view_is_pinned_no_volume_goes_and_then_they_do(store):
     assert len(folders(store)) < len(before)
 
 
-async def test_a_view_that_nobody_closes_holds_no_volume_for_longer_than_it_lasts(store):
+async def test_a_view_that_is_never_closed_keeps_no_volume_after_its_time_is_over(store):
     await fill(store, 40)
     await settled(store)
     await store.pin(0)
@@ -481,27 +512,37 @@ async def test_a_view_that_nobody_closes_holds_no_volume_for_longer_than_it_last
     assert await store.tidy() > 3
 
 
-async def test_a_view_that_comes_while_volumes_are_rewritten_keeps_them(store, monkeypatch):
-    await of_two_topics(store, 60)
+async def test_a_view_that_is_opened_while_volumes_are_rewritten_keeps_their_files(store, monkeypatch):
+    other = await of_two_topics(store, 60)
     await store.drop(MESSAGE, [(PREFIX, key(60))])
     expected = await everything(store)
     views = []
     real = tidying._copy
 
-    def copy_and_pin(*arguments):
-        real(*arguments)
-        views.append(trio.from_thread.run(store.pin, 60))
+    async def pin() -> None:
+        views.append(await store.pin(60))
+
+    loop = trio.lowlevel.current_trio_token()
+
+    def copy_and_pin(*arguments: object) -> Iterator[float]:
+        yield from real(*arguments)
+        if not views:
+            yield from paused_until(loop, pin)
 
     before = folders(store)
     with monkeypatch.context() as patched:
         patched.setattr(tidying, "_copy", copy_and_pin)
-        await store.tidy()
-    assert folders(store) == before
+        assert await store.tidy() > 0
+    # The store uses the new volumes, and the view the old ones.
+    assert folders(store) > before
+    await store.write([RollBack(other, stop_after(other), 77)], claim=None)
     assert await everything(views[0]) == expected
+    assert {decode_row(value).pointer for _, value in await everything(store)} == {-77}
+    assert await store.tidy() == 0
     await views[0].aclose()
-    await store.tidy()
+    await settled(store)
     assert len(folders(store)) < len(before)
-    assert await everything(store) == expected
+    assert [found for found, _ in await everything(store)] == [found for found, _ in expected]
 
 
 async def test_a_view_ends_when_the_store_is_opened_again(store):
@@ -524,7 +565,7 @@ async def test_a_view_ends_when_the_store_is_opened_again(store):
 async def test_a_copy_of_a_running_store_has_all_that_was_acknowledged(tmp_path, commits):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, commits)
-        copy = copy_of(store, tmp_path / "copy")
+        copy = await copy_of(store, tmp_path / "copy")
     async with await LevelDBStore.open(copy, TINY) as store:
         assert [found for found, _ in await everything(store)] == [key(number) for number in range(commits)]
         assert await store.get(METADATA, b"last") == b"%d" % (commits - 1)
@@ -535,8 +576,8 @@ async def test_a_copy_of_a_running_store_has_all_that_was_acknowledged(tmp_path,
 async def test_a_journal_with_a_gap_is_damage(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 3)
-        copy = copy_of(store, tmp_path / "copy")
-        volume = store._db.volumes.newest.path.name
+        copy = await copy_of(store, tmp_path / "copy")
+        volume = store._db.sets.current.newest.path.name
     with plyvel.DB(str(copy / "volumes" / volume)) as database:
         database.delete(b"\x00" + (2).to_bytes(8, "big"))
     with pytest.raises(StoreDamaged, match="entry 2 of the journal is missing"):
@@ -562,7 +603,7 @@ async def test_how_large_the_largest_row_of_a_topic_is_stays_known_for_each_volu
     rows = [(key(number), b"v" * size) for number, size in enumerate(sizes)]
 
     def largest(store):
-        return [extent.largest for volume in store._db.volumes.all for extent in volume.extents[MESSAGE].values()]
+        return [extent.largest for volume in store._db.sets.current.all for extent in volume.extents[MESSAGE].values()]
 
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         for name, value in rows:
@@ -577,7 +618,7 @@ async def test_how_large_the_largest_row_of_a_topic_is_stays_known_for_each_volu
     for index in indexes[::2]:
         index.unlink()
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
-        assert largest(store) == known, "counted anew"
+        assert largest(store) == known, "counted again"
         assert await everything(store) == rows
 
 
@@ -592,7 +633,7 @@ async def test_an_index_that_does_not_say_how_large_rows_are_is_read_as_well(tmp
         content = json.dumps(found).encode()
         index.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
-        for volume in store._db.volumes.all:
+        for volume in store._db.sets.current.all:
             assert {(each.packed, each.largest) for each in volume.extents[MESSAGE].values()} <= {(bool(packed), 0)}
         assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
         await fill(store, 10, 40)
@@ -625,7 +666,7 @@ async def test_a_volume_that_is_listed_and_missing_is_damage(tmp_path):
 
 async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_written(store, tmp_path, caplog):
     await of_two_topics(store, 60)
-    copy = copy_of(store, tmp_path / "copy")
+    copy = await copy_of(store, tmp_path / "copy")
     async with await LevelDBStore.open(copy, TINY):
         pass  # closed in good order: logs have become tables
     # One with a row that is alive: it has to be read.
@@ -641,13 +682,13 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
             await again.tidy()
             await fill(again, 1, first=100)
         with pytest.raises(StoreError, match="Corruption"):
-            await everything(again)  # and nobody is told that there is less
+            await everything(again)  # and no reader gets fewer rows instead
         assert chosen.name in folders(again)
         assert len(folders(again)) < len(before)
         assert [record.message for record in caplog.records].count("volumes are damaged and not tidied") == 1
 
 
-# --- the files of a volume that goes -----------------------------------------------------------------------
+# --- the files of a volume that is removed -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -670,42 +711,48 @@ def cut(monkeypatch):
 
 
 def test_files_of_a_volume_that_goes_get_shorter_in_steps_before_they_are_removed(folder, cut):
-    remove_beside_others(folder)
+    for done, pause_s in enumerate(remove_slowly(folder), 1):
+        assert pause_s > 0
+        assert len(cut) == done
+        assert folder.exists()
     assert cut == [3 * STEP_BYTES // 2, STEP_BYTES // 2]
     assert not folder.exists()
     assert not index_path(folder).exists()
 
 
-def test_a_file_that_a_copy_shares_is_removed_as_it_is(folder, cut, tmp_path):
+def test_a_file_that_a_copy_shares_is_removed_without_being_cut(folder, cut, tmp_path):
     copy = tmp_path / "copy.ldb"
     copy.hardlink_to(folder / "000005.ldb")
-    remove_beside_others(folder)
+    assert list(remove_slowly(folder)) == []
     assert cut == []
     assert copy.stat().st_size == 5 * STEP_BYTES // 2
     assert not folder.exists()
 
 
-def test_once_the_store_is_to_be_closed_files_are_removed_as_they_are(folder, cut):
-    remove_beside_others(folder, lambda: len(cut) > 0)
+def test_once_the_store_is_to_be_closed_files_are_removed_at_once(folder, cut):
+    removal = remove_slowly(folder)
+    next(removal)
+    with pytest.raises(Stopped):
+        removal.throw(Stopped("the store is being closed"))
     assert len(cut) == 1
     assert not folder.exists()
+    assert not index_path(folder).exists()
 
 
 def test_a_link_in_a_volume_goes_and_not_the_file_it_leads_to(folder, cut, tmp_path):
     other = tmp_path / "elsewhere"
     other.write_bytes(bytes(3 * STEP_BYTES))
     (folder / "000001.ldb").symlink_to(other)
-    remove_beside_others(folder)
+    assert len(list(remove_slowly(folder))) == 2
     assert len(cut) == 2
+    assert not folder.exists()
     assert other.stat().st_size == 3 * STEP_BYTES
 
 
-def test_pauses_end_however_large_a_volume_is(folder, monkeypatch):
+def test_pauses_end_however_large_a_volume_is(folder):
     (folder / "000009.ldb").touch()
     os.truncate(folder / "000009.ldb", 8000 * STEP_BYTES)  # a hole
-    pauses = []
-    monkeypatch.setattr(volume_list, "nap", pauses.append)
-    remove_beside_others(folder)
+    pauses = list(remove_slowly(folder))
     assert len(pauses) > 8000
     assert sum(pauses) <= MAX_PAUSES_S
     assert not folder.exists()
@@ -716,5 +763,5 @@ def test_a_volume_goes_although_a_file_of_it_cannot_be_cut(folder, monkeypatch):
         raise OSError(errno.EPERM, "no")
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    remove_beside_others(folder)
+    assert list(remove_slowly(folder)) == []
     assert not folder.exists()

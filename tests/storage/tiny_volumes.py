@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import outcome
 import trio
 
 from plainsong.protocol.effects import Put, put_one
@@ -13,6 +17,8 @@ from tests.storage.contract import MESSAGE, METADATA, NAME
 #: A volume has a few rows.
 TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
 PREFIX = generation_prefix(NAME, 1)
+#: A call that takes longer waits for the long work, which waits for the call.
+MAX_PAUSE_S = 30.0
 
 
 def message(number: int, value: bytes = b"v" * 100, prefix: bytes = PREFIX) -> Put:
@@ -25,12 +31,30 @@ def key(number: int) -> bytes:
 
 
 async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
-    """Messages, each in a commit of its own, with a row of metadata."""
+    """Messages, each in a commit of its own, with a row of metadata; a volume is sealed as soon as it is full."""
     claim = await store.claim(NAME)
     for number in range(first, first + count):
         await store.write([message(number), put_one(METADATA, b"last", b"%d" % number)], claim=claim)
+        # The next volume is there before this one is full.
+        await settled(store)
 
 
 async def settled(store: LevelDBStore) -> None:
-    """Wait until what is done beside commits is done."""
-    await trio.to_thread.run_sync(store._db.upkeep.settle)
+    """Wait until the keeper has done what commits have left to it."""
+    await trio.to_thread.run_sync(store._db.keeper.settle)
+
+
+def paused_until(loop: trio.lowlevel.TrioToken, call: Callable[[], Awaitable[object]]) -> Iterator[float]:
+    """Pauses for long work of the keeper, until ``call`` has ended on the event loop. Raises what it raises."""
+    ended: list[outcome.Outcome[object]] = []
+
+    async def run() -> None:
+        ended.append(await outcome.acapture(call))
+
+    loop.run_sync_soon(trio.lowlevel.spawn_system_task, run)
+    until_s = time.monotonic() + MAX_PAUSE_S
+    while not ended:
+        if time.monotonic() > until_s:
+            raise TimeoutError("the call waits for the long work, or the keeper does not pause")
+        yield 0.001
+    ended[0].unwrap()

@@ -25,7 +25,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class Recorded:
-    """A course, and all that its disk was told."""
+    """A course, and everything that was written to its disk."""
 
     def __init__(self, course: str, directory: Path, made: Path) -> None:
         self.disk = Disk(directory / "data", made, log=True)
@@ -37,20 +37,20 @@ class Recorded:
         self.records: list[Record] = read_log(self.disk.log)
 
     def at(self, mark: str) -> int:
-        """So many records had happened when the course had come to a mark."""
+        """The number of records when the course had reached a mark."""
         return next(
             n for n, each in enumerate(self.records, 1) if each.kind == "open_" and each.one.endswith(mark.encode())
         )
 
     def image(self, moment: int, style: Style, directory: Path, seed: int, lies: str = "") -> Path:
-        """What a power cut may leave when so many records have happened."""
+        """An image that a power cut may leave after a number of records."""
         told = Told.that_was_told(self.disk.root, self.records[:moment], lies)
         told.image(directory, style, Random(seed))
         return directory
 
 
 def cuts(recorded: Recorded, since: str, count: int, seed: int) -> Iterable[tuple[int, int, Style]]:
-    """Some moments behind a mark, each style in its turn."""
+    """Some moments after a mark, each style in its turn."""
     rng = Random(seed)
     first, last = recorded.at(since), len(recorded.records)
     for number in range(count):
@@ -58,7 +58,7 @@ def cuts(recorded: Recorded, since: str, count: int, seed: int) -> Iterable[tupl
 
 
 async def messages_of(directory: Path, options: LevelDBOptions) -> Rows:
-    """All messages, which are the same when the store has tidied up, and was opened again."""
+    """All messages; they are the same after tidying, and after the store was opened again."""
     async with await LevelDBStore.open(directory, options) as store:
         found = await everything(store, MESSAGE)
         await store.tidy()
@@ -106,8 +106,8 @@ async def test_a_power_cut_while_a_directory_of_version_0_1_is_taken_over_loses_
             assert {table: await everything(store, table) for table in Table} == expected, (moment, style)
 
 
-async def test_a_disk_that_says_synced_and_is_not_is_found_out_by_what_a_rewriting_leaves(tmp_path, made):
-    """So these images show what is lost."""
+async def test_a_disk_that_reports_syncs_it_did_not_make_is_detected_after_a_rewrite(tmp_path, made):
+    """So these images show what a power cut loses."""
     recorded = Recorded("rewriting", tmp_path, made)
     image = recorded.image(recorded.at(upkeep.TIDIED), "lost", tmp_path / "image", SEED, lies=".ldb")
     try:

@@ -1,6 +1,6 @@
-"""What a store does beside commits, for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a disk that is watched.
+"""The work of a store's keeper, for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a disk that is watched.
 
-A course marks how far it has come by a file in the directory, which stands in the disk's log among everything else.
+A course marks its progress by files in the directory, which are in the disk's log among everything else.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
 OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=4_000, max_open_volumes=3)
 GOES = generation_prefix(NAME, 1)
 STAYS = generation_prefix(TopicName("ns", "stays"), 1)
-#: Marks: from here on all rows are there; those of one topic are gone; all is tidied up.
+#: Marks: all rows are written; those of one topic are dropped; tidying has ended.
 WRITTEN, DROPPED, TIDIED = "written.mark", "dropped.mark", "tidied.mark"
 ROWS = 120
-#: Of the volume that version 0.1 is taken to have left.
+#: Rows of the volume that stands for the database of version 0.1.
 LARGE_ROWS = 3_000
 
 
@@ -36,12 +36,12 @@ def row(prefix: bytes, number: int) -> tuple[bytes, bytes]:
 
 
 def rows(prefix: bytes, count: int, step: int = 1) -> list[tuple[bytes, bytes]]:
-    """The first of a topic."""
+    """The first rows of a topic."""
     return [row(prefix, number) for number in range(0, count, step)]
 
 
 def mark(directory: Path, name: str) -> None:
-    """Say in the disk's log that it has come to here."""
+    """Leave a mark in the disk's log."""
     (directory / name).touch()
 
 
@@ -53,12 +53,12 @@ async def _write(store: LevelDBStore, prefix: bytes, numbers: range) -> None:
 
 
 async def rewriting(directory: Path) -> None:
-    """In each of several volumes most rows die; what stays is written to fewer."""
+    """In each of several volumes most rows die; the others are rewritten to fewer volumes."""
     async with await LevelDBStore.open(directory, OPTIONS) as store:
         for number in range(0, ROWS, 4):
             await _write(store, GOES, range(number, number + 4))
             await _write(store, STAYS, range(number, number + 1))
-        await trio.to_thread.run_sync(store._db.upkeep.settle)
+        await trio.to_thread.run_sync(store._db.keeper.settle)
         mark(directory, WRITTEN)
         await store.drop(MESSAGE, [(GOES, stop_after(GOES))])
         mark(directory, DROPPED)
@@ -70,21 +70,15 @@ async def sweeping(directory: Path) -> None:
     """The volume of version 0.1 has its dead rows removed in place, piece by piece."""
     tidying._PIECE_ROWS = 100
     packs.MIN_ROWS = LARGE_ROWS  # that version has no packs
+    volumes = directory / "volumes"
     async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
         for number in range(0, LARGE_ROWS, 100):
             await _write(store, GOES, range(number, number + 100))
         await _write(store, STAYS, range(ROWS))
-    volumes = directory / "volumes"
-    (first,) = read_list(volumes) or []
+        await store.begin_files()
+    first, *others = read_list(volumes) or []
+    write_list(volumes, [Listed(first.number, first.folder, large=True, compressed=first.compressed), *others])
     (volumes / f"{first.folder}.index").unlink()
-    async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
-        newest = store._db.volumes.newest
-        await trio.to_thread.run_sync(store._db.volumes.seal)
-        newest.pins -= 1
-        newest.large = True
-    listed = read_list(volumes) or []
-    large = Listed(first.number, first.folder, large=True, compressed=first.compressed)
-    write_list(volumes, [large, *listed[1:]])
     async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
         mark(directory, WRITTEN)
         await store.drop(MESSAGE, [(GOES, stop_after(GOES))])
@@ -102,7 +96,7 @@ async def taking_over(directory: Path) -> None:
 
 
 def _copy_kept(directory: Path) -> None:
-    """The directory that version 0.1 has left, durable."""
+    """Make a durable copy of the directory of version 0.1."""
     directory.mkdir(exist_ok=True)
     for path in sorted(KEPT.rglob("*")):
         copy = directory / path.relative_to(KEPT)

@@ -1,0 +1,610 @@
+"""The keeper: the one thread that changes sealed volumes, the list of volumes and the metadata's database.
+
+It makes the next volume, finishes those that were sealed, removes and rolls back rows in sealed volumes, tidies
+(``storage.leveldb.tidying``), checkpoints the metadata, opens and closes views, and removes files that no set names any
+more. What it makes becomes part of the set of volumes by an operation that it hands to the commit, the set's one writer.
+
+    the commit waits for the keeper only for the next volume; the keeper never waits for the commit
+    while an operation of the keeper is with the commit, the keeper changes no sealed volume, and makes only next volumes
+
+Long work is a generator that pauses: between two of its steps the keeper does what has arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
+
+from plainsong.protocol.effects import Table
+from storage.base import NothingWritten, StoreError, StoreUnusable, rolled_back
+from storage.directory import sync_directory
+from storage.leveldb import threads
+from storage.leveldb.commit import PendingWrite, Pin, Replace, Unpin
+from storage.leveldb.compression import Stretch, is_worth_it
+from storage.leveldb.errors import call_failed, without_folders
+from storage.leveldb.packs import RowEdits
+from storage.leveldb.reads import VolumeReads
+from storage.leveldb.volume import TABLES, Volume
+from storage.leveldb.volume_list import Listed, ListUnknown, remove_slowly, remove_volume, write_list
+from storage.leveldb.volume_set import estimate_live
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from storage.leveldb.commit import SealedChange, SetChange
+    from storage.leveldb.database import Database
+    from storage.leveldb.metadata import Metadata
+    from storage.leveldb.open_databases import OpenDatabases
+    from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.view import PinnedView
+    from storage.leveldb.volume_set import Sets, View, VolumeSet
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Long work: it yields how many seconds it pauses, an operation that the commit is to apply, or None, to continue once
+#: everything is done that has arrived by then.
+Work = Generator["float | SetChange | None", None, T]
+
+
+class Stopped(StoreError):
+    """The store is being closed or opened again; nothing failed."""
+
+
+class _Running:
+    """Long work under way."""
+
+    def __init__(self, work: Work[object], done: Callable[[object], object]) -> None:
+        self.work = work
+        self.done = done
+        self.resume_at_s = 0.0
+
+
+class Keeper:
+    """The thread. ``change``, ``note_dead``, ``finish``, ``make_spare`` and ``checkpoint_soon`` are for the commit."""
+
+    def __init__(
+        self,
+        directory: Path,
+        options: LevelDBOptions,
+        sets: Sets,
+        databases: OpenDatabases,
+        metadata: Metadata,
+        hand_in: Callable[[PendingWrite], None],
+    ) -> None:
+        """Start the thread; ``close`` ends it.
+
+        Args:
+          directory: of the volumes.
+          hand_in: gives a work to the commit, from any thread; its ``on_completed`` is called later, also if that fails.
+        """
+        self._directory = directory
+        self._options = options
+        self._sets = sets
+        self._databases = databases
+        self._metadata = metadata
+        self._hand_in = hand_in
+        #: Set by the event loop before the store is closed: long work ends at its next step.
+        self.leaving = False
+        #: The first failure: the store must be opened again. Written once, by the keeper.
+        self.failed: StoreError | None = None
+
+        # Messages between threads.
+        #: What to do, and whether it is done also while an operation is with the commit.
+        self._inbox: threads.Queue[tuple[Callable[[], object], bool]] = threads.Queue()
+        self._spares: threads.Queue[Volume | StoreError] = threads.Queue()
+
+        # The keeper's own.
+        #: The list as it is on the disk: every volume that has rows, and perhaps the next one.
+        self._listed: list[Volume] = list(sets.current.all)
+        #: The list may or may not have been written: volumes that either version names stay until the next opening.
+        self._list_unknown = False
+        #: Volumes whose rows have died, or were removed, since they were last looked at.
+        self.touched: set[Volume] = set(self._listed)
+        #: Volumes that tidying could not read: they are left alone until the next opening.
+        self.damaged: set[Volume] = set()
+        #: What took the place of volumes that are not in the set any more.
+        self._replaced: WeakKeyDictionary[Volume, Volume | None] = WeakKeyDictionary()
+        #: Volumes that have left the set, and the first set without them.
+        self._gone: list[tuple[Volume, int]] = []
+        #: While volumes are rewritten: which, and the rows that were changed in them since.
+        self.rewriting: Sequence[Volume] = ()
+        self.changed: set[tuple[Table, bytes]] = set()
+        #: Messages that arrived while an operation was with the commit.
+        self._backlog: deque[Callable[[], object]] = deque()
+        self._running: list[_Running] = []
+        #: The work whose operation is with the commit.
+        self._awaiting: _Running | None = None
+        self._checkpoint_waits = False
+        #: True if a message was served since long work advanced.
+        self._served = False
+        self._stopping = False
+        self._thread = threads.spawn("store keeper", self._run)
+
+    # --- for the commit: never waits, except for the next volume -----------------------------------
+
+    def make_spare(self) -> None:
+        """Make the next volume; ``spare`` returns it, or why it cannot be made, once for each call."""
+        self._inbox.put((self._make_spare, True))
+
+    def spare(self, *, wait: bool) -> Volume | StoreError | None:
+        """The answer to ``make_spare``; None if there is none yet. Its database is leased for the commit."""
+        with suppress(threads.Empty):
+            return self._spares.get(block=wait)
+        return None
+
+    def finish(self, sealed: Volume) -> None:
+        """Put a sealed volume's memory into a table and write its index, and end the commit's lease."""
+        self._put(partial(self._guarded, partial(self._finish, sealed)))
+
+    def change(self, work: PendingWrite) -> None:
+        """Change rows of sealed volumes, then complete the work."""
+        self._put(partial(self._change, work))
+
+    def note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        """Subtract rows that died just now from what is alive in the sealed volumes of a set."""
+        self._put(partial(self._note_dead, volumes, table, ranges))
+
+    def checkpoint_soon(self) -> None:
+        """Write the metadata that waits to its database, once for any number of calls."""
+        if not self._checkpoint_waits:
+            self._checkpoint_waits = True
+            self._put(partial(self._guarded, self._checkpoint))
+
+    # --- for the event loop and for readers: never waits -------------------------------------------
+
+    def start(self, work: Callable[[], Work[T]], done: Callable[[T | StoreError], object]) -> None:
+        """Run long work; ``done`` is called in the thread with its result, or with why it failed."""
+        self._put(lambda: self._begin(_Running(work(), done)))  # type: ignore[arg-type]  # T of one call
+
+    def pin(self, max_s: float, done: Callable[[PinnedView | StoreError], object]) -> None:
+        """Open a view between two commits. No sealed volume changes while the commit makes it."""
+        self.start(partial(self._pin, max_s), done)
+
+    def close_view(self, view: View, done: Callable[[StoreError | None], object]) -> None:
+        """Close a view that has ended and that no reader is inside of."""
+        self.start(partial(self._unpin, view), done)
+
+    def checkpoint(self, done: Callable[[StoreError | None], object]) -> None:
+        """Write the metadata that waits to its database."""
+        self._put(lambda: done(self._guarded(self._checkpoint)))
+
+    def leave(self) -> None:
+        """The store is about to be closed: long work ends at its next step. For the event loop."""
+        self.leaving = True
+        self._put(lambda: None)
+
+    def remove_files_soon(self) -> None:
+        """Remove the files of volumes that no pinned set names any more."""
+        self._put(self._remove_gone)
+
+    def settle(self) -> None:
+        """Wait until everything that is under way now is done, long work aside. Not for the event loop of a busy store."""
+        done: threads.Queue[None] = threads.Queue()
+        self._put(lambda: done.put(None))
+        done.get()
+
+    def close(self) -> None:
+        """Do what has arrived, end long work at its next step, and end the thread. Idempotent."""
+        self.leaving = True
+        self._put(self._stop)
+        self._thread.join()
+
+    def _put(self, message: Callable[[], object]) -> None:
+        self._inbox.put((message, False))
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (message := self._next()) is not None:
+            try:
+                message()
+            except BaseException as raised:  # noqa: BLE001  # the thread goes on, and the store is opened again
+                self._failure(raised)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _next(self) -> Callable[[], object] | None:
+        """What to do next: a message, or a step of long work; None once the keeper has been closed and all is done."""
+        while True:
+            if self._awaiting is not None:
+                message, is_urgent = self._inbox.get()
+                if is_urgent:
+                    return message
+                self._backlog.append(message)
+                continue
+            first = min(self._running, key=lambda each: each.resume_at_s, default=None)
+            wait_s = None
+            if first is not None and (self.leaving or first.resume_at_s < float("inf")):
+                wait_s = 0.0 if self.leaving else max(0.0, first.resume_at_s - time.monotonic())
+                if not wait_s and self._served:
+                    # Messages that keep arriving do not keep long work from advancing.
+                    self._served = False
+                    return partial(self._advance, first)
+            self._served = True
+            if self._backlog:
+                return self._backlog.popleft()
+            if self._stopping and not self._running:
+                if self._inbox.empty():
+                    return None
+                wait_s = 0.0
+            with suppress(threads.Empty):
+                return self._inbox.get(timeout=wait_s)[0]
+
+    def _begin(self, running: _Running) -> None:
+        if self.failed is not None:
+            running.done(_copy_of(self.failed))
+            return
+        self._running.append(running)
+        self._advance(running)
+
+    def _advance(self, running: _Running, error: StoreError | None = None, *, resumed: bool = False) -> None:
+        """Run long work up to its next pause, hand-over or end.
+
+        Args:
+          error: why the commit did not apply its operation.
+          resumed: True if the commit has applied its operation: the work first takes note of that.
+        """
+
+        if running not in self._running:
+            return  # it ended while it waited for what had arrived
+
+        def step() -> float | SetChange | None:
+            if error is not None:
+                return running.work.throw(error)
+            if self.leaving and not resumed:
+                return running.work.throw(Stopped("the store is being closed or opened again", hint="try again"))
+            return next(running.work)
+
+        try:
+            found = step()
+        except StopIteration as end:
+            self._running.remove(running)
+            running.done(end.value)
+            return
+        except BaseException as raised:  # noqa: BLE001  # the thread goes on, and reports it
+            self._running.remove(running)
+            running.done(self._failure(raised))
+            return
+        if found is None:
+            running.resume_at_s = float("inf")
+            self._put(partial(self._advance, running))
+            return
+        if isinstance(found, float):
+            running.resume_at_s = time.monotonic() + found
+            return
+        self._awaiting = running
+        self._hand_in(PendingWrite([found], on_completed=self._applied))
+
+    def _applied(self, work: PendingWrite) -> None:
+        """The commit has applied an operation, or could not; for the event loop."""
+        error = _copy_of(work.error) if isinstance(work.error, StoreError) else None
+        self._inbox.put((partial(self._resume, error), True))
+
+    def _resume(self, error: StoreError | None) -> None:
+        running, self._awaiting = self._awaiting, None
+        assert running is not None  # the commit answers each operation once
+        self._advance(running, error, resumed=True)
+
+    def _guarded(self, job: Callable[[], T]) -> T | StoreError:
+        """Run a job; if it fails, the store has to be opened again, and no more jobs are done."""
+        if self.failed is not None:
+            return _copy_of(self.failed)
+        try:
+            return job()
+        except BaseException as raised:  # noqa: BLE001  # the thread goes on, and reports it
+            return self._failure(raised)
+
+    def _failure(self, raised: BaseException) -> StoreError:
+        """The error to report, which the store remembers unless nothing failed."""
+        if isinstance(raised, (Stopped, NothingWritten)):
+            return raised
+        if not isinstance(raised, StoreError):
+            log.error("the store's keeper failed", exc_info=raised)
+            raised = StoreError(f"the store's upkeep: {without_folders(repr(raised))}")
+        if self.failed is None:
+            # Not the object that was raised: its traceback keeps what its frames hold, such as an open database.
+            self.failed = _copy_of(raised)
+        return _copy_of(raised)
+
+    # --- the list, and the next volume --------------------------------------------------------------
+
+    def _make_spare(self) -> None:
+        try:
+            self._spares.put(self._made())
+        except StoreError as error:
+            self._spares.put(_copy_of(error))
+
+    def _made(self) -> Volume:
+        """The next volume, listed. Raises StoreError; unless the list is unknown, it may be tried again."""
+        if self.failed is not None:
+            raise _copy_of(self.failed)
+        number = self._listed[-1].number + 1
+        volume = self._volume(number, f"{number:08d}", compressed=self._compress_next())
+        try:
+            # An attempt that failed may have left something, which was never listed.
+            remove_volume(volume.path)
+            self._databases.acquire(volume, create=True)
+            try:
+                sync_directory(volume.path)
+                self._write_list([*self._listed, volume])
+            except BaseException:
+                self._databases.release(volume)
+                self._databases.discard(volume)
+                raise
+        except StoreUnusable as error:
+            log.error("the next volume cannot be made", extra={"why": error.detail})
+            detail = without_folders(error.detail)
+            raise StoreError(f"the next volume cannot be made: {detail}", hint=error.hint) from error
+        except OSError as error:
+            raise call_failed(error, "making the next volume") from error
+        return volume
+
+    def _volume(self, number: int, name: str, *, compressed: bool) -> Volume:
+        shape = self._options.volume_shape(compressed=compressed, packed=True)
+        return Volume(number, self._directory / name, shape)
+
+    def _compress_next(self) -> bool:
+        """True if the next volume is to be compressed."""
+        if self._options.compression != "auto":
+            return self._options.compression == "snappy"
+        newest = self._sets.current.newest
+        stretches = [
+            Stretch(table, extent.first, extent.last, extent.size)
+            for table in TABLES
+            for extent in newest.extents[table].values()
+        ]
+        with self._databases.lease(newest) as database:
+            worth = is_worth_it(database, stretches)
+        return newest.shape.compressed if worth is None else worth
+
+    def successor(self, sources: Sequence[Volume]) -> Volume:
+        """A volume to take the place of neighbours; its folder does not exist yet."""
+        again = max(int(volume.path.suffix[1:] or 0) for volume in sources) + 1
+        chosen = self._options.compression
+        compressed = chosen == "snappy" or (chosen == "auto" and any(volume.shape.compressed for volume in sources))
+        number = sources[0].number
+        volume = self._volume(number, f"{number:08d}.{again}", compressed=compressed)
+        remove_volume(volume.path)
+        return volume
+
+    def _write_list(self, volumes: Sequence[Volume]) -> None:
+        """Replace the list, durably.
+
+        Raises:
+          ListUnknown: nothing that either list names is removed before the next opening, and the store has failed.
+          OSError: the list is the one before.
+        """
+        if self._list_unknown:
+            raise StoreError("the volume list may not have been saved; the store must be opened again")
+        try:
+            write_list(
+                self._directory,
+                [
+                    Listed(each.number, each.name, each.large, each.shape.compressed, each.shape.packed)
+                    for each in volumes
+                ],
+            )
+        except ListUnknown as error:
+            self._list_unknown = True
+            self._failure(call_failed(error, "saving the volume list"))
+            raise
+        self._listed = list(volumes)
+
+    def is_listed(self, volume: Volume) -> bool:
+        """True if the list on the disk names a volume, or may do so."""
+        return self._list_unknown or volume in self._listed
+
+    def replace(self, sources: Sequence[Volume], target: Volume | None) -> Work[None]:
+        """Put a volume in the place of neighbours, durably; None: they are struck off. Raises StoreError.
+
+        Their files are removed when no reader needs them any more.
+        """
+        at = self._listed.index(sources[0])
+        left = [volume for volume in self._listed if volume not in sources]
+        if target is not None:
+            left.insert(at, target)
+        try:
+            self._write_list(left)
+        except OSError as error:
+            raise call_failed(error, "listing the volumes") from error
+        number = yield from self._replaced_in_set(sources, target)
+        self._gone += [(volume, number) for volume in sources]
+        self._remove_gone()
+
+    def replace_in_memory(self, volume: Volume, target: Volume) -> Work[None]:
+        """Let what is known of a volume be something else; its files stay."""
+        self._listed[self._listed.index(volume)] = target
+        yield from self._replaced_in_set([volume], target)
+
+    def _replaced_in_set(self, sources: Sequence[Volume], target: Volume | None) -> Work[int]:
+        operation = Replace(sources, target)
+        try:
+            yield operation
+        except StoreError as error:
+            # The list has changed and the set has not: nothing may be written before the store is opened again.
+            raise StoreError(error.detail, hint=error.hint) from error
+        if operation.number is None:
+            raise StoreError("volumes were replaced that are not in the set")
+        for volume in sources:
+            self._replaced[volume] = target
+            self.touched.discard(volume)
+            self.damaged.discard(volume)
+        if target is not None:
+            # Rows may have died while it was written.
+            self.touched.add(target)
+            estimate_live(target, self._sets.current)
+        return operation.number
+
+    def _remove_gone(self) -> None:
+        """Start to remove the files of volumes that no reader needs any more."""
+        oldest = self._sets.oldest()
+        for volume, number in [each for each in self._gone if each[1] <= oldest]:
+            if self._databases.discard(volume):
+                self._gone.remove((volume, number))
+                if self.leaving:
+                    remove_volume(volume.path)
+                    continue
+                self._begin(_Running(remove_slowly(volume.path), lambda _: None))
+
+    # --- sealed volumes -----------------------------------------------------------------------------
+
+    def _finish(self, volume: Volume) -> None:
+        try:
+            with self._databases.lease(volume) as database:
+                database.flush_memory()
+        finally:
+            self._databases.release(volume)
+        if self.present(volume) is not volume:
+            self._remove_gone()
+            return
+        volume.measure()
+        self.touched.add(volume)
+        self._checkpoint()
+        self._databases.close_idle()
+        self.save_index(volume)
+
+    def save_index(self, volume: Volume) -> None:
+        """Write a volume's index; if that fails, the next start reads the volume through."""
+        try:
+            volume.write_index()
+        except OSError as error:
+            log.warning("a volume's index was not written", extra={"volume": volume.name, "why": str(error)})
+
+    def _checkpoint(self) -> None:
+        self._checkpoint_waits = False
+        self._metadata.checkpoint()
+
+    def catch_up(self, volumes: Sequence[Volume]) -> None:
+        """Make the journal of volumes that are about to go durable in the metadata. Raises StoreError."""
+        last = max(volume.journal_last for volume in volumes)
+        if last > self._metadata.durable:
+            self._metadata.checkpoint()
+        if last > self._metadata.durable:
+            raise StoreError(
+                f"the metadata has the journal up to entry {self._metadata.durable}, and {last} would be lost"
+            )
+
+    def _change(self, work: PendingWrite) -> None:
+        change = work.change
+        assert change is not None  # the commit hands over no other work
+        found = self._guarded(partial(self._make_change, change))
+        work.error = found if isinstance(found, StoreError) else None
+        assert work.on_changed is not None  # given by the queue of the commits
+        work.on_changed(work)
+
+    def _make_change(self, change: SealedChange) -> None:
+        # Older versions first: of two rows with one key the newer one hides the other until it goes as well.
+        for volume in sorted(change.removed, key=lambda each: each.number):
+            self._remove(volume, change.removed[volume])
+        for volume, keys, pointer in change.rolled_back:
+            self._roll_back(volume, keys, pointer)
+
+    def present(self, volume: Volume) -> Volume | None:
+        """The volume that has the rows of ``volume`` now; None if they are all dead."""
+        found: Volume | None = volume
+        while found is not None and found in self._replaced:
+            found = self._replaced[found]
+        return found
+
+    def _remove(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> None:
+        present = self.present(volume)
+        if present is None:
+            return
+        with self._databases.lease(present) as database:
+            self.before_change(present, database)
+            with database.batch(sync=True) as batch:
+                edits = RowEdits(database, batch.put, batch.delete)
+                for table, key in rows:
+                    if present.may_be_packed(table, key):
+                        edits.remove_if_readable(key)
+                    else:
+                        batch.delete(bytes([table]) + key)
+                edits.finish()
+        present.note_removed(rows)
+        self.touched.add(present)
+        self._note_changed(present, rows)
+
+    def _roll_back(self, volume: Volume, keys: Sequence[bytes], pointer: int) -> None:
+        present = self.present(volume)
+        if present is None:
+            return
+        with self._databases.lease(present) as database:
+            self.before_change(present, database)
+            # Read again: a row that was removed since must not come back.
+            found = ((key, database.get(Table.MESSAGE, key)) for key in keys)
+            turned = list(rolled_back(((key, value) for key, value in found if value is not None), pointer))
+            with database.batch(sync=True) as batch:
+                edits = RowEdits(database, batch.put, batch.delete)
+                for key, value in turned:
+                    if present.may_be_packed(Table.MESSAGE, key):
+                        edits.put(key, value)
+                    else:
+                        batch.put(bytes([Table.MESSAGE]) + key, value)
+                edits.finish()
+        self._note_changed(present, [(Table.MESSAGE, key) for key, _ in turned])
+        # The index has the lengths of logs: a log that is cut off later would undo the rollback without an error.
+        self.save_index(present)
+
+    def _note_changed(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> None:
+        if volume in self.rewriting:
+            self.changed.update(rows)
+
+    def before_change(self, volume: Volume, database: Database) -> None:
+        """Keep a sealed volume as it is for the views that have it. No view begins before the change is made."""
+        for view in self._sets.current.views:
+            if view.needs_snapshot(volume):
+                self._databases.acquire(volume)
+                view.add_snapshot(volume, database.snapshot())
+
+    def _note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        for start, stop in ranges:
+            for extent in volumes.index[table].overlapping(start, stop):
+                extent.remove_part(start, stop)
+                present = self.present(extent.volume)
+                if present is not None:
+                    self.touched.add(present)
+
+    def now(self) -> VolumeReads:
+        """Reads of the current set; for the keeper, which alone removes files, no pin is needed."""
+        return VolumeReads(self._sets.current, self._databases)
+
+    @property
+    def volumes(self) -> VolumeSet:
+        """The current set."""
+        return self._sets.current
+
+    @property
+    def databases(self) -> OpenDatabases:
+        """The open databases."""
+        return self._databases
+
+    # --- views ------------------------------------------------------------------------------------
+
+    def _pin(self, max_s: float) -> Work[PinnedView]:
+        operation = Pin(max_s)
+        yield operation
+        if operation.view is None:
+            raise StoreError("the view was not made")
+        return operation.view
+
+    def _unpin(self, view: View) -> Work[None]:
+        if view in self._sets.current.views:
+            yield Unpin(view)
+            for volume in view.close():
+                self._databases.release(volume)
+            self._sets.unpin(view.volumes)
+            self._remove_gone()
+
+
+def _copy_of(error: StoreError) -> StoreError:
+    """An exception of its own for each caller: one object raised in several threads mixes their tracebacks."""
+    return type(error)(error.detail, hint=error.hint)

@@ -1,0 +1,153 @@
+"""The databases of volumes that are open: opened when needed, closed when too many are.
+
+A thread **leases** a volume's database for as long as it uses it; a database that is leased is not closed. LevelDB opens
+a folder only once at a time, so a thread that needs a database while another one opens or closes it waits for that.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from storage.base import StoreError, StoreUnusable
+from storage.leveldb import threads
+from storage.leveldb.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from storage.leveldb.volume import Volume
+
+log = logging.getLogger(__name__)
+
+
+class _Entry:
+    __slots__ = ("database", "is_moving", "leases", "used")
+
+    def __init__(self) -> None:
+        self.database: Database | None = None
+        self.leases = 0
+        self.is_moving = False
+        """True while a thread opens or closes the database."""
+        self.used = 0
+        """When it was last leased; a count of leases."""
+
+
+class OpenDatabases:
+    """The open databases of a store's volumes, by folder. For any thread."""
+
+    def __init__(self, max_open: int, *, check: bool = True) -> None:
+        """Databases beyond ``max_open`` are closed when they are not leased.
+
+        Args:
+          max_open: not counting the newest volume, which is always leased.
+          check: look for missing files before opening, because LevelDB does not notice them.
+        """
+        self._max_open = max_open
+        self._check = check
+        self._entries: dict[str, _Entry] = {}
+        self._uses = 0
+        #: Guards the entries. It is never held while a database is opened, closed or used, and no lock is taken under it.
+        self._changed = threads.Condition()
+
+    @property
+    def open_count(self) -> int:
+        """How many are open."""
+        return sum(entry.database is not None for entry in list(self._entries.values()))
+
+    def used(self, volume: Volume) -> int:
+        """A number that grows with each lease of the volume; 0 if it is closed."""
+        entry = self._entries.get(volume.name)
+        return entry.used if entry is not None else 0
+
+    @contextmanager
+    def lease(self, volume: Volume) -> Iterator[Database]:
+        """A volume's database, open until the block ends. Raises StoreError: it cannot be opened."""
+        try:
+            database = self.acquire(volume)
+        except StoreUnusable as error:
+            log.error("a volume cannot be opened", extra={"volume": volume.name, "why": error.detail})
+            raise StoreError(f"volume {volume.name} cannot be opened", hint=error.hint) from error
+        try:
+            yield database
+        finally:
+            self.release(volume)
+
+    def acquire(self, volume: Volume, *, create: bool = False) -> Database:
+        """Begin a lease; ``release`` ends it. Raises StoreUnusable: there is no lease."""
+        with self._changed:
+            entry = self._entries.setdefault(volume.name, _Entry())
+            while entry.is_moving:
+                self._changed.wait()
+                entry = self._entries.setdefault(volume.name, _Entry())
+            entry.leases += 1
+            self._uses += 1
+            entry.used = self._uses
+            if entry.database is not None:
+                return entry.database
+            entry.is_moving = True
+        try:
+            database = Database(volume.path, volume.shape, create=create, check=self._check)
+        except BaseException:
+            with self._changed:
+                entry.leases -= 1
+                entry.is_moving = False
+                self._entries.pop(volume.name)
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            entry.database = database
+            entry.is_moving = False
+            self._changed.notify_all()
+        self.close_idle()
+        return database
+
+    def release(self, volume: Volume) -> None:
+        """End a lease."""
+        with self._changed:
+            self._entries[volume.name].leases -= 1
+
+    def close_idle(self) -> None:
+        """Close databases that are not leased, the least recently used first, until no more are open than allowed."""
+        while True:
+            with self._changed:
+                is_open = [(name, entry) for name, entry in self._entries.items() if entry.database is not None]
+                idle = [each for each in is_open if not each[1].leases and not each[1].is_moving]
+                if len(is_open) <= self._max_open + 1 or not idle:
+                    return
+                name, entry = min(idle, key=lambda each: each[1].used)
+                entry.is_moving = True
+            self._close(name, entry)
+
+    def discard(self, volume: Volume) -> bool:
+        """Close a volume's database for good, unless it is leased; False if it is. For the keeper."""
+        with self._changed:
+            entry = self._entries.get(volume.name)
+            while entry is not None and entry.is_moving:
+                self._changed.wait()
+                entry = self._entries.get(volume.name)
+            if entry is None:
+                return True
+            if entry.leases:
+                return False
+            entry.is_moving = True
+        self._close(volume.name, entry)
+        return True
+
+    def _close(self, name: str, entry: _Entry) -> None:
+        """Close the database of an entry that is marked as moving, and forget the entry."""
+        try:
+            if entry.database is not None:
+                entry.database.close()
+        finally:
+            with self._changed:
+                self._entries.pop(name)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close all of them; no other thread may use one. Idempotent."""
+        entries, self._entries = self._entries, {}
+        for entry in entries.values():
+            if entry.database is not None:
+                entry.database.close()

@@ -1,0 +1,191 @@
+"""Opens the volumes of a store: the list, what is in each volume, and the journal that the metadata lacks.
+
+What is checked, in addition to LevelDB's own checksums:
+
+    a listed volume has its files         LevelDB opens a folder without its newer files as an older state
+    a log is as long as its index says    of a volume that was closed, or sealed and finished
+    the journal has no gap                its entries are numbered over all volumes
+    the journal reaches the metadata      the metadata never has an entry that the volumes have lost
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from storage.base import StoreDamaged, StoreUnusable, Unreadable
+from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
+from storage.leveldb.database import Database, Shape
+from storage.leveldb.index import DeadRanges
+from storage.leveldb.manifest import check_files
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume
+from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, unlisted, write_list
+from storage.leveldb.volume_set import VolumeSet, estimate_live
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from plainsong.protocol.effects import Table
+    from storage.leveldb.metadata import Metadata
+    from storage.leveldb.open_databases import OpenDatabases
+    from storage.leveldb.options import LevelDBOptions
+
+log = logging.getLogger(__name__)
+
+
+def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenDatabases, *, check: bool) -> list[Volume]:
+    """The volumes of the list, the newest last; folders that it does not name are removed.
+
+    Raises:
+      StoreUnusable: one of its kinds; nothing was changed.
+    """
+    listed = read_list(directory)
+    if not listed:
+        raise StoreDamaged(f"the list of volumes in {directory} is missing", hint=DAMAGED_HINT)
+    volumes = [Volume(each.number, directory / each.folder, _shape(each, options), each.large) for each in listed]
+    if check:
+        for volume in volumes:
+            check_files(volume.path)
+    databases.acquire(volumes[-1])
+    databases.release(volumes[-1])
+    try:
+        found = _lost_by_a_race(directory, listed, options)
+        if found is not None:
+            volumes.append(found)
+            # The volume before was written again after its index, and after rows of the one that was lost.
+            volumes[-2].forget_index()
+            write_list(directory, listed := [*listed, Listed(found.number, found.name, packed=True)])
+        remove_unlisted(directory, listed)
+    except OSError as error:
+        raise opening_failed(error, directory) from error
+    return volumes
+
+
+def _shape(listed: Listed, options: LevelDBOptions) -> Shape:
+    if listed.large:
+        return options.large_shape
+    return options.volume_shape(compressed=listed.compressed, packed=listed.packed)
+
+
+def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBOptions) -> Volume | None:
+    """A volume after the last one that has rows although the list lacks it.
+
+    Versions before 0.2 could strike the newest volume off the list when a volume was sealed while another was dropped or
+    rewritten. Its number is above all listed ones; a volume that was struck off rightly has a lower number.
+    """
+    for path in unlisted(directory, listed):
+        if path.suffix or int(path.name) <= listed[-1].number:
+            continue
+        try:
+            check_files(path)
+            database = Database(path, options.volume_shape(packed=True), create=False)
+        except StoreUnusable as error:
+            log.warning("a folder that is no volume is removed", extra={"folder": path.name, "why": error.detail})
+            continue
+        volume = Volume(int(path.name), path, options.volume_shape(packed=True))
+        try:
+            for _ in volume.look_through(database):
+                pass
+        finally:
+            database.close()
+        if volume.is_empty and not volume.journal_last:
+            continue
+        log.warning(
+            "a volume that the list had lost is part of the store again: messages in it were acknowledged",
+            extra={"volume": path.name, "rows": volume.rows, "journal": volume.journal_last},
+        )
+        return Volume(volume.number, path, volume.shape)
+    return None
+
+
+def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Metadata, *, check: bool) -> VolumeSet:
+    """Find out what is in each volume, and bring ``metadata`` up to date from the journal.
+
+    Raises:
+      StoreUnusable: one of its kinds.
+      StoreError: the journal cannot be read.
+    """
+    waiting: list[tuple[int, bytes]] = []
+    for volume in volumes:
+        is_newest = volume is volumes[-1]
+        if not _read_index(volume, databases, is_newest=is_newest):
+            with databases.lease(volume) as database:
+                for _ in volume.look_through(database):
+                    pass
+            if not is_newest:
+                volume.write_index()
+        if is_newest:
+            volume.forget_index()
+        volume.measure()
+        if volume.journal_last > metadata.position:
+            with databases.lease(volume) as database:
+                start = JOURNAL + (metadata.position + 1).to_bytes(8, "big")
+                waiting += [
+                    (int.from_bytes(key[1:], "big"), value) for key, value in database.own_rows(start, AFTER_JOURNAL)
+                ]
+    if check:
+        _check_journal(volumes, metadata)
+    # Each volume has its own in order; after a race of an older version two volumes may have entries in turns.
+    for position, value in sorted(waiting):
+        metadata.replay(position, value)
+    dead: dict[Table, DeadRanges] = {}
+    for table in TABLES:
+        ranges = [(start, stop) for each, start, stop in metadata.dead_ranges() if each is table]
+        dead[table] = DeadRanges().added(ranges)
+    found = VolumeSet.of(volumes, dead)
+    for volume in volumes:
+        estimate_live(volume, found)
+    return found
+
+
+def _read_index(volume: Volume, databases: OpenDatabases, *, is_newest: bool) -> bool:
+    """Read a volume's index; False if it is missing, or older than what was written to the volume since."""
+    if not volume.read_index():
+        return False
+    if is_newest:
+        known = volume.journal_last
+        try:
+            with databases.lease(volume) as database:
+                volume.look_at_journal(database)
+        except Unreadable:
+            # Only a reader that needs the damaged block meets it.
+            return True
+        return volume.journal_last == known
+    return True
+
+
+def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
+    """Check that no volume has lost the end of its journal. Raises StoreDamaged.
+
+    A volume without an index was not finished before the daemon ended: its log may have been cut since.
+    """
+    known = [volume for volume in volumes if volume.journal_last]
+    for before, after in pairwise(known):
+        is_next = after.number == before.number + 1 and before.journal_first and after.journal_first
+        if is_next and before.journal_last + 1 < after.journal_first:
+            raise StoreDamaged(
+                f"{before.name} has lost entries {before.journal_last + 1} to {after.journal_first - 1} of the journal",
+                hint=DAMAGED_HINT,
+            )
+    if known and known[-1] is volumes[-1] and max(volume.journal_last for volume in known) < metadata.position:
+        raise StoreDamaged(
+            f"the metadata has entry {metadata.position} of the journal, and {known[-1].name} ends before it",
+            hint=DAMAGED_HINT,
+        )
+
+
+def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed] = ()) -> None:
+    """List an empty volume, after those that are there. Raises StoreUnusable."""
+    number = len(before) + 1
+    try:
+        directory.mkdir(exist_ok=True)
+        remove_unlisted(directory, before)
+        path = directory / f"{number:08d}"
+        compressed = options.compression != "none"
+        Database(path, options.volume_shape(compressed=compressed, packed=True), create=True).close()
+        sync_directory(path)
+        write_list(directory, [*before, Listed(number, path.name, compressed=compressed, packed=True)])
+    except OSError as error:
+        raise opening_failed(error, directory) from error

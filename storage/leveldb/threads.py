@@ -1,0 +1,28 @@
+"""Where threads of the store meet: every lock, queue and thread of ``storage.leveldb`` is made here.
+
+A test replaces these names to decide which thread runs next (``tests/schedules``). So modules say ``threads.Lock()``, and
+do not import the name.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Condition", "Empty", "Lock", "Queue", "Thread", "spawn"]
+
+Lock = threading.Lock
+Condition = threading.Condition
+Queue = SimpleQueue
+Thread = threading.Thread
+
+
+def spawn(name: str, run: Callable[[], None]) -> Thread:
+    """Start a thread. It is a daemon thread: if nothing closes the store any more, the thread does not delay the exit."""
+    thread = Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,1 @@
+"""Explores the orders in which the store's threads may run."""

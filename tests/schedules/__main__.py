@@ -1,0 +1,40 @@
+"""``python -m tests.schedules [--seconds 3600] [--seed 7 [--steps 12]]``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import sys
+import time
+import traceback
+
+from tests.schedules.exploring import STEPS, many, one, shrunk
+
+
+def main() -> int:
+    """Run schedules; the exit status is 1 if one failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.schedules", description="Explore orders of the store's threads."
+    )
+    parser.add_argument("--seconds", type=float, default=3600.0, help="how long")
+    parser.add_argument("--seed", type=int, help="one schedule, again")
+    parser.add_argument("--steps", type=int, default=STEPS, help="what each writer does in a schedule")
+    chosen = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    if chosen.seed is not None:
+        world = one(chosen.seed, steps=chosen.steps)
+        print(f"seed {chosen.seed}: {world.scheduler.points} points, {world.counts}")
+        return 0
+    found = many(itertools.count(time.time_ns() // 10**6), seconds=chosen.seconds, steps=chosen.steps)
+    print(f"{found.schedules} schedules, {found.points} points, {dict(found.counts)}")
+    if found.error is None:
+        return 0
+    traceback.print_exception(found.error)
+    smaller = shrunk(found, say=print)
+    print(f"repeat it with: python -m tests.schedules --seed {smaller.seed} --steps {smaller.steps}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

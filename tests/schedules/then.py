@@ -1,0 +1,114 @@
+"""A schedule over the store of version 0.1: the real code of then (``then.zip``), whose races must be found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from storage.base import StoreError
+from tests.schedules import scheduler as sched
+from tests.schedules.world import World
+
+sys.path.append(str(Path(__file__).with_name("then.zip")))
+
+from storage_then import database, group_commit, packs, tables, tidying, volumes  # type: ignore[import-not-found]
+from storage_then.options import LevelDBOptions  # type: ignore[import-not-found]
+
+TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
+#: Files whose lines may be points.
+LINES = tuple(f"storage_then/{name}.py" for name in ("volumes", "tables", "tidying", "group_commit", "upkeep"))
+
+
+class ThenWorld(World):
+    """The same threads over the store of then; its views and the looks after a kill are left out."""
+
+    MarkDead = tables.MarkDead
+
+    def create(self) -> None:
+        """An empty store."""
+        tables.LevelDBTables.create(self.directory, TINY)
+
+    def open(self, directory: Path, **_: object) -> Any:
+        """Open a store."""
+        return tables.LevelDBTables(directory, TINY)
+
+    def newest(self) -> Any:
+        """The volume that is written."""
+        return self.tables.volumes.newest
+
+    def seal(self, volume: Any) -> Any:
+        """The operation that begins another volume."""
+        return tables.Seal(volume)
+
+    def close(self) -> None:
+        """Close it as the store of then did."""
+        self.tables.leaving = True
+        self.tables.close()
+
+    def write(self, works: list[Any]) -> None:
+        """One group, with the rest of long rollbacks."""
+        group = [group_commit.PendingWrite(work.operations) for work in works]
+        group_commit.write_group(self.tables, group)
+        for work, done in zip(works, group, strict=True):
+            work.rest = done.rest
+
+    def tidy_once(self) -> int | StoreError:
+        """A step, as the store's tidying thread did it."""
+        removed = 0
+        while True:
+            try:
+                done = self.tables.tidy()
+            except StoreError as error:
+                return error
+            removed += done.removed
+            if done.operations and (error := self.submit(list(done.operations))) is not None:
+                return StoreError(error.detail)
+            if not done.more:
+                return removed
+
+    @property
+    def has_failed(self) -> StoreError | None:
+        """Why nothing is written any more."""
+        return self.tables.upkeep.failed
+
+    def extra_threads(self) -> list[sched.Thread]:
+        """None: the views of then have a lock of their own."""
+        return []
+
+
+class DroppingWorld(ThenWorld):
+    """Writers drop more than they change, so that volumes are struck off the list all the time."""
+
+    kinds = ("drop", "drop", "remove")
+    pause_s = 1.0
+
+
+@contextmanager
+def patched_then(world: ThenWorld) -> Iterator[None]:
+    """The store of then under a schedule: what it calls in LevelDB and the file system are points."""
+
+    def reaching(call: Any) -> Any:
+        def reached(*arguments: Any, **options: Any) -> Any:
+            world.scheduler.point()
+            found = call(*arguments, **options)
+            world.scheduler.point()
+            return found
+
+        return reached
+
+    with ExitStack() as stack:
+        for owner, name in (
+            (database.Database, "get"),
+            (database.Database, "flush_memory"),
+            (volumes, "write_list"),
+            (volumes, "sync_directory"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, reaching(getattr(owner, name))))
+        # Its endless rewriting of volumes with single rows would hide everything else.
+        stack.enter_context(mock.patch.object(tidying, "REWRITE_BELOW", 0.0))
+        stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
+        yield
