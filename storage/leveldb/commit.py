@@ -534,7 +534,7 @@ class Committer:
 
 def _needs_room(work: PendingWrite, refused: StoreError) -> bool:
     """True if a work writes to the newest volume; then its error says that nothing was written."""
-    if all(isinstance(operation, (Replace, Pin, Unpin, Seal)) for operation in work.operations):
+    if all(isinstance(operation, (Replace, Pin, Unpin, Seal, MarkDead, ForgetDead)) for operation in work.operations):
         return False
     work.error = NothingWritten(refused.detail, hint=refused.hint)
     return True

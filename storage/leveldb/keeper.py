@@ -176,6 +176,10 @@ class Keeper:
         """Write the metadata that waits to its database."""
         self._put(lambda: done(self._guarded(self._checkpoint)))
 
+    def measure_soon(self, volume: Volume) -> None:
+        """Measure a volume whose files were rewritten."""
+        self._put(volume.measure)
+
     def leave(self) -> None:
         """The store is about to be closed: long work ends at its next step. For the event loop."""
         self.leaving = True
@@ -318,10 +322,14 @@ class Keeper:
     # --- the list, and the next volume --------------------------------------------------------------
 
     def _make_spare(self) -> None:
+        found: Volume | StoreError
         try:
-            self._spares.put(self._made())
+            found = self._made()
         except StoreError as error:
-            self._spares.put(_copy_of(error))
+            found = _copy_of(error)
+        except BaseException as raised:  # noqa: BLE001  # the commit may wait for an answer
+            found = self._failure(raised)
+        self._spares.put(found)
 
     def _made(self) -> Volume:
         """The next volume, listed. Raises StoreError; unless the list is unknown, it may be tried again."""

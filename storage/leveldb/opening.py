@@ -19,7 +19,7 @@ from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.database import Database, Shape
 from storage.leveldb.index import DeadRanges
 from storage.leveldb.manifest import check_files
-from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume, log_sizes
 from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, unlisted, write_list
 from storage.leveldb.volume_set import VolumeSet, estimate_live
 
@@ -48,6 +48,13 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
     if check:
         for volume in volumes:
             check_files(volume.path)
+    for volume in volumes:
+        logs = volume.read_index(check=check)
+        # The newest is written again after its index if a daemon ended before it removed that. An index of an earlier
+        # version does not have the lengths of logs: it is compared with the journal later.
+        is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)
+        volume.is_known = logs is not None and not is_old
+        volume.has_log_sizes = bool(logs)
     databases.acquire(volumes[-1])
     databases.release(volumes[-1])
     try:
@@ -56,6 +63,7 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
             volumes.append(found)
             # The volume before was written again after its index, and after rows of the one that was lost.
             volumes[-2].forget_index()
+            volumes[-2].is_known = False
             write_list(directory, listed := [*listed, Listed(found.number, found.name, packed=True)])
         remove_unlisted(directory, listed)
     except OSError as error:
@@ -110,7 +118,7 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
     waiting: list[tuple[int, bytes]] = []
     for volume in volumes:
         is_newest = volume is volumes[-1]
-        if not _read_index(volume, databases, is_newest=is_newest):
+        if not _is_known(volume, databases, is_newest=is_newest):
             with databases.lease(volume) as database:
                 for _ in volume.look_through(database):
                     pass
@@ -140,20 +148,17 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
     return found
 
 
-def _read_index(volume: Volume, databases: OpenDatabases, *, is_newest: bool) -> bool:
-    """Read a volume's index; False if it is missing, or older than what was written to the volume since."""
-    if not volume.read_index():
-        return False
-    if is_newest:
+def _is_known(volume: Volume, databases: OpenDatabases, *, is_newest: bool) -> bool:
+    """True if the index says what is in a volume."""
+    if volume.is_known and is_newest and not volume.has_log_sizes:
         known = volume.journal_last
         try:
             with databases.lease(volume) as database:
                 volume.look_at_journal(database)
         except Unreadable:
-            # Only a reader that needs the damaged block meets it.
-            return True
+            return True  # only a reader that needs the damaged block meets it
         return volume.journal_last == known
-    return True
+    return volume.is_known
 
 
 def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:

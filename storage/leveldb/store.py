@@ -75,6 +75,7 @@ class LevelDBStore:
         self._group_commit = GroupCommit(self._write_group, is_hot=self._is_hot, max_inline_s=options.max_inline_s)
         self.bell = self._group_commit.bell
         self._readers = trio.CapacityLimiter(options.max_readers)
+        self._reclaiming = trio.CapacityLimiter(1)
         self._tidying = trio.Lock()
         self._bytes: int | None = None
         self._measure_at_s = 0.0
@@ -314,7 +315,7 @@ class LevelDBStore:
                 self._broken = True
                 raise
 
-        await self._run_inside(compact, self._readers)
+        await self._run_inside(compact, self._reclaiming)
 
     async def tidy(self) -> int:
         """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites those that mostly are.

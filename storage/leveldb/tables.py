@@ -336,6 +336,7 @@ class LevelDBTables:
             for volume in sorted(found, key=lambda each: each.number):
                 with self.databases.lease(volume) as database:
                     database.compact(table, start, stop)
+                self.keeper.measure_soon(volume)
 
     def measure(self) -> int:
         """The bytes on disk."""

@@ -238,7 +238,8 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
             for _ in target.look_through(database):
                 pass
         sync_directory(target.path)
-        yield from keeper.replace(sources, target)
+        placed = None if target.is_empty else target
+        yield from keeper.replace(sources, placed)
     except (StoreUnusable, OSError) as error:
         log.error("volumes cannot be rewritten", extra={"why": str(error)})
         raise StoreError(f"rewriting volumes: {without_folders(str(error))}") from error
@@ -249,7 +250,8 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
         if target not in keeper.volumes.sealed and not keeper.is_listed(target):
             keeper.databases.discard(target)
             remove_volume(target.path)
-    keeper.save_index(target)
+    if placed is not None:
+        keeper.save_index(target)
     keeper.databases.close_idle()
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
-from storage.base import StoreDamaged
+from storage.base import StoreDamaged, Unreadable
 from storage.directory import DAMAGED_HINT, sync_directory
 from storage.leveldb.database import MIB, Database, Shape, size_of
 from storage.leveldb.errors import FOREIGN, call_failed
@@ -175,6 +175,10 @@ class Volume:
     """True if some of its rows may be in packs."""
     is_unread: bool = False
     """True if it could not be read through: which of its rows are in packs is not known."""
+    is_known: bool = False
+    """True if its index says what is in it, so that it need not be read through."""
+    has_log_sizes: bool = False
+    """True if its index has the lengths of its logs."""
 
     @property
     def name(self) -> str:
@@ -282,7 +286,7 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        content = json.dumps({**known, "logs": _log_sizes(self.path), "extents": groups}).encode()
+        content = json.dumps({**known, "logs": log_sizes(self.path), "extents": groups}).encode()
         temporary = self.path.with_name(self.path.name + _INDEX_SUFFIX + ".tmp")
         with temporary.open("wb") as file:
             file.write(b"%08x\n" % zlib.crc32(content) + content)
@@ -295,19 +299,23 @@ class Volume:
         index_path(self.path).unlink(missing_ok=True)
         sync_directory(self.path.parent)
 
-    def read_index(self) -> bool:
-        """Read that file; False if it is missing or damaged.
+    def read_index(self, *, check: bool = True) -> dict[str, int] | None:
+        """Read that file, before the database is opened; None if it is missing or damaged.
 
+        Args:
+          check: compare the lengths of the volume's logs.
+        Returns:
+          The lengths that the logs had when it was written; empty if an earlier version wrote it.
         Raises:
-          StoreDamaged: a log of the volume is shorter than it was when the index was written: commits are missing.
+          StoreDamaged: a log of the volume is shorter than it was: commits are missing.
         """
         try:
-            check, _, content = index_path(self.path).read_bytes().partition(b"\n")
-            if int(check, 16) != zlib.crc32(content):
-                return False
+            checksum, _, content = index_path(self.path).read_bytes().partition(b"\n")
+            if int(checksum, 16) != zlib.crc32(content):
+                return None
             found: dict[str, Any] = json.loads(content)
             if found["number"] != self.number:
-                return False
+                return None
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
             for table in TABLES:
                 for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
@@ -321,10 +329,11 @@ class Volume:
             logs = {str(name): int(size) for name, size in found.get("logs", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.extents = {table: Extents() for table in TABLES}
-            return False
-        for name, size in logs.items():
-            check_log_size(self.path / name, size)
-        return True
+            return None
+        if check:
+            for name, length in logs.items():
+                check_log_size(self.path / name, length)
+        return logs
 
     # --- reading it through --------------------------------------------------------------------
 
@@ -355,8 +364,11 @@ class Volume:
 
     def look_at_journal(self, database: Database) -> None:
         """Find the first and last entry of the journal in it. Raises StoreError."""
-        first = database.outermost_own_key(JOURNAL, AFTER_JOURNAL)
         last = database.outermost_own_key(JOURNAL, AFTER_JOURNAL, last=True)
+        try:
+            first = database.outermost_own_key(JOURNAL, AFTER_JOURNAL)
+        except Unreadable:
+            first = None  # only a check needs it
         self.journal_first = int.from_bytes(first[1:], "big") if first is not None else 0
         self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
 
@@ -419,7 +431,7 @@ def index_path(path: Path) -> Path:
     return path.with_name(path.name + _INDEX_SUFFIX)
 
 
-def _log_sizes(path: Path) -> dict[str, int]:
+def log_sizes(path: Path) -> dict[str, int]:
     """The lengths of the logs in a folder."""
     with os.scandir(path) as entries:
         return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".log")}

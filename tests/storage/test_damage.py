@@ -155,8 +155,17 @@ async def test_a_flipped_byte_in_the_log_is_damage_and_the_log_is_kept(stopped):
     assert "orruption" in (await refused(directory)).detail
 
 
+async def test_a_log_that_lost_commits_while_the_daemon_was_stopped_is_damage(stopped):
+    directory, _ = stopped
+    log = only(directory, "*.log")
+    with log.open("r+b") as file:
+        file.truncate(written(log) // 2)
+    assert "commits are missing" in (await refused(directory)).detail
+
+
 async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
     directory, rows = stopped
+    (directory / f"{VOLUME}.index").unlink()  # a daemon that is killed leaves none of the volume that it writes
     log = only(directory, "*.log")
     with log.open("r+b") as file:
         file.truncate(written(log) - 5)
