@@ -1,7 +1,8 @@
 """The audit: who changed what, and who was refused, in the topic ``system:audit``, which HTTP cannot write.
 
 A change is recorded after it was made and before it is answered. Refusals are gathered: the first of a kind is recorded
-at once, those of the next ten seconds as one record with their number, so that whoever is refused fills no disk.
+within a second, those of the next ten seconds as one record with their number, so that refusals do not fill the disk.
+Twenty are written a second, of each name in turn; records of the daemon itself do not wait for them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -21,6 +23,7 @@ from broker.api.transactions import parse_transaction_id
 from broker.finding import Finding
 from broker.http.messages import parse_query, status_of
 from broker.http.peer import Peer
+from broker.refusals import Gathering, RefusalKind
 from broker.security.grants import SYSTEM
 from broker.security.guard import AUDIT_TOPIC, RefusedRequest, target_of
 from broker.security.identity import NOBODY
@@ -56,18 +59,14 @@ _CLAIM_NAME = TopicName("", "restored")
 TTL_S = 400 * 86_400
 #: Above this ``attention`` warns.
 LARGE_BYTES = 1 << 30
-#: Refusals of one kind within this time are one record.
-GATHER_S = 10.0
 #: How long lost records need attention.
 LOSS_SHOWN_MS = 3_600_000
-MAX_KINDS = 10_000
+#: Of refusals, and of changes that are counted together.
 RECORDS_PER_S = 20
-#: Of those as many are at most of one name, or of one network without names: it hides nobody else's refusals. What it is
-#: refused beyond them, whatever that is about, is one record.
-RECORDS_EACH_PER_S = 15
-EVERYTHING_ELSE = "*"
-#: Kinds of changes of one name that are gathered; beyond, each change is a record.
-MAX_CHANGES_EACH = 1_000
+#: Records of the daemon itself that wait to be written.
+MAX_OWN_RECORDS = 1_000
+#: What the topic's properties are, at each start.
+PROPERTIES = TopicProperties(ttl_s=TTL_S, chain="sha256")
 #: How long a record of a change may take; the change has been made, and its client waits.
 WRITE_TIMEOUT_S = 5.0
 #: What is recorded of the routes that change something.
@@ -100,21 +99,6 @@ _OUTCOMES = {"not-applied": "refused", "applied": "applied"}
 _WITH_BEFORE = frozenset(("set_properties", "delete_topic"))
 
 
-class _Kind(NamedTuple):
-    """Refusals that are one record."""
-
-    who: str
-    action: str
-    target: str
-
-
-@dataclass(slots=True)
-class _Gathered:
-    since_s: float
-    record: dict[str, Any]
-    repeated: int = 0
-
-
 class Audit:
     """Writes the records of one instance.
 
@@ -144,13 +128,12 @@ class Audit:
         self.lost_records = 0
         self.lost_ms = 0
         self._store = store
-        self._refusals: dict[_Kind, _Gathered] = {}
-        #: How many of these each name or network has; and of the records that may be written now.
-        self._kinds: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
-        self._waiting: list[dict[str, Any]] = []
+        self._of_names, self._of_networks = Gathering(), Gathering()
+        #: Of the daemon itself, such as reloads, which no refusal holds up.
+        self._own: list[dict[str, Any]] = []
+        #: When refusals are written again.
+        self._turn_s = -inf
         self._wake = trio.Event()
-        self._room = float(RECORDS_PER_S)
 
     def findings(self) -> list[Finding]:
         """Whether records were lost within the last hour, for ``broker.attention``."""
@@ -165,15 +148,24 @@ class Audit:
         self._count_lost()
 
     async def create(self) -> None:
-        """Makes the topic, chained, if it is not there. Raises PlainsongError."""
-        with suppress(Conflict):  # it is there, with properties that somebody gave it
-            await self._ask(AUDIT, Create(TopicProperties(ttl_s=TTL_S, chain="sha256"), if_not_exists=True))
+        """Makes the topic, chained, if it is not there, and gives it back the properties it has to have.
+
+        Nobody may change them over HTTP, but a version before this one let anybody do so while authentication was off.
+        Raises PlainsongError.
+        """
+        with suppress(Conflict):  # it is there, with other properties
+            await self._ask(AUDIT, Create(PROPERTIES, if_not_exists=True))
             return
         found = (await self._ask(AUDIT, Describe())).metadata
-        if found.properties.chain == "none" and found.chain_end is None:
-            # An earlier version made it. A chain that somebody switched off stays off.
-            given = {**found.properties.stored(), "chain": "sha256"}
-            await self._ask(AUDIT, SetProperties(given, if_match=frozenset((found.etag,))))
+        if found.properties == PROPERTIES:
+            return
+        await self._ask(AUDIT, SetProperties(PROPERTIES.stored(), if_match=frozenset((found.etag,))))
+        log.warning("the audit's topic had other properties", extra={"before": found.properties.stored()})
+        record = self._record(
+            NOBODY, None, "", "topic.properties", str(AUDIT), outcome="applied", status=None, code=None
+        )
+        record["before"], record["after"] = found.properties.stored(), PROPERTIES.stored()
+        self._put_own(record)
 
     async def run(self) -> None:
         """Makes the topic, and writes what is gathered, until cancelled."""
@@ -186,16 +178,39 @@ class Audit:
                 await trio.sleep(1.0)
         await self._record_restore()
         while True:
-            with trio.move_on_after(1.0):
+            now_s = trio.current_time()
+            waits = self._of_names.waiting or self._of_networks.waiting
+            with trio.move_on_at(max(now_s, self._turn_s) if waits else now_s + 1.0):
                 await self._wake.wait()
             self._wake = trio.Event()
-            self._close_gathered()
-            waiting, self._waiting = self._waiting, []
-            for record in waiting:
+            own, self._own = self._own, []
+            for record in own:
                 await self._write(record)
-            self._room = min(float(RECORDS_PER_S), self._room + RECORDS_PER_S)
-            self._taken.clear()
-            await trio.sleep(1.0 if waiting else 0.0)
+            await self._write_gathered()
+
+    async def _write_gathered(self) -> None:
+        """Writes records of refusals, at most so many a second."""
+        now_s = trio.current_time()
+        if now_s < self._turn_s:
+            return
+        self._of_names.close(now_s)
+        self._of_networks.close(now_s)
+        for record in self._turn(now_s):
+            self._turn_s = now_s + 1.0
+            await self._write(record)
+
+    def _turn(self, now_s: float) -> list[dict[str, Any]]:
+        """The records to write now: of names and of networks by turns, and of each of them by turns."""
+        found: list[dict[str, Any]] = []
+        sources = [self._of_names, self._of_networks]
+        while sources and len(found) < RECORDS_PER_S:
+            for source in list(sources):
+                record = source.next(now_s, self._at())
+                if record is None:
+                    sources.remove(source)
+                else:
+                    found.append(record)
+        return found[:RECORDS_PER_S]
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -264,22 +279,13 @@ class Audit:
         return answer
 
     async def _gathered_change(self, record: dict[str, Any]) -> None:
-        kind = _Kind(
+        kind = RefusalKind(
             record["name"] or record["remote"] or "", record["action"], f"{record['target']} {record['outcome']}"
         )
-        known = self._refusals.get(kind)
-        if known is not None:
-            known.repeated += 1
-            known.record["after"] = record["after"]
-            return
-        await self._write(record)
-        if len(self._refusals) < MAX_KINDS and self._kinds[kind.who] < MAX_CHANGES_EACH:
-            self._gather(kind, record)
-
-    def _gather(self, kind: _Kind, record: dict[str, Any]) -> None:
-        """Has those that are like this record counted from now on."""
-        self._refusals[kind] = _Gathered(trio.current_time(), record)
-        self._kinds[kind.who] += 1
+        gathering = self._of_names if record["name"] else self._of_networks
+        if not gathering.repeat(kind, record["after"]):
+            await self._write(record)
+            gathering.watch(kind, trio.current_time(), record)
 
     async def _reader(self, request: Request) -> dict[str, Any] | None:
         """Where a reader stands; None: there is none, or nobody can say."""
@@ -338,36 +344,34 @@ class Audit:
 
     def refused(self, refusal: RefusedRequest) -> None:
         """A request was refused for who sent it, or where it came from."""
-        error, who, peer = refusal.error, refusal.who, refusal.peer
-        kind = _Kind(who.name or _network(peer), "security.refused", refusal.target)
-        if kind not in self._refusals and self._taken[kind.who] >= RECORDS_EACH_PER_S:
-            kind = kind._replace(target=EVERYTHING_ELSE)
-        known = self._refusals.get(kind)
-        if known is not None:
-            known.repeated += 1
-            return
-        if len(self._refusals) >= MAX_KINDS:
+        who, peer = refusal.who, refusal.peer
+        make = partial(self._refusal, refusal)
+        gathering = self._of_names if who.name else self._of_networks
+        kind = RefusalKind(who.name or _network(peer), "security.refused", refusal.target)
+        now_s = trio.current_time()
+        if not gathering.refuse(kind, now_s, make):
             self._lost()
-            return
-        record = self._record(
-            who,
-            peer,
+        elif now_s >= self._turn_s:
+            self._wake.set()
+
+    def _refusal(self, refusal: RefusedRequest, target: str) -> dict[str, Any]:
+        error = refusal.error
+        return self._record(
+            refusal.who,
+            refusal.peer,
             refusal.request_id,
-            kind.action,
-            kind.target,
+            "security.refused",
+            target,
             outcome="refused",
             status=status_of(error),
             code=error.code,
         )
-        self._gather(kind, record)
-        self._taken[kind.who] += 1
-        self._put(record)
 
     def reloaded(self, what: str, before: str, after: str) -> None:
         """A file of ``security`` was put in force."""
         record = self._record(NOBODY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
         record["before"], record["after"] = {"sha256": before}, {"sha256": after}
-        self._put(record)
+        self._put_own(record)
 
     async def _record_restore(self) -> None:
         """Records once that the store was made of a backup, which happened while no daemon was there."""
@@ -387,26 +391,12 @@ class Audit:
         except (StoreError, DamagedRow) as error:
             log.warning("it is not known whether this store was restored", extra={"why": str(error)[:300]})
 
-    def _put(self, record: dict[str, Any]) -> None:
-        if self._room < 1:
+    def _put_own(self, record: dict[str, Any]) -> None:
+        if len(self._own) >= MAX_OWN_RECORDS:
             self._lost()
             return
-        self._room -= 1
-        self._waiting.append(record)
+        self._own.append(record)
         self._wake.set()
-
-    def _close_gathered(self) -> None:
-        now_s = trio.current_time()
-        for kind, gathered in list(self._refusals.items()):
-            if gathered.repeated and self._room <= RECORDS_PER_S - RECORDS_EACH_PER_S:
-                continue  # it goes on being counted until there is room
-            if now_s - gathered.since_s >= GATHER_S:
-                del self._refusals[kind]
-                self._kinds[kind.who] -= 1
-                if not self._kinds[kind.who]:
-                    del self._kinds[kind.who]
-                if gathered.repeated:
-                    self._put({**gathered.record, "at": self._at(), "repeated": gathered.repeated})
 
     # --- records ----------------------------------------------------------------------------------
 

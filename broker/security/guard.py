@@ -44,6 +44,8 @@ MAX_NAMES = 10_000
 AUDIT_TOPIC = "audit"
 _AUDIT_WRITES = frozenset(
     (
+        "create_topic",
+        "undelete_topic",
         "publish",
         "store",
         "rollback",
@@ -333,7 +335,7 @@ class Guard:
           Forbidden: it may not; the same whether the topic is there or not.
         """
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
-        if namespace == SYSTEM and topic == AUDIT_TOPIC and route.name in _AUDIT_WRITES:
+        if writes_audit(route.name, path):
             raise Forbidden(
                 "the audit is written by the daemon alone, whatever the verbs",
                 hint="its properties stay as they are too: with a shorter ttl whoever changed something could remove the record",
@@ -475,6 +477,11 @@ class Hold:
 
 #: While authentication is off.
 OPEN = Guard()
+
+
+def writes_audit(route: str, path: Mapping[str, str]) -> bool:
+    """True if the request would write or change the audit, which the guard refuses also while authentication is off."""
+    return path.get("topic") == AUDIT_TOPIC and path.get("namespace") == SYSTEM and route in _AUDIT_WRITES
 
 
 def target_of(path: Mapping[str, str]) -> str:

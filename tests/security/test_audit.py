@@ -9,16 +9,18 @@ import trio
 import trio.testing
 
 from broker.api.routes import ROUTES
-from broker.audit import ACTIONS, GATHER_S, LOSS_SHOWN_MS, MAX_KINDS, RECORDS_EACH_PER_S, RECORDS_PER_S, Audit
+from broker.audit import ACTIONS, LOSS_SHOWN_MS, PROPERTIES, RECORDS_PER_S, Audit
 from broker.http.peer import Peer
+from broker.refusals import EVERYTHING_ELSE, GATHER_S, MAX_KINDS, WAITING_EACH
 from broker.security.guard import RefusedRequest
-from broker.security.identity import Identity
+from broker.security.identity import NOBODY, Identity
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import Forbidden
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
-from plainsong.protocol.topic.asks import Create, Describe, SetProperties
+from plainsong.protocol.topic.asks import Create, Describe, Publish
 from storage.copy_parts import COPY_KEY, DONE, CopyRow
+from tests.broker.broker_in_process import in_process
 from tests.patience import PATIENCE_S
 from tests.security.named import named
 
@@ -58,12 +60,28 @@ class Clock:
 
 
 def audit_of():
-    """An audit whose records nobody writes."""
+    """An audit whose topic keeps what it is asked to publish in ``written``."""
 
     async def ask(name, asked):
-        raise AssertionError("nothing is written here")
+        if isinstance(asked, Publish):
+            made.written += [json.loads(each) for each in asked.request.messages]
 
-    return Audit(ask, Clock(), instance="i", required=False)
+    made = Audit(ask, Clock(), instance="i", required=False)
+    made.written = []
+    return made
+
+
+async def written(audit, count):
+    """Has the audit write until there are so many records, and checks that no turn writes more than it may."""
+    with trio.fail_after(PATIENCE_S):
+        while len(audit.written) < count:
+            before = len(audit.written)
+            own, audit._own = audit._own, []
+            for record in own:
+                await audit._write(record)
+            await audit._write_gathered()
+            assert len(audit.written) - before - len(own) <= RECORDS_PER_S
+            await trio.sleep(0 if len(audit.written) >= count else 1.0)
 
 
 def refuse(audit, name, target):
@@ -157,9 +175,10 @@ async def test_nothing_else_passes_for_a_dry_run(daemon, query):
 
 
 async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon, mock_clock):
-    for _ in range(50):
-        await daemon.ask("stranger", "POST", f"{T}/a/publish")
+    await daemon.ask("stranger", "POST", f"{T}/a/publish")
     (record,) = await gathered(daemon, 1, mock_clock)
+    for _ in range(49):
+        await daemon.ask("stranger", "POST", f"{T}/a/publish")
     assert (record["action"], record["name"], record["target"]) == ("security.refused", "stranger", "ns:a")
     assert (record["status"], record["code"], record["repeated"]) == (403, "forbidden", 1)
     mock_clock.jump(GATHER_S)
@@ -191,26 +210,62 @@ async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memor
     audit = daemon.daemon.service.audit
     for number in range(300):
         await daemon.ask("stranger", "POST", f"{T}/t{number}/publish")
-    assert len(audit._waiting) + len(await records(daemon)) < 100
-    assert len(audit._refusals) < 100
-    (others,) = (each for kind, each in audit._refusals.items() if kind.target == "*")
+    assert audit._of_names.waiting <= WAITING_EACH + 1
+    found = await records(daemon)
+    assert len(found) <= RECORDS_PER_S
+    others = next(each for kind, each in audit._of_names._kinds.items() if kind.target == EVERYTHING_ELSE)
     assert others.record["name"] == "stranger"
-    assert len(audit._refusals) + others.repeated == 300
+    assert sum(each.repeated for each in audit._of_names._kinds.values()) + len(found) == 300
     assert "plainsong_audit_lost_total 0.0" in (await daemon.ask("operator", "GET", "/metrics")).text
 
 
-def test_whoever_is_refused_a_thousand_times_a_second_hides_nobody_elses_refusal(monkeypatch):
-    monkeypatch.setattr(trio, "current_time", lambda: 0.0)
+async def test_names_that_draw_a_thousand_refusals_hide_no_other_names_refusal_and_no_reload(autojump_clock):
     made = audit_of()
-    for number in range(100_000):
-        refuse(made, "greedy", f"ns:t{number}")
+    for who in ("greedy", "greedier", "greediest"):
+        for number in range(1_000):
+            refuse(made, who, f"ns:t{number}")
     refuse(made, "other", "ns:secret")
-    written = [(record["name"], record["target"]) for record in made._waiting]
-    assert len(written) <= RECORDS_PER_S
-    assert ("other", "ns:secret") in written
-    assert ("greedy", "*") in written
+    made.reloaded("grants", "a", "b")
+    await written(made, 2 * RECORDS_PER_S)
+    # The reload comes first, and the name that asked for one thing does not wait for those that asked for thousands.
+    assert made.written[0]["action"] == "security.reload"
+    assert ("other", "ns:secret") in [(each["name"], each["target"]) for each in made.written[: 1 + RECORDS_PER_S]]
+    await written(made, 1 + 3 * (WAITING_EACH + 1) + 1)
+    assert {each["name"] for each in made.written if each["target"] == EVERYTHING_ELSE} == {
+        "greedy",
+        "greedier",
+        "greediest",
+    }
+    assert sum(each["repeated"] for each in made.written) == 3 * 1_000 + 2
     assert made.lost_records == 0
-    assert len(made._refusals) < 30
+
+
+async def test_many_networks_without_a_name_hide_no_refusal_of_a_name(autojump_clock):
+    made = audit_of()
+    for number in range(2 * MAX_KINDS):
+        peer = Peer(f"10.{number >> 8}.{number & 255}.7:1")
+        made.refused(RefusedRequest(Forbidden(), NOBODY, peer, "service"))
+    assert made.lost_records == MAX_KINDS
+    refuse(made, "other", "ns:secret")
+    await written(made, RECORDS_PER_S)
+    assert ("other", "ns:secret") in [(each["name"], each["target"]) for each in made.written]
+    assert made.lost_records == MAX_KINDS
+
+
+async def test_a_reload_does_not_wait_for_the_next_turn_of_refusals(mock_clock):
+    del mock_clock  # time stands still
+    made = audit_of()
+    for number in range(100):
+        refuse(made, f"n{number}", "ns:t")
+    await written(made, RECORDS_PER_S)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.run)
+        await trio.testing.wait_all_tasks_blocked()
+        made.reloaded("grants", "a", "b")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert [each["action"] for each in made.written].count("security.reload") == 1
+    assert len(made.written) == RECORDS_PER_S + 1
 
 
 def test_what_is_kept_of_refusals_is_bounded_however_many_are_refused_and_empties(monkeypatch):
@@ -219,35 +274,28 @@ def test_what_is_kept_of_refusals_is_bounded_however_many_are_refused_and_emptie
     now_s = 0.0
     for number in range(3 * MAX_KINDS):
         refuse(made, f"n{number}", "ns:t")
-    assert len(made._refusals) == MAX_KINDS == sum(made._kinds.values()) >= len(made._taken)
-    assert len(made._waiting) <= RECORDS_PER_S
-    assert made.lost_records == 3 * MAX_KINDS - RECORDS_PER_S
+    kept = made._of_names
+    assert len(kept) == MAX_KINDS == sum(kept._of.values()) == kept.waiting
+    assert made.lost_records == 2 * MAX_KINDS
+    while made._turn(now_s):
+        pass
+    assert len(kept) == MAX_KINDS
     now_s += GATHER_S
-    made._close_gathered()
-    assert not made._refusals
-    assert not made._kinds
+    kept.close(now_s)
+    assert (len(kept), len(kept._of), len(kept._queues)) == (0, 0, 0)
 
 
-def test_numbers_of_refusals_are_written_as_there_is_room_and_none_is_lost(monkeypatch):
+async def test_numbers_of_refusals_are_written_as_there_is_room_and_none_is_lost(autojump_clock):
     made = audit_of()
-    monkeypatch.setattr(trio, "current_time", lambda: now_s)
-    now_s = 0.0
-    for who in ("a", "b", "c"):
-        for _ in range(2):
-            made._taken.clear()
-            made._room = 100.0
-            for number in range(15):
-                refuse(made, who, f"ns:t{number}")
-    assert len(made._refusals) == 45
-    made._waiting.clear()
-    now_s, told = GATHER_S, 0
-    while made._refusals:
-        made._room = float(RECORDS_PER_S)
-        made._close_gathered()
-        assert 0 < len(made._waiting) <= RECORDS_EACH_PER_S
-        told += len(made._waiting)
-        made._waiting.clear()
-    assert told == 45
+    for number in range(45):
+        for _ in range(10):
+            refuse(made, f"n{number}", "ns:t")
+        await written(made, number + 1)
+    for number in range(45):
+        for _ in range(10):
+            refuse(made, f"n{number}", "ns:t")
+    await written(made, 90)
+    assert sum(each["repeated"] for each in made.written) == 2 * 45 * 10
     assert made.lost_records == 0
 
 
@@ -385,14 +433,41 @@ async def test_the_audit_is_chained_and_its_records_are_verified(daemon):
     assert len(page["messages"]) == len(page["entries"]) - 1
 
 
-async def test_an_audit_of_before_is_chained_from_the_next_start_on_unless_that_was_switched_off(tmp_path):
+@pytest.mark.parametrize(
+    "planted",
+    [
+        TopicProperties(ttl_s=7),
+        TopicProperties(ttl_s=7, chain="sha256"),
+        TopicProperties(max_bytes=1, chain="sha256"),
+        TopicProperties(transactional="required"),
+    ],
+)
+async def test_the_audit_has_its_own_properties_again_after_a_start(tmp_path, planted):
     async with named(tmp_path) as running:
         service = running.daemon.service
-        await service.directory.ask(AUDIT_TOPIC_NAME, Create(TopicProperties(ttl_s=7)))
+        await service.directory.ask(AUDIT_TOPIC_NAME, Create(planted))
         await service.audit.create()
         properties = (await service.directory.ask(AUDIT_TOPIC_NAME, Describe())).metadata.properties
-        assert properties == TopicProperties(ttl_s=7, chain="sha256")
-        await service.directory.ask(AUDIT_TOPIC_NAME, SetProperties({"ttl": 7}))
+        assert properties == PROPERTIES
+        (record,) = service.audit._own
+        assert (record["action"], record["before"]) == ("topic.properties", planted.stored())
         await service.audit.create()
-        properties = (await service.directory.ask(AUDIT_TOPIC_NAME, Describe())).metadata.properties
-        assert properties == TopicProperties(ttl_s=7)
+        assert len(service.audit._own) == 1
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+async def test_the_audit_is_written_by_the_daemon_alone_also_while_authentication_is_off(listener):
+    async with in_process(listener=listener) as daemon:
+        for method, more in (
+            ("PUT", ""),
+            ("POST", "/publish"),
+            ("POST", "/store"),
+            ("POST", "/rollback"),
+            ("PUT", "/properties"),
+            ("DELETE", ""),
+            ("POST", "/undelete"),
+        ):
+            await daemon.call(method, f"{AUDIT}{more}", json={}, status=403, code="forbidden")
+            other = AUDIT.replace("audit", "other")
+            assert (await daemon.http.request(method, f"{other}{more}", json={})).status_code != 403
+        assert (await daemon.http.get(AUDIT)).status_code == 404
