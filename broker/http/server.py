@@ -66,8 +66,8 @@ ACCEPT_PAUSE_S = 0.1
 #: Connections that are being refused at a time, and how long each may take to read the refusal.
 MAX_REFUSING = 64
 REFUSAL_S = 1.0
-#: TLS handshakes under way at a time.
-MAX_HANDSHAKES = 64
+#: A handshake in which nothing has arrived for so long may be cut for a new connection, when ``max_connections`` are open.
+STALLED_S = 3.0
 #: The interpreter's switch interval while hypercorn is loaded. Less gained nothing.
 LOOP_FIRST_S = 0.0001
 
@@ -168,7 +168,8 @@ class _Server:
         self._parts = parts
         self._hypercorn = hypercorn
         self._tls = tls
-        self._shaking: OrderedDict[trio.CancelScope, None] = OrderedDict()
+        #: Handshakes under way, and when the last bytes of each arrived: the longest ago first.
+        self._shaking: OrderedDict[trio.CancelScope, float] = OrderedDict()
         self._peers = peers
         self._stop = trio.Event()
         self._lanes: set[Lane] = set()
@@ -221,7 +222,7 @@ class _Server:
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._open < self._settings.max_connections:
+            if self._open < self._settings.max_connections or self._cut_stalled():
                 self._open += 1
                 connections.start_soon(self._serve, sock)
             elif self._refusing < MAX_REFUSING:
@@ -292,13 +293,10 @@ class _Server:
         """The connection behind its handshake; None: there was none, and the connection is to be closed."""
         result, tls = "timeout", None
         with trio.move_on_after(self._settings.header_timeout_s) as scope:
-            await wait_readable(sock)
-            if len(self._shaking) >= MAX_HANDSHAKES:
-                # The oldest makes room: clients that begin and stall keep nobody out.
-                self._shaking.popitem(last=False)[0].cancel()
-            self._shaking[scope] = None
+            self._shaking[scope] = trio.current_time()
             try:
-                result, tls = await self._shake_hands(sock, listening)
+                await wait_readable(sock)
+                result, tls = await self._shake_hands(sock, listening, partial(self._progressed, scope))
             except OSError as error:
                 result = "failed"
                 log.debug("a handshake failed", extra={"why": str(error)})
@@ -306,14 +304,31 @@ class _Server:
         listening.count(result)
         return tls
 
-    async def _shake_hands(self, sock: socket.socket, listening: Listening) -> tuple[str, TlsSocket | None]:
+    def _progressed(self, scope: trio.CancelScope) -> None:
+        """Bytes of a handshake have arrived."""
+        if scope in self._shaking:
+            self._shaking[scope] = trio.current_time()
+            self._shaking.move_to_end(scope)
+
+    def _cut_stalled(self) -> bool:
+        """Ends the handshake that has stalled longest, so that its connection makes room. False: none has stalled."""
+        scope, moved_s = next(iter(self._shaking.items()), (None, 0.0))
+        if scope is None or trio.current_time() - moved_s < STALLED_S:
+            return False
+        del self._shaking[scope]
+        scope.cancel()
+        return True
+
+    async def _shake_hands(
+        self, sock: socket.socket, listening: Listening, progressed: Callable[[], None]
+    ) -> tuple[str, TlsSocket | None]:
         """How it went, and the connection if it went well. Raises OSError."""
         first = sock.recv(len(PREFACE), socket.MSG_PEEK)
         if first and first[0] != HANDSHAKE:
             await self._refuse_plain(sock, first)
             return "plain", None
         tls = TlsSocket(sock, listening.context())
-        await tls.shake_hands()
+        await tls.shake_hands(progressed)
         return "ok", tls
 
     async def _refuse_plain(self, sock: socket.socket, first: bytes) -> None:

@@ -16,6 +16,8 @@ import trio
 from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.http.peer import Peer
 
 #: What is read off the socket, and encrypted, at once.
@@ -45,8 +47,11 @@ class TlsSocket:
 
     # --- handshake --------------------------------------------------------------------------------
 
-    async def shake_hands(self) -> None:
-        """Raises OSError (SSLError among them): it failed, or the other side has gone."""
+    async def shake_hands(self, progressed: Callable[[], None] = lambda: None) -> None:
+        """Ends with the handshake; calls ``progressed`` whenever bytes have arrived.
+
+        Raises OSError (SSLError among them): it failed, or the other side has gone.
+        """
         while True:
             try:
                 self._tls.do_handshake()
@@ -58,6 +63,7 @@ class TlsSocket:
                     if not raw:
                         raise ConnectionResetError("the connection ended in its handshake") from None
                     self._incoming.write(raw)
+                    progressed()
             except ssl.SSLError:
                 self._push()  # says why
                 raise

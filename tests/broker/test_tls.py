@@ -18,7 +18,7 @@ import trio.testing
 
 from broker.config.config import config_of
 from broker.http.peer import Peer
-from broker.http.server import MAX_HANDSHAKES
+from broker.http.server import STALLED_S
 from broker.http.tls_socket import TlsSocket, TlsStream
 from broker.security.guard import Guard
 from broker.tls import load
@@ -392,18 +392,63 @@ async def test_who_shakes_hands_and_asks_for_nothing_is_cut_where_names_are_requ
                 pass
 
 
-async def test_stalled_handshakes_keep_nobody_out(authority):
+async def test_hundreds_of_handshakes_at_a_time_are_all_served(authority):
+    """As after a restart: all clients have said hello before the first one has its answer."""
+    tls, context, clients = secured(authority), authority.trusting(), []
+    async with running(tls=tls) as listener:
+        for _ in range(200):
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+            with pytest.raises(ssl.SSLWantReadError):
+                client.do_handshake()
+            raw = await listener.connect()
+            await raw.send_all(outgoing.read())
+            clients.append((raw, client, incoming, outgoing))
+
+        async def serve(raw, client, incoming, outgoing):
+            async with raw:
+                while True:
+                    incoming.write(await raw.receive_some())
+                    with suppress(ssl.SSLWantReadError):
+                        client.do_handshake()
+                        break
+                client.write(post("t/store", b"x"))
+                await raw.send_all(outgoing.read())
+                while True:
+                    incoming.write(await raw.receive_some())
+                    with suppress(ssl.SSLWantReadError):
+                        if answer := client.read(1 << 16):
+                            break
+                assert answer.startswith(b"HTTP/1.1 200 ")
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as serving:
+                for each in clients:
+                    serving.start_soon(serve, *each)
+        assert await tls.counted(200) == ["ok"] * 200
+
+
+async def test_a_handshake_that_has_stalled_makes_room_and_one_that_progresses_does_not(authority, mock_clock):
     tls = secured(authority)
-    async with running(tls=tls, header_timeout_s=30) as listener:
-        stalled = [await listener.connect() for _ in range(MAX_HANDSHAKES + 20)]
-        for stream in stalled:
+    async with running(tls=tls, max_connections=2, header_timeout_s=1000) as listener:
+        stalled, moving = await listener.connect(), await listener.connect()
+        for stream in (stalled, moving):
             await stream.send_all(b"\x16\x03\x01\x02\x00\x01")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        async with await listener.connect() as third:
+            with trio.fail_after(PATIENCE_S):
+                assert await end_of(third)  # neither has stalled
+        mock_clock.jump(STALLED_S)
+        await moving.send_all(b"\x00")
+        await trio.testing.wait_all_tasks_blocked(0.01)
         with trio.fail_after(PATIENCE_S):
             async with connected(listener, authority.trusting()) as stream:
                 await stream.send_all(post("t/store", b"x"))
                 assert (await Reader(stream).reply()).status == 200
-        for stream in stalled:
-            await stream.aclose()
+            assert await end_of(stalled)
+        assert await tls.counted(2) == ["timeout", "ok"]
+        await stalled.aclose()
+        await moving.aclose()
 
 
 async def test_a_connection_over_the_bound_is_closed(authority):
