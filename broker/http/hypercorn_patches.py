@@ -19,7 +19,7 @@ from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.budgets import FEW_PARTS, BodyBudget, Pace, Reservation, body_deadline, too_large, too_slow
-from broker.http.lane import WAITED_MS
+from broker.http.lane import MAX_LENGTH_DIGITS, WAITED_MS
 from broker.http.messages import (
     EVENT_STREAM,
     answer_for,
@@ -113,7 +113,7 @@ class Passage:
     def enter(self, route: Route[Any], path: Mapping[str, str]) -> None:
         """Its route is known: whether its sender may ask it. Raises PlainsongError."""
         length = self.headers.get("content-length", "")
-        size = int(length) if length.isascii() and length.isdigit() else 0
+        size = int(length) if length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else 0
         try:
             self.guard.enter(self.admission, route, path, self.peer, self.request_id, size)
         except PlainsongError as error:
@@ -319,7 +319,9 @@ class Gate:
             return None
         if "transfer-encoding" in passage.headers:
             return MalformedBody("a body has a Content-Length or is chunked, never both")
-        if int(length) > self._settings.max_body_bytes:
+        if not (length.isascii() and length.isdigit()):
+            return MalformedBody("Content-Length is no number, or there are two of them")
+        if len(length) > MAX_LENGTH_DIGITS or int(length) > self._settings.max_body_bytes:
             return too_large(self._settings.max_body_bytes)
         return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,16 @@ import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from broker.http.budgets import Pace
+from broker.http.floods import CountedWarning
+from broker.http.http2 import BoundedH2, Protocols, Tasks
 from broker.http.hypercorn_patches import (
     AT_ONCE_S,
     CUT,
@@ -71,6 +72,8 @@ class HypercornConnection(TCPServer):
         self, hypercorn: HypercornServer, stream: Any, peer: Peer, is_for_the_lane: Callable[[bytes], bool]
     ) -> None:
         super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
+        self._settings, self._long_work = hypercorn.settings, hypercorn.long_work
+        self._refused = hypercorn.refused_h2
         self._send_timeout_s = hypercorn.settings.send_timeout_s
         #: Of its readers: of one answer after the other, or of all streams together over HTTP/2.
         self._pace = Pace(hypercorn.settings)
@@ -124,7 +127,7 @@ class HypercornConnection(TCPServer):
         self.app = with_extension(self.app, CUT, self.cut)
         self.app = with_extension(self.app, PEER, self._peer)
         self.app = with_extension(self.app, SENDING_END, self._sending_end)
-        async with TaskGroup() as tasks:
+        async with Tasks() as tasks:
             self._task_group = tasks
             ends = (
                 self.app,
@@ -137,7 +140,14 @@ class HypercornConnection(TCPServer):
                 server,
                 self.protocol_send,
             )
-            self.protocol = ProtocolWrapper(*ends, (tls and tls.alpn) or "http/1.1")
+            make_h2 = partial(
+                BoundedH2,
+                *ends,
+                settings=self._settings,
+                long_work=self._long_work,
+                refused=self._refused,
+            )
+            self.protocol = Protocols(*ends, make_h2=make_h2, alpn=(tls and tls.alpn) or "http/1.1")
             if isinstance(self.protocol.protocol, H11Protocol):
                 self.protocol.protocol = RefusingH11(*ends, conversations=self._conversations, peer=self._peer)
             await self.protocol.initiate()
@@ -291,6 +301,9 @@ class HypercornServer:
         guard: Guard = OPEN,
     ) -> None:
         self.settings = settings
+        self.long_work = budget.long_work
+        #: Counts what was refused over HTTP/2 before it was a request.
+        self.refused_h2 = CountedWarning("malformed requests over HTTP/2 are refused")
         self.asks_for_names = guard.required
         self.conversations = None if begin is None else Conversations(begin, settings, budget, check, guard)
         self.config = Config()

@@ -1,0 +1,172 @@
+"""HTTP/2: a request that is malformed is refused alone, and no client has the connection's other streams ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import trio
+import trio.testing
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+
+from broker.http import floods
+from broker.http.budgets import FEW_PARTS
+from broker.http.http2 import FrameCutter
+from tests.broker.http2_talk import frame, http2
+from tests.broker.listeners import running
+from tests.patience import PATIENCE_S
+
+POLL = b"/v1/namespaces/ns/topics/t/poll"
+STORE = b"/v1/namespaces/ns/topics/t/store"
+
+
+async def parked(listener, client):
+    """A poll that is parked; its stream's id."""
+    stream_id = await client.ask(b"POST", POLL, b"")
+    with trio.fail_after(PATIENCE_S):
+        while not listener.toys.parked:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+    return stream_id
+
+
+async def is_served(listener, client, poll):
+    """Asserts that a parked poll, and a new request, are answered."""
+    answer = await client.answer(await client.ask(b"POST", STORE, b"hello"))
+    assert json.loads(answer.body)["body"] == b"hello".hex()
+    listener.toys.release.set()
+    assert (await client.answer(poll)).status == 200
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        {"path": b"/v1/\xc3\xa4"},
+        {"path": b"/v1/x y"},
+        {"method": b"G\xc3\x84T"},
+        {"method": b"CONNECT", "path": None, "scheme": None},
+        {"method": b"CONNECT", "protocol": b"websocket"},
+        {"authority": b"h\xc3\xb6st"},
+    ],
+    ids=["path", "space", "method", "connect", "extended-connect", "authority"],
+)
+async def test_a_malformed_request_is_refused_alone_in_one_counted_line(caplog, request_of):
+    caplog.set_level(logging.WARNING)
+    async with running() as listener, http2(listener) as client:
+        poll = await parked(listener, client)
+        for _ in range(20):
+            refused = await client.answer(
+                await client.ask(**{"method": b"GET", "path": STORE, "body": b"", **request_of})
+            )
+            assert refused.reset == ErrorCodes.PROTOCOL_ERROR or refused.status == 501
+        await is_served(listener, client, poll)
+    assert [each.getMessage() for each in caplog.records] == ["malformed requests over HTTP/2 are refused"]
+    assert all(each.exc_info is None for each in caplog.records)
+
+
+async def test_data_of_a_stream_that_was_answered_ends_no_other_stream(mock_clock):
+    async with running(max_body_bytes=10) as listener, http2(listener) as client:
+        poll = await parked(listener, client)
+        refused = await client.ask(b"POST", STORE, None, (b"content-length", b"100000"))
+        await client.until(lambda: client.streams[refused].status == 413)
+        mock_clock.autojump_threshold = 0.01  # the rest of its body is waited for
+        answer = await client.answer(refused)
+        mock_clock.autojump_threshold = float("inf")
+        assert answer.ended
+        # As if it had been under way: the client has not heard yet that it should stop.
+        await client.stream.send_all(frame(0, b"x" * 1000, stream_id=refused) * 20)
+        await is_served(listener, client, poll)
+
+
+async def test_two_lengths_are_refused_as_malformed():
+    async with running() as listener, http2(listener) as client:
+        twice = [(b"content-length", b"5")] * 2
+        answer = await client.answer(await client.ask(b"POST", STORE, b"hello", *twice))
+        assert (answer.status, json.loads(answer.body)["code"]) == (400, "malformed_body")
+
+
+async def test_websockets_over_http_2_are_not_announced():
+    """A browser that hears of them opens its WebSockets that way, in vain."""
+    async with running() as listener, http2(listener) as client:
+        assert client.h2.remote_settings.get(SettingCodes.ENABLE_CONNECT_PROTOCOL, 0) == 0
+
+
+async def test_an_upload_does_not_wait_for_a_window_each_64_kib():
+    async with running() as listener, http2(listener) as client:
+        stream_id = await client.ask(b"POST", STORE, None)
+        await client.until(lambda: client.h2.local_flow_control_window(stream_id) >= 1 << 20)
+
+
+# --- small frames ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def most_frames(monkeypatch):
+    """The most frames that h2 was given at once."""
+    most = [0]
+    receive = H2Connection.receive_data
+
+    def counting(self, data):
+        at = frames = 0
+        while not self.config.client_side and at + 9 <= len(data) and not data.startswith(b"PRI"):
+            at += 9 + int.from_bytes(data[at : at + 3], "big")
+            frames += 1
+        most[0] = max(most[0], frames)
+        return receive(self, data)
+
+    monkeypatch.setattr(H2Connection, "receive_data", counting)
+    return most
+
+
+@pytest.mark.parametrize("kind", [4, 6, 200], ids=["settings", "ping", "unknown"])
+async def test_frames_of_one_read_are_handled_a_few_at_a_time(most_frames, kind):
+    count = floods.CONTROL_BURST // 2
+    async with running() as listener, http2(listener) as client:
+        await client.stream.send_all(frame(kind, bytes(8) if kind == 6 else b"") * count)
+        answer = await client.answer(await client.ask(b"POST", STORE, b"hello"))
+        assert answer.status == 200
+    assert 1 < most_frames[0] <= FEW_PARTS
+
+
+@pytest.mark.parametrize("kind", [4, 6, 200], ids=["settings", "ping", "unknown"])
+async def test_a_flood_of_frames_without_content_ends_the_connection(mock_clock, kind):
+    del mock_clock  # time stands still, but for slices of long work
+    async with running() as listener, http2(listener) as client:
+        flood = frame(kind, bytes(8) if kind == 6 else b"") * (floods.CONTROL_BURST + 200)
+        await client.stream.send_all(flood)
+        assert await client.end() == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+async def test_a_client_that_opens_its_windows_for_each_answer_may_do_so_for_ever(mock_clock):
+    del mock_clock  # no allowance comes by time
+    async with running() as listener, http2(listener) as client:
+        for _ in range(floods.CONTROL_BURST // 2):
+            assert (await client.answer(await client.ask(b"POST", STORE, b"x"))).status == 200
+            await client.stream.send_all(frame(8, (1).to_bytes(4, "big")) * 3)
+
+
+def test_frames_are_cut_alike_however_the_bytes_arrive(mock_clock):
+    del mock_clock
+    whole = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + (frame(0, b"x" * 300, stream_id=1) + frame(4)) * 50
+
+    class Allowed:
+        controls = content_bytes = 0
+
+        def content(self, size_bytes):
+            self.content_bytes += size_bytes
+
+        def control(self, frames=1):
+            self.controls += frames
+            return True
+
+    for size in (1, 7, 100, 5000, len(whole)):
+        allowed = Allowed()
+        cutter = FrameCutter(allowed)
+        for start in range(0, len(whole), size):
+            piece, at = whole[start : start + size], 0
+            while at < len(piece):
+                at, is_allowed = cutter.cut(piece, at)
+                assert is_allowed
+        assert (allowed.controls, allowed.content_bytes) == (50, 50 * 300)
