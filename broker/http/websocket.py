@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -19,16 +21,18 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
-from broker.http.budgets import body_deadline
+from broker.http.budgets import FEW_PARTS, body_deadline
+from broker.http.floods import FrameAllowance
 from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
 from broker.security.guard import Hold, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from hypercorn.typing import TaskGroup, WorkerContext
+    from wsproto.events import Event as WsEvent
 
     from broker.http.messages import Conversation, Conversations
     from broker.http.peer import Peer
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
 _VERSION = b"13"
+#: Frames with less than this on average are taken as long work: the smallest request has more.
+TINY_FRAME_BYTES = 12
 
 
 class StreamSocket:
@@ -60,9 +66,10 @@ class StreamSocket:
         self._socket = Connection(ConnectionType.SERVER)
         self._conversation: Conversation | None = None
         self._hold: Hold | None = None
-        #: The pieces of a message that is not whole yet, which count against the budget, and when it began.
-        self._pieces: list[bytes] = []
-        self._length = 0
+        #: What has arrived of a message that is not whole yet, which counts against the budget, and when it began.
+        self._message = bytearray()
+        self._is_begun = False
+        self._allowance = FrameAllowance()
         self._reservation = shared.budget.reserve()
         self._since_s = 0.0
         self._heard_s = trio.current_time()
@@ -203,38 +210,70 @@ class StreamSocket:
 
     async def _whole_messages(self) -> tuple[list[bytes], tuple[int, str] | None]:
         """The complete messages; and the code and reason of the close, if there will be no more."""
-        messages: list[bytes] = []
-        for event in self._socket.events():
-            if isinstance(event, BytesMessage):
-                if not self._pieces:
-                    self._since_s = trio.current_time()
-                refused = self._keep(bytes(event.data))
-                if refused is not None:
-                    return messages, refused
-                if event.message_finished:
-                    messages.append(b"".join(self._pieces))
-                    self._pieces.clear()
-                    self._length = 0
-            elif isinstance(event, TextMessage):
-                return messages, (CloseReason.UNSUPPORTED_DATA, "a stream speaks msgpack, in binary messages")
-            elif isinstance(event, Ping):
-                await self._send_data(self._socket.send(event.response()))
-            elif isinstance(event, CloseConnection):
-                is_theirs = self._socket.state is ConnectionState.REMOTE_CLOSING  # else these are no WebSocket frames
-                return messages, (int(event.code), "" if is_theirs else event.reason or "")
-        return messages, None
+        taken = _TakenFrames()
+        events = self._socket.events()
+        is_more = self._take_frames(events, taken)
+        while is_more and taken.ending is None and not self._closed:
+            if not taken.is_tiny:
+                await trio.lowlevel.checkpoint()
+                is_more = self._take_frames(events, taken)
+                continue
+            async with self._reservation.long_work:
+                is_more = self._take_frames(events, taken)
+        for pong in taken.pongs:
+            await self._send_data(pong)
+        return taken.messages, taken.ending
 
-    def _keep(self, piece: bytes) -> tuple[int, str] | None:
+    def _take_frames(self, events: Iterator[WsEvent], taken: _TakenFrames) -> bool:
+        """Takes a few frames, each of which costs as much as thousands of bytes; whether there may be more."""
+        frames = controls = content_bytes = 0
+        for event in islice(events, FEW_PARTS):
+            frames += 1
+            if isinstance(event, BytesMessage) and event.data:
+                content_bytes += len(event.data)
+            else:
+                controls += 1
+            taken.ending = self._take_frame(event, taken)
+            if taken.ending is not None:
+                return False
+        self._allowance.content(content_bytes)
+        if controls and not self._allowance.control(controls):
+            taken.ending = CloseReason.POLICY_VIOLATION, "too many frames without content"
+        taken.is_tiny = content_bytes < frames * TINY_FRAME_BYTES
+        return frames == FEW_PARTS
+
+    def _take_frame(self, event: WsEvent, taken: _TakenFrames) -> tuple[int, str] | None:
+        """Takes a frame; the code and reason of the close, if there will be no more."""
+        if isinstance(event, BytesMessage):
+            if not self._is_begun:
+                self._since_s, self._is_begun = trio.current_time(), True
+            refused = self._keep(event.data)
+            if refused is not None:
+                return refused
+            if event.message_finished:
+                if self._message:  # an empty one says nothing
+                    taken.messages.append(bytes(self._message))
+                    self._message.clear()
+                self._is_begun = False
+        elif isinstance(event, TextMessage):
+            return CloseReason.UNSUPPORTED_DATA, "a stream speaks msgpack, in binary messages"
+        elif isinstance(event, Ping):
+            taken.pongs.append(self._socket.send(event.response()))
+        elif isinstance(event, CloseConnection):
+            is_theirs = self._socket.state is ConnectionState.REMOTE_CLOSING  # else these are no WebSocket frames
+            return int(event.code), "" if is_theirs else event.reason or ""
+        return None
+
+    def _keep(self, piece: bytes | bytearray) -> tuple[int, str] | None:
         """Keeps a piece of a message; the code and reason of the close if it cannot."""
         max_bytes = self._shared.settings.max_body_bytes
-        self._length += len(piece)
-        if self._length > max_bytes:
+        if len(self._message) + len(piece) > max_bytes:
             return CloseReason.MESSAGE_TOO_BIG, f"a message may have {max_bytes} bytes"
         try:
             self._reservation.grow(len(piece))
         except PlainsongError as error:
             return CloseReason.TRY_AGAIN_LATER, error.detail
-        self._pieces.append(piece)
+        self._message += piece
         return None
 
     def _end(self, code: int, reason: str) -> None:
@@ -282,8 +321,8 @@ class StreamSocket:
     def _due_s(self) -> float:
         """When something must have come."""
         settings = self._shared.settings
-        if self._pieces:
-            return body_deadline(self._since_s, self._length, settings)
+        if self._is_begun:
+            return body_deadline(self._since_s, len(self._message), settings)
         return self._heard_s + settings.keep_alive_s
 
     async def _on_silence(self) -> None:
@@ -293,13 +332,25 @@ class StreamSocket:
             self._heard_s = self._since_s = trio.current_time()
         elif self._due_s() > trio.current_time():
             return  # something has come meanwhile
-        elif self._pieces:
+        elif self._is_begun:
             self._end(CloseReason.POLICY_VIOLATION, "the message did not arrive in time")
         elif self._pinged:
             self._end(CloseReason.GOING_AWAY, "nothing was heard, not even an answer to a ping")
         else:
             self._pinged, self._heard_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))
+
+
+@dataclass(slots=True)
+class _TakenFrames:
+    """What was taken of one read."""
+
+    messages: list[bytes] = field(default_factory=list)
+    pongs: list[bytes] = field(default_factory=list)
+    ending: tuple[int, str] | None = None
+    """The code and reason of the close, if there will be no more."""
+    is_tiny: bool = False
+    """True if the last frames had fewer bytes than requests have."""
 
 
 class _StreamRoute(NamedTuple):

@@ -7,15 +7,18 @@ import ssl
 import subprocess
 from types import SimpleNamespace
 
+import pytest
 import trio
 from broker_in_process import in_process
 from listeners import running
 from stream_talk import TARGET, Stream, open_stream, request
 from trio.testing import MockClock, wait_all_tasks_blocked
-from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Request
 
 from broker.api.stream import REQUEST_BYTES, LocalStream, StreamBounds
-from broker.http.budgets import BodyBudget
+from broker.http.budgets import FEW_PARTS, BodyBudget
+from broker.http.floods import CONTROL_BURST
+from broker.http.websocket import StreamSocket
 from plainsong.protocol.codec import stream as codec
 from tests.patience import PATIENCE_S
 
@@ -103,6 +106,73 @@ async def test_a_message_that_never_ends_is_given_up_and_what_it_held_is_free_ag
         assert (await stream.closed())[0] == 1008
         assert await stream.event() is None
         await holds(listener, 0)
+
+
+def client_frame(payload=b"", *, opcode=2, last=True):
+    """The bytes of a client's frame, masked with zeros."""
+    assert len(payload) < 126
+    return bytes((opcode | (0x80 if last else 0), 0x80 | len(payload))) + bytes(4) + payload
+
+
+@pytest.fixture
+def most_frames(monkeypatch):
+    """The most frames that were taken without a pause."""
+    most = [0]
+    take = StreamSocket._take_frames
+
+    def counting(self, events, taken):
+        frames = []
+        more = take(self, (frames.append(event) or event for event in events), taken)
+        most[0] = max(most[0], len(frames))
+        return more
+
+    monkeypatch.setattr(StreamSocket, "_take_frames", counting)
+    return most
+
+
+async def test_a_message_of_many_tiny_pieces_is_taken_a_few_at_a_time_and_held_as_its_bytes(most_frames):
+    pieces = 5000
+    async with running(begin=Echo) as listener, open_stream(reach(listener), "held") as stream:
+        await stream.socket.send_all(client_frame(b"xy", last=False))
+        await stream.socket.send_all(client_frame(b"xy", opcode=0, last=False) * pieces)
+        await holds(listener, 2 * (pieces + 1))
+        await stream.socket.send_all(client_frame(b"z", opcode=0))
+        await holds(listener, 2 * (pieces + 1) + 1)
+    assert most_frames[0] == FEW_PARTS
+
+
+async def test_many_small_messages_are_taken_a_few_at_a_time(most_frames):
+    async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
+        await stream.socket.send_all(client_frame(b"0123456789abcdef") * 2000)
+        heard = 0
+        while heard < 2000 * 16:
+            heard += len((await stream.event()).data)
+    assert most_frames[0] == FEW_PARTS
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [client_frame(b"", opcode=9), client_frame(b"", opcode=10), client_frame(b"")],
+    ids=["ping", "pong", "empty-message"],
+)
+async def test_a_flood_of_frames_without_content_closes_with_1008(mock_clock, frames):
+    del mock_clock  # time stands still, but for slices of long work
+    async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
+        await stream.send(b"first")
+        await stream.socket.send_all(frames * (CONTROL_BURST + 200))
+        code = None
+        while code is None:
+            event = await stream.event()
+            code = int(event.code) if isinstance(event, CloseConnection) else None
+        assert code == 1008
+
+
+async def test_empty_pieces_close_with_1008(mock_clock):
+    del mock_clock
+    async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
+        begun = client_frame(b"x", last=False)
+        await stream.socket.send_all(begun + client_frame(b"", opcode=0, last=False) * (CONTROL_BURST + 200))
+        assert (await stream.closed())[0] == 1008
 
 
 async def test_a_budget_without_room_closes_with_1013():
