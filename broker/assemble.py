@@ -68,6 +68,7 @@ from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, Transac
 from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.descriptors import Descriptors
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
@@ -136,6 +137,7 @@ class Daemon:
     cluster: Cluster | None
     security: Security
     audit: Audit
+    descriptors: Descriptors
     stopping: trio.Event
     """Set once the daemon leaves: readyz says so, and polls that wait are answered."""
     served: trio.Event
@@ -280,6 +282,7 @@ async def assemble(
     # What handlers work with: each gets what it uses.
     transactions, rates, stopping, release = authority.transactions, Rates(), trio.Event(), metrics.version
     links = None if cluster is None else cluster.links
+    descriptors = Descriptors()
     answers = AnswerBudget(config.http.max_answer_bytes)
     accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
     pages = Pages(store, directory)
@@ -426,6 +429,7 @@ async def assemble(
                 membership=membership,
                 links=links,
                 description=partial(description, ROUTES, release),
+                are_descriptors_short=lambda: descriptors.are_short,
                 security=lambda: security.stale,
                 groups_of=guard.groups_of,
             ),
@@ -484,6 +488,7 @@ async def assemble(
         cluster=cluster,
         security=security,
         audit=audit,
+        descriptors=descriptors,
         stopping=stopping,
         served=trio.Event(),
     )
@@ -621,6 +626,7 @@ async def serve(
             turns=daemon.directory.environment.turns,
             bell=daemon.store.bell if isinstance(daemon.store, HasBell) else None,
             accounting=daemon.accounting,
+            descriptors=daemon.descriptors,
             task_status=task_status,
         )
     finally:

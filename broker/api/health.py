@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from broker.api.route import json_answer
 from broker.http.messages import Answer, answer_for, status_of
 from broker.security.tokens import time_text
-from plainsong.protocol.errors import LowSpace, NoOwner, Recovering, ShuttingDown, TransactionsUnavailable
+from plainsong.protocol.errors import LowSpace, NoOwner, Overloaded, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,8 @@ class Health:
     links: Links | None
     description: Callable[[], dict[str, Any]]
     """Makes the description of the API."""
+    are_descriptors_short: Callable[[], bool] = lambda: False
+    """Whether connections were refused lately for want of file descriptors."""
     security: Callable[[], dict[str, Any] | None] = lambda: None
     """What of the security files is not in force, and why; None: they all are."""
     groups_of: Callable[[str], tuple[str, ...]] = lambda name: ()
@@ -115,6 +117,13 @@ class Health:
                     f"{self.space.free_bytes} bytes are free, less than storage.min_free_bytes ({self.min_free_bytes}): "
                     "publishes are refused, polls go on",
                     hint="free some space; it clears by itself",
+                )
+            )
+        if self.are_descriptors_short():
+            reasons.append(
+                Overloaded(
+                    "connections are refused: few file descriptors are left",
+                    hint="raise the limit on open files: LimitNOFILE of the unit, or ulimit -n",
                 )
             )
         return reasons + self._apart() + self._unloadable()

@@ -8,7 +8,7 @@ import logging
 import socket
 import sys
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,8 @@ from trio.lowlevel import wait_readable
 
 from broker.http import wire
 from broker.http.acceptance import Acceptance
+from broker.http.descriptors import Descriptors
+from broker.http.floods import CountedWarning
 from broker.http.lane import Lane, LaneParts, LaneRoutes, Watch
 from broker.http.messages import answer_for, new_request_id
 from broker.http.origin_check import OriginCheck
@@ -90,6 +92,7 @@ async def serve_http(
     turns: Turns | None = None,
     bell: Bell | None = None,
     accounting: Accounting | None = None,
+    descriptors: Descriptors | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
@@ -107,6 +110,7 @@ async def serve_http(
       turns: those of the actors that requests are started at without a task; None: there are no such routes.
       bell: that of the store, which the server hears while it serves.
       accounting: counts and logs what the lane answers of quick routes; the application does of the others.
+      descriptors: is told of connections that are refused for want of file descriptors.
       task_status: gets the addresses as ``host:port`` or ``unix:/path``.
 
     Raises:
@@ -133,7 +137,7 @@ async def serve_http(
         # Without routes a lane only finds out how a connection begins.
         routes = LaneRoutes(endpoints if settings.lane else ())
         parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints), guard, accounting)
-        server = _Server(settings, parts, hypercorn, tls, peers)
+        server = _Server(settings, parts, hypercorn, tls, peers, descriptors or Descriptors())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hypercorn.run)
             await server.run(listeners, stop, grace_s, task_status)
@@ -163,8 +167,11 @@ class _Server:
         hypercorn: _Hypercorn,
         tls: Listening | None,
         peers: PeerHandler | None,
+        descriptors: Descriptors,
     ) -> None:
         self._settings = settings
+        self._descriptors = descriptors
+        self._cannot_accept = CountedWarning("cannot accept connections for now")
         self._parts = parts
         self._hypercorn = hypercorn
         self._tls = tls
@@ -216,20 +223,38 @@ class _Server:
             except OSError as error:
                 if error.errno not in _SHORT_OF:
                     raise
-                log.warning("cannot accept connections for now: %s", error.strerror)
+                self._cannot_accept(error.strerror or str(error))
+                self._descriptors.refused()
                 await trio.sleep(ACCEPT_PAUSE_S)
                 continue
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._open < self._settings.max_connections or self._cut_stalled():
+            refusal = self._refusal(sock)
+            if refusal is None:
                 self._open += 1
                 connections.start_soon(self._serve, sock)
-            elif self._refusing < MAX_REFUSING:
+            elif self._refusing < min(MAX_REFUSING, self._descriptors.spare // 2):
                 self._refusing += 1
-                connections.start_soon(self._refuse, sock)
+                connections.start_soon(self._refuse, sock, refusal)
             else:
                 sock.close()
+
+    def _refusal(self, sock: socket.socket) -> PlainsongError | None:
+        """Why a connection is refused; None: it is not."""
+        wanted = self._settings.max_connections
+        allowed = self._descriptors.connections(wanted)
+        has_room = self._descriptors.has_room_for(sock.fileno())
+        if has_room and (self._open < allowed or self._cut_stalled()):
+            return None
+        if has_room and allowed == wanted:
+            return Overloaded(f"{wanted} connections are open", hint="raise http.max_connections")
+        self._cannot_accept(f"{self._open} connections are open, and few file descriptors are left")
+        self._descriptors.refused()
+        return Overloaded(
+            f"{self._open} connections are open, and few file descriptors are left",
+            hint="raise the limit on open files: LimitNOFILE of the unit, or ulimit -n",
+        )
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serves one connection; its errors end no other."""
@@ -274,6 +299,8 @@ class _Server:
                 await self._peers(stream, already_read, self._stop)
                 return
             hypercorn = await self._hypercorn.loaded(stream)
+            if hypercorn is None:
+                return
             already_read = await hypercorn.serve(stream, already_read, peer, partial(self._parts.takes, peer=peer))
             is_new = False
             if already_read is not None and isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
@@ -336,12 +363,11 @@ class _Server:
         if first.isascii() and first[:1].isalpha() and first != PREFACE:
             await _answer_and_leave(sock, TlsRequired("this port speaks TLS", hint="use https:// in the URL"))
 
-    async def _refuse(self, sock: socket.socket) -> None:
+    async def _refuse(self, sock: socket.socket, refusal: PlainsongError) -> None:
         """Answers a connection over the bound with 503, and waits a little for the client to read it."""
-        full = f"{self._settings.max_connections} connections are open"
         try:
             if self._tls is None or sock.family == socket.AF_UNIX:  # else it would take a handshake to say so
-                await _answer_and_leave(sock, Overloaded(full, hint="raise http.max_connections"))
+                await _answer_and_leave(sock, refusal)
         finally:
             sock.close()
             self._refusing -= 1
@@ -358,6 +384,18 @@ async def _answer_and_leave(sock: socket.socket, error: PlainsongError) -> None:
             await _drain(sock)
     except OSError:
         pass
+
+
+async def _refuse_unread(stream: trio.SocketStream | TlsStream, error: PlainsongError) -> None:
+    """Answers a connection whose request was read in part, and closes it."""
+    answer = answer_for(error)
+    assert isinstance(answer.body, bytes)
+    with trio.move_on_after(REFUSAL_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await stream.send_all(wire.answer_head(answer, new_request_id(), chunks=False, close=True) + answer.body)
+        await stream.send_eof()
+        while await stream.receive_some():
+            pass
+    await trio.aclose_forcefully(stream)
 
 
 async def _drain(sock: socket.socket) -> None:
@@ -406,21 +444,33 @@ class _Hypercorn:
         self._settings, self._budget, self._check, self._begin = settings, budget, check, begin
         self._server: HypercornServer | None = None
         self._wanted = trio.Event()
-        self._ready = trio.Event()
+        #: Set once it is loaded, or that has failed.
+        self._tried = trio.Event()
         self._ended = trio.Event()
         self._stopping = False
 
     async def run(self) -> None:
         """Lives as long as the server: loads hypercorn when it is wanted, and has it leave after the last connection."""
-        await self._wanted.wait()
-        if self._ended.is_set():
-            return
-        with _loop_first():
-            self._server = server = await trio.to_thread.run_sync(self._load)
+        server = None
+        while server is None:
+            await self._wanted.wait()
+            if self._ended.is_set():
+                return
+            try:
+                with _loop_first():
+                    server = await trio.to_thread.run_sync(self._load)
+            except Exception as error:  # such as no file descriptor for a module: the next request tries it again
+                log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
+                self._wanted = trio.Event()
+                tried, self._tried = self._tried, trio.Event()
+                tried.set()
+                if self._ended.is_set():
+                    return
         async with server.opened():
+            self._server = server
             if self._stopping:
                 await server.stop()
-            self._ready.set()
+            self._tried.set()
             await self._ended.wait()
 
     def end(self) -> None:
@@ -428,15 +478,19 @@ class _Hypercorn:
         self._ended.set()
         self._wanted.set()
 
-    async def loaded(self, stream: trio.SocketStream | TlsStream) -> HypercornServer:
-        """Hypercorn, for a connection that needs it; ``stream`` is closed if that is cut before."""
+    async def loaded(self, stream: trio.SocketStream | TlsStream) -> HypercornServer | None:
+        """Hypercorn, for a connection that needs it; ``stream`` is closed if that is cut before.
+
+        None: it cannot be loaded now. The connection has been answered so, and closed.
+        """
         self._wanted.set()
         try:
-            await self._ready.wait()
+            await self._tried.wait()
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        assert self._server is not None
+        if self._server is None:
+            await _refuse_unread(stream, Overloaded("a part of the server cannot be loaded now; its log says why"))
         return self._server
 
     async def stop(self) -> None:

@@ -16,6 +16,8 @@ from trio.testing import MockClock
 
 from broker.http import budgets
 from broker.http.budgets import FREE_BYTES, HttpSettings
+from broker.http.descriptors import Descriptors
+from broker.http.server import _Hypercorn
 from broker.security.guard import Guard
 from tests.broker.listeners import Listener, Reader, ask, post, running
 from tests.patience import PATIENCE_S
@@ -294,6 +296,52 @@ async def test_running_out_of_descriptors_is_waited_out(monkeypatch: pytest.Monk
         monkeypatch.setattr(socket.socket, "accept", failing)
         assert (await ask(listener, post("t/publish"))).status == 200
         assert not failures
+
+
+async def test_connections_leave_descriptors_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Descriptors, "allowed", 601)
+    monkeypatch.setattr(Descriptors, "has_room_for", lambda self, descriptor: True)
+    async with running() as listener:
+        kept = [await listener.connect() for _ in range(601 // 4)]
+        for stream in kept:
+            await stream.send_all(post("t/publish"))
+            assert (await Reader(stream).reply()).status == 200
+        reply = await ask(listener, post("t/publish"))
+        assert (reply.status, reply.code) == (503, "overloaded")
+        assert b"LimitNOFILE" in reply.body
+        for stream in kept:
+            await stream.aclose()
+
+
+async def test_a_connection_with_one_of_the_last_descriptors_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Descriptors, "has_room_for", lambda self, descriptor: False)
+    async with running() as listener:
+        for _ in range(3):
+            reply = await ask(listener, post("t/publish"))
+            assert (reply.status, reply.code) == (503, "overloaded")
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
+        "cannot accept connections for now"
+    ]
+
+
+async def test_a_server_whose_rest_cannot_be_loaded_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = _Hypercorn._load
+    failures = [OSError(24, "too many open files")]
+
+    def failing(self: _Hypercorn) -> Any:
+        if failures:
+            raise failures.pop()
+        return load(self)
+
+    monkeypatch.setattr(_Hypercorn, "_load", failing)
+    cold = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with running() as listener:
+        reply = await ask(listener, cold)
+        assert (reply.status, reply.code) == (503, "overloaded")
+        assert (await ask(listener, post("t/publish"))).status == 200
+        assert (await ask(listener, cold)).status == 200
 
 
 def test_a_budget_that_could_not_hold_one_body_is_no_setting() -> None:
