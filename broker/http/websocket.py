@@ -26,7 +26,7 @@ from broker.http.floods import FrameAllowance
 from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
 from broker.security.guard import Hold, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
-from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown
+from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -146,7 +146,8 @@ class StreamSocket:
 
     def _end_for(self, problem: PlainsongError) -> None:
         """The name that opened it may no more: what was taken is answered, and nothing else is taken."""
-        self._end(CloseReason.POLICY_VIOLATION, problem.code)
+        may_return = isinstance(problem, Unavailable)  # such as while the provider's keys cannot be had
+        self._end(CloseReason.TRY_AGAIN_LATER if may_return else CloseReason.POLICY_VIOLATION, problem.code)
 
     def _checked(self, headers: dict[bytes, bytes]) -> bytes:
         """The key of an acceptable handshake. Raises PlainsongError."""

@@ -92,8 +92,13 @@ class Provider(Protocol):
         """Whom a token names. Raises Unauthenticated, AuthenticationUnavailable."""
         ...
 
-    def still_holds(self, who: Identity) -> bool:
-        """Whether what named somebody is still good."""
+    @property
+    def is_stale(self) -> bool:
+        """True if the keys are older than they may be, so that no token of the provider is let in."""
+        ...
+
+    def problem_of(self, who: Identity) -> PlainsongError | None:
+        """Why a name that was let in would be refused now; None: it would not."""
         ...
 
 
@@ -171,6 +176,7 @@ class Guard:
         self._decisions: Decisions = {}
         #: When the next credential ends of those that were let in since the epoch moved, or of what waits.
         self._next_end_ms: int | None = None
+        self._was_stale = False
         self.quotas = quotas or Quotas(time.monotonic)
         self._held: set[Hold] = set()
         self._moved = trio.Event()
@@ -208,8 +214,10 @@ class Guard:
             self.expire_ended()
 
     def expire_ended(self) -> None:
-        """Forgets what is remembered if a credential has ended that was let in."""
-        if self._next_end_ms is not None and self._next_end_ms <= self._now_ms():
+        """Forgets what is remembered if a credential has ended that was let in, or the provider's keys are too old."""
+        is_stale = self.provider is not None and self.provider.is_stale
+        was_stale, self._was_stale = self._was_stale, is_stale
+        if (is_stale and not was_stale) or (self._next_end_ms is not None and self._next_end_ms <= self._now_ms()):
             self.expire()
 
     async def moved_from(self, epoch: int) -> None:
@@ -444,8 +452,10 @@ class Guard:
                 return invalid_token(f"the token is {state}")
         elif who.expires_ms is not None and who.expires_ms <= now_ms:
             return invalid_token("the token is expired")
-        elif who.via == "oidc" and self.provider is not None and not self.provider.still_holds(who):
-            return invalid_token("the key of the token was withdrawn")
+        elif who.via == "oidc" and self.provider is not None:
+            problem = self.provider.problem_of(who)
+            if problem is not None:
+                return problem
         try:
             self.authorize(Admission(who, self.rights_of(who), self.epoch), route, path)
         except PlainsongError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 #: What a name may be given. No verb implies another.
@@ -31,6 +31,8 @@ class Identity:
     """Those that its OpenID provider says; groups of the grants file stand there."""
     expires_ms: int | None = None
     """When the credential ends."""
+    key: str = field(default="", compare=False, repr=False)
+    """The digest of the provider's key that signed it; empty: another instance verified it, or there is none."""
 
 
 #: Everybody, while authentication is off: every verb on everything.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from broker.config.sections import OidcConfig
     from broker.http.peer import Peer
     from broker.security.files import Stamp
+    from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger("plainsong.security")
 MAX_JWKS_BYTES = 1 << 20
@@ -60,6 +61,8 @@ _NEEDS: dict[str, tuple[str, str | None]] = {
     "EdDSA": ("OKP", "Ed25519"),
 }
 MIN_RSA_BITS = 2048
+#: The end of the year 9999, the last that can be written as a date: later ends of tokens count as this one.
+LAST_S = 253_402_300_799
 
 
 class BadKeySet(ValueError):
@@ -165,6 +168,11 @@ class OidcProvider:
         """How long ago the keys were had; infinite: never."""
         return float("inf") if self.fetched_s is None else max(0.0, self._now_s() - self.fetched_s)
 
+    @property
+    def is_stale(self) -> bool:
+        """True if the keys were never had, or are older than they may be: nobody can say whether a token is good."""
+        return self.age_s > self._config.max_stale_s + self._config.refresh_s
+
     async def run(self) -> None:
         """Keeps the keys fresh, until cancelled."""
         while True:
@@ -227,7 +235,7 @@ class OidcProvider:
         """
         hashed = sha256(token.encode()).digest()
         found = self._known.get(hashed)
-        if found is None or self.age_s > self._config.max_stale_s + self._config.refresh_s:
+        if found is None or self.is_stale:
             return None
         who, _, confirmation = found
         if who.expires_ms is not None and who.expires_ms <= self._now_s() * 1000:
@@ -238,9 +246,16 @@ class OidcProvider:
         self._known.move_to_end(hashed)
         return who
 
-    def still_holds(self, who: Identity) -> bool:
-        """Whether the key is still in the set that signed a name's token."""
-        return any(key.id == who.credential for key in self._keys)
+    def problem_of(self, who: Identity) -> PlainsongError | None:
+        """Why a name that was let in would be refused now; None: its key is in the set, and the set is fresh enough.
+
+        A provider may replace a key under its name, so that the name alone says too little.
+        """
+        if self.is_stale:
+            return _no_keys()
+        if any(key.id == who.credential and who.key in ("", key.made_of) for key in self._keys):
+            return None
+        return invalid_token("the key of the token was withdrawn")
 
     async def verify(self, token: str, peer: Peer) -> Identity:
         """Whom a token names. Raises Unauthenticated, AuthenticationUnavailable."""
@@ -268,11 +283,8 @@ class OidcProvider:
         if not self._tried.is_set():  # the daemon has just started and fetches them
             with trio.move_on_after(FETCH_TIMEOUT_S):
                 await self._tried.wait()
-        if self.fetched_s is None or self.age_s > self._config.max_stale_s + self._config.refresh_s:
-            raise AuthenticationUnavailable(
-                "the keys of the provider cannot be had",
-                hint="its tokens may be good: retry; is security.oidc.jwks reachable?",
-            )
+        if self.is_stale:
+            raise _no_keys()
         for attempt in (1, 2):
             fitting = [key for key in self._keys if key.fits(alg) and (kid is None or key.kid == kid)]
             if len(fitting) == 1:
@@ -311,7 +323,15 @@ class OidcProvider:
         if not is_name(name):
             raise invalid_token(f"the claim {config.name_claim} of the token is no name")
         groups = tuple(_groups(claims.get(config.groups_claim)))
-        return Identity(name, "oidc", key.id, groups, round((expires_s + skew_s) * 1000))
+        ends_ms = round(min(expires_s + skew_s, LAST_S) * 1000)
+        return Identity(name, "oidc", key.id, groups, ends_ms, key.made_of)
+
+
+def _no_keys() -> AuthenticationUnavailable:
+    return AuthenticationUnavailable(
+        "the keys of the provider cannot be had",
+        hint="its tokens may be good: retry; is security.oidc.jwks reachable?",
+    )
 
 
 def _parts(token: str) -> tuple[dict[str, Any], bytes, bytes, bytes]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 from trio.testing import wait_all_tasks_blocked
+from wsproto.events import AcceptConnection, Request
 
 from broker.config.sections import OidcConfig
 from broker.http.peer import NO_PEER, Peer
@@ -24,6 +25,7 @@ from broker.http.websocket import _ROUTE
 from broker.security.guard import Hold
 from broker.security.oidc import FETCH_TIMEOUT_S, MAX_KNOWN, BadKeySet, OidcProvider, parse_keys
 from plainsong.protocol.errors import AuthenticationUnavailable, Unauthenticated
+from tests.broker.stream_talk import Stream
 from tests.patience import PATIENCE_S
 from tests.security.named import named
 
@@ -136,7 +138,7 @@ async def test_a_token_of_the_provider_names_its_subject_and_groups(provider, al
     who = await provider.verify(token, NO_PEER)
     assert (who.name, who.via, who.groups, who.expires_ms) == ("oidc:ann", "oidc", ("ops",), (NOW_S + 360) * 1000)
     assert provider.known(token, NO_PEER) is who
-    assert provider.still_holds(who)
+    assert provider.problem_of(who) is None
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ async def test_a_key_that_is_withdrawn_takes_its_tokens_with_it(told):
     told.body = published(KEYS["RS256"])
     await made.refresh()
     assert made.known(token, NO_PEER) is None
-    assert not made.still_holds(who)
+    assert isinstance(made.problem_of(who), Unauthenticated)
     assert changes == [1]
     assert "does not publish" in await refused(made, token)
 
@@ -270,9 +272,10 @@ async def test_a_key_that_takes_the_name_of_another_takes_none_of_its_tokens(tol
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
     await made.refresh()
     token = signed(key=first)
-    await made.verify(token, NO_PEER)
+    who = await made.verify(token, NO_PEER)
     told.body = published(second)
     await made.refresh()
+    assert isinstance(made.problem_of(who), Unauthenticated)  # also of what waits since before
     assert made.known(token, NO_PEER) is None
     assert "does not verify" in await refused(made, token)
 
@@ -445,6 +448,78 @@ async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and
         assert (waited[0].status_code, waited[0].json()["detail"]) == (401, "the token is expired")
         assert await publish() == 401
         assert guard.holds == 0
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize(
+    ("change", "status"), [("replaced", 401), ("stale", 503)], ids=["key-replaced", "keys-too-old"]
+)
+async def test_what_would_be_refused_now_ends_on_kept_connections_too(tmp_path, told, listener, change, status):
+    first, second = (RSAKey.generate_key(2048, {"kid": "same"}) for _ in range(2))
+    told.body = published(first)
+    settings = {"security__oidc.issuer": ISSUER, "security__oidc.audience": AUDIENCE, "security__oidc.jwks": told.url}
+    now, path = Now(), "/v1/namespaces/ns/topics/a"
+    headers = {"Authorization": f"Bearer {signed(key=first, exp=NOW_S + 10**9)}"}
+    async with named(tmp_path, listener=listener, **settings) as daemon:
+        await daemon.ask("operator", "PUT", path, json={})
+        daemon.files.grant('format = 1\n[[grant]]\nto = ["oidc:ann"]\nverbs = ["publish", "poll"]\non = ["ns:a"]\n')
+        await daemon.reload()
+        security, http = daemon.daemon.service.security, daemon.daemon.http
+        guard, security.provider._now_s = security.guard, now
+        guard._now_ms = lambda: round(now.s * 1000)
+        await security.provider.refresh()
+
+        async def publish():
+            return (await http.post(f"{path}/publish", json={"messages": ["m"]}, headers=headers)).status_code
+
+        async def poll():
+            body = {"waitMs": 30000, "startFrom": 4_000_000_000_000}
+            waited.append((await http.post(f"{path}/poll", json=body, headers=headers)).status_code)
+
+        async def follow():
+            async with http.stream("GET", f"{path}/events", headers=headers) as answer:
+                told_of.append((await answer.aread()).decode())
+
+        host, _, port = str(http.base_url).rpartition("//")[2].rstrip("/").partition(":")
+        waited, told_of = [], []
+        with trio.fail_after(PATIENCE_S):
+            async with await trio.open_tcp_stream(host, int(port)) as socket, trio.open_nursery() as nursery:
+                assert [await publish() for _ in range(2)] == [200, 200]
+                stream = Stream(socket)
+                await stream.say(
+                    Request(host=f"{host}:{port}", target=f"{path}/stream", extra_headers=[*_raw(headers)])
+                )
+                assert isinstance(await stream.event(), AcceptConnection)
+                nursery.start_soon(poll)
+                nursery.start_soon(follow)
+                while guard.holds < 3:  # noqa: ASYNC110 - the daemon tells nobody
+                    await trio.sleep(0.005)
+                if change == "replaced":
+                    told.body = published(second)
+                    await security.provider.refresh()
+                else:
+                    now.s += OidcConfig().max_stale_s + OidcConfig().refresh_s + 1
+                    guard.expire_ended()
+                assert (await stream.closed())[0] == {401: 1008, 503: 1013}[status]
+            assert waited == [status]
+            assert "event: error" in told_of[0]
+        assert [await publish() for _ in range(2)] == [status, status]
+        assert guard.holds == 0
+
+
+def _raw(headers):
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
+async def test_a_token_without_an_end_that_a_date_could_say_is_good(tmp_path, told):
+    settings = {"security__oidc.issuer": ISSUER, "security__oidc.audience": AUDIENCE, "security__oidc.jwks": told.url}
+    async with named(tmp_path, **settings) as daemon:
+        provider = daemon.daemon.service.security.provider
+        provider._now_s = Now()
+        await provider.refresh()
+        headers = {"Authorization": f"Bearer {signed(exp=(1 << 53) - 1)}"}
+        answer = await daemon.daemon.http.get("/v1/whoami", headers=headers)
+        assert (answer.status_code, answer.json()["expires"]) == (200, "9999-12-31T23:59:59Z")
 
 
 async def test_what_waits_is_looked_at_when_it_begins_to_wait(tmp_path):
