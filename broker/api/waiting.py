@@ -137,8 +137,10 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
     def owe(request: Request) -> None:
         namespace, topic = _place(request)
         quotas.owe(request.who, namespace, topic, "publish_messages_per_s", request.messages)
-        if "content-length" not in request.headers:  # else it was taken when the request was let in
-            quotas.owe(request.who, namespace, topic, "publish_bytes_per_s", len(request.body))
+        # Its Content-Length was taken when the request was let in; a compressed body has become more since.
+        length = request.headers.get("content-length", "")
+        taken_bytes = int(length) if length.isascii() and length.isdigit() else 0
+        quotas.owe(request.who, namespace, topic, "publish_bytes_per_s", max(0, len(request.body) - taken_bytes))
 
     async def published(request: Request) -> Answer:
         answer = await handler(request)

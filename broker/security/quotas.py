@@ -182,7 +182,7 @@ class Quotas:
         Args:
           requests: those that were answered since the last time; each counts as one message.
         """
-        costs = {"publish_bytes_per_s": size, "publish_requests_per_s": requests, "publish_messages_per_s": requests}
+        costs = {**dict.fromkeys(_OF_PUBLISHES, requests), "publish_bytes_per_s": size}
         return self._pause_s(who, namespace, topic, costs)
 
     def _pause_s(self, who: Identity, namespace: str, topic: str, costs: Mapping[str, float]) -> float:

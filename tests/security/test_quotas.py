@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -140,7 +141,7 @@ def test_a_stream_is_slowed_down_instead_of_refused():
     assert made.pause_s(B, "ns", "t", 1, 1) == 0
 
 
-@pytest.mark.parametrize("limit", ["publish_requests_per_s", "publish_messages_per_s"])
+@pytest.mark.parametrize("limit", ["requests_per_s", "publish_requests_per_s", "publish_messages_per_s"])
 def test_a_stream_pays_for_each_request_however_many_come_at_once(limit):
     made = quotas(f'[[quota]]\nto = ["*"]\n{limit} = 10\n')
     assert made.pause_s(A, "ns", "t", 1, 20) == 0
@@ -170,6 +171,28 @@ async def test_a_stream_of_events_that_pays_for_what_it_sent_ends_with_its_token
                     await daemon.reload()
         assert 'event: error\ndata: {"type": "/errors/unauthenticated"' in said
         await stream.aclose()
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+async def test_a_compressed_publish_costs_what_it_decompresses_to(tmp_path, listener, chunked):
+    async with named(tmp_path, listener=listener) as daemon:
+        await daemon.ask("operator", "PUT", f"{T}/a", json={})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["writer"]\npublish_bytes_per_s = 1000\n')
+        await daemon.reload()
+        frozen(daemon)
+        packed = gzip.compress(json.dumps({"messages": ["x" * 100_000]}).encode())
+        assert len(packed) < 1000
+
+        async def pieces():
+            yield packed
+
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        body = {"content": pieces() if chunked else packed, "headers": headers}
+        assert (await daemon.ask("writer", "POST", f"{T}/a/publish", **body)).status_code == 200
+        answer = await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["y"]})
+        assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
+        assert int(answer.headers["retry-after"]) >= 98
 
 
 def test_what_is_kept_of_names_is_bounded():
