@@ -278,7 +278,7 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(error.retry_after_s)))
     if isinstance(error, Unauthenticated | Forbidden) and error.challenge:
-        headers.append(("WWW-Authenticate", error.challenge))
+        headers.append(("WWW-Authenticate", masked(error.challenge)))  # it names the topic, as the body does
     if isinstance(error, QuotaExceeded) and error.policy:
         headers += [("RateLimit-Policy", error.policy), ("RateLimit", error.state)]
     if status == 405:

@@ -66,3 +66,15 @@ async def test_a_token_is_no_id_of_a_request(tmp_path, listener):
             answer = await daemon.ask("operator", "POST", f"{T}/a/{path}", json={"messages": ["m"]}, headers=headers)
             assert TOKEN not in str(answer.headers)
             assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("token", [TOKEN, JWT.replace(".", "")[:40]], ids=["token", "name"])
+async def test_a_refusal_names_no_token_in_its_headers_either(tmp_path, listener, token):
+    async with named(tmp_path, listener=listener) as daemon:
+        for path in ("publish", "properties"):
+            answer = await daemon.ask("stranger", "PUT" if path == "properties" else "POST", f"{T}/{token}/{path}")
+            assert answer.status_code == 403
+            shown = masked(token)
+            assert f":{shown}" in answer.headers["www-authenticate"]
+            assert shown == token or TOKEN not in str(answer.headers) + answer.text
