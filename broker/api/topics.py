@@ -15,6 +15,7 @@ from broker.api.change import change_answer
 from broker.api.route import JSON_TYPE, NO_LIMIT, json_answer, off_loop
 from broker.http.messages import Answer, flag
 from broker.http.wire import answer_to
+from broker.security.guard import target_of
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
@@ -370,7 +371,7 @@ class NamespaceRoutes:
         namespace = request.namespace
         if flag(request.parameters("dryRun"), "dryRun"):
             before, after = self.namespaces.properties(namespace), checked_properties(request.json())
-            return change_answer("namespace.properties", namespace, before, after)
+            return change_answer("namespace.properties", target_of(request.path), before, after)
         await self.namespaces.put(namespace, request.json())
         return self._shown(namespace)
 

@@ -191,7 +191,7 @@ async def test_readers_and_producers_are_shown_as_they_are_and_will_be(daemon):
 
 async def test_a_namespace_shows_its_properties_before_and_after(daemon):
     told = await dry(daemon, "PUT", "/v1/namespaces/ns/properties", json={"deduplication": "disabled"})
-    assert (told["action"], told["target"]) == ("namespace.properties", "ns")
+    assert (told["action"], told["target"]) == ("namespace.properties", "ns:*")
     assert (told["before"], told["after"]) == ({"deduplication": "inherit"}, {"deduplication": "disabled"})
 
 

@@ -386,6 +386,25 @@ async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_i
     assert (found[1]["repeated"], found[1]["after"]) == (2, {"position": second})
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", f"{T}/new", {}),
+        ("PUT", f"{T}/a/properties", {"ttl": 90}),
+        ("PUT", "/v1/namespaces/ns/properties", {"deduplication": "disabled"}),
+        ("DELETE", f"{T}/a", None),
+    ],
+    ids=["create", "properties", "namespace", "delete"],
+)
+async def test_a_dry_run_names_the_action_and_the_target_as_the_audit_does(daemon, method, path, body):
+    await daemon.ask("operator", "PUT", f"{T}/a", json={"ttl": 60})
+    more = {} if body is None else {"json": body}
+    said = (await daemon.ask("operator", method, f"{path}?dryRun=true", **more)).json()
+    assert (await daemon.ask("operator", method, path, **more)).status_code == 200
+    *_, record = await records(daemon)
+    assert (said["action"], said["target"]) == (record["action"], record["target"])
+
+
 async def test_an_import_of_definitions_is_one_record_with_what_it_changed(daemon):
     await daemon.ask("operator", "PUT", f"{T}/a", json={"ttl": 60})
     document = {"format": 1, "topics": {"ns:a": {"ttl": 90}, "ns:b": {}}, "namespaces": {}, "pins": {}}
