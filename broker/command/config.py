@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from broker.command.named_files import notes_of_files, problems_of_files
 from broker.command.options import load_settings, refuse_strangers, setting_options
 from broker.config import every_setting
 from broker.config.config import notes
 from broker.config.exposure import in_effect
 from broker.config.values import show_value
-from plainsong.cli.command import json_option
+from plainsong.cli.command import CommandFailed, Exit, json_option
 from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:
-    from broker.config import LoadedConfig
+    from broker.config import Config, LoadedConfig
 
 
 @click.group()
@@ -33,14 +34,15 @@ def config() -> None:
 @setting_options
 @json_option
 def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Check the settings and list all errors.
+    """Check the settings and the files that they name, and list all errors.
 
     Also notes what is allowed but probably a mistake. Exits with 0 when
     `plainsong serve` would start with them, with 2 when not.
     """
     config = load_settings(file, data_dir, bind, sets).config
     refuse_strangers(config)
-    found = [*notes(config), *in_effect(config).values()]
+    refuse_unusable_files(config)
+    found = [*notes(config), *notes_of_files(config), *in_effect(config).values()]
     if as_json:
         click.echo(json.dumps({"valid": True, "notes": list(found)}, ensure_ascii=False))
         return
@@ -62,6 +64,17 @@ def show(
     """
     loaded = load_settings(file, data_dir, bind, sets)
     click.echo(masked(_as_json(loaded, origin) if as_json else _as_toml(loaded, origin)))
+
+
+def refuse_unusable_files(config: Config) -> None:
+    """Raises CommandFailed where a file that the settings name cannot be used; it has all of them, one a line."""
+    problems = problems_of_files(config)
+    if len(problems) == 1:
+        hint = "it has to be there, and its group and others may not write it"
+        raise CommandFailed(problems[0], hint=hint, code=Exit.USAGE)
+    if problems:
+        lines = [f"{len(problems)} files cannot be used", *(f"  {problem}" for problem in problems)]
+        raise CommandFailed("\n".join(lines), code=Exit.USAGE)
 
 
 def _as_json(loaded: LoadedConfig, origin: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = "PLAINSONG_"
+_URL = re.compile(r"https?:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     """Reads and checks all settings. Opens nothing but ``file``.
 
     Args:
-      file: the TOML file; None reads none.
+      file: the TOML file; None reads none. Files that it names start at its folder, but for ``storage.data_dir``.
       environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a section within another adds a ``__``), ``PORT`` sets the
         first port of ``http.bind``; other names, also with ``PLAINSONG_``, are ignored.
       flags: values by ``section.key``, as text or as values.
@@ -58,16 +60,19 @@ class _Loading:
         self.origins: dict[str, str] = dict.fromkeys(every_setting(), "default")
         self.problems: list[Problem] = []
 
-    def take(self, name: str, raw: object, origin: str, *, text: bool) -> None:
+    def take(self, name: str, raw: object, origin: str, *, text: bool, folder: Path | None = None) -> None:
         setting = every_setting().get(name)
         if setting is None:
             self.problems.append(Problem(origin, f"there is no setting {name!r}", nearest(name, every_setting())))
             return
         try:
-            self.values[name] = read_value(setting.meaning, raw, text=text)
+            value = read_value(setting.meaning, raw, text=text)
         except ValueError as error:
             self.problems.append(Problem(origin, f"{name}: {error}"))
             return
+        if folder is not None and setting.meaning.is_file and value and not _URL.match(str(value)):
+            value = str(folder / str(value))
+        self.values[name] = value
         self.origins[name] = origin
 
     def take_file(self, file: Path) -> None:
@@ -84,9 +89,9 @@ class _Loading:
             self.problems.append(Problem(origin, f"is not TOML: {error}"))
         else:
             for section, table in tables.items():
-                self._take_table(section, table, origin)
+                self._take_table(section, table, origin, file.parent)
 
-    def _take_table(self, section: str, table: object, origin: str) -> None:
+    def _take_table(self, section: str, table: object, origin: str, folder: Path) -> None:
         if section not in sections():
             self.problems.append(Problem(origin, f"there is no section [{section}]", nearest(section, sections())))
         elif not isinstance(table, dict):
@@ -95,9 +100,9 @@ class _Loading:
             for key, raw in table.items():
                 name = f"{section}.{key}"
                 if name in sections() or (isinstance(raw, dict) and name not in every_setting()):
-                    self._take_table(name, raw, origin)
+                    self._take_table(name, raw, origin, folder)
                 else:
-                    self.take(name, raw, origin, text=False)
+                    self.take(name, raw, origin, text=False, folder=folder)
 
     def take_environ(self, environ: Mapping[str, str]) -> None:
         for variable, name in _ours(environ):

@@ -16,6 +16,7 @@ from broker.config.values import (
     binds,
     choice,
     count,
+    file_name,
     milliseconds,
     optional_address,
     parse_address,
@@ -89,9 +90,9 @@ class HBaseConfig:
         "etc/hbase/tables.rb creates them with many, which a deployment wants.",
     )
     tls: bool = switch(False, "Speak TLS to the gateways, or to the proxies that end it for them.")
-    tls_ca: str = text("", "The file with the authorities that sign the gateways' certificates, PEM.")
-    tls_certificate: str = text("", "The file with the certificate to show to the gateways, PEM; empty: none.")
-    tls_key: str = text("", "The file with the key of that certificate, PEM.")
+    tls_ca: str = file_name("The file with the authorities that sign the gateways' certificates, PEM.")
+    tls_certificate: str = file_name("The file with the certificate to show to the gateways, PEM; empty: none.")
+    tls_key: str = file_name("The file with the key of that certificate, PEM.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +183,7 @@ class StorageConfig:
 class TopicConfig:
     """The topics, each served by one actor while it is open."""
 
-    chain_secret_file: str = text(
-        "",
+    chain_secret_file: str = file_name(
         "The file with the secrets that sign the heads of chained topics, as Standard Webhooks has them: whsec_ and 24 "
         "to 64 random bytes in base64, one line, or two during a rotation; empty: heads are not signed.",
     )
@@ -453,8 +453,7 @@ class OidcConfig:
 
     issuer: str = text("", "The issuer, as its tokens name it in iss; empty: there is no provider.")
     audience: str = text("", "What aud of a token must name: this service, as the provider knows it.")
-    jwks: str = text(
-        "",
+    jwks: str = file_name(
         "Where the provider's keys are: an https URL (http to this machine only), or a file.",
         pattern=r"(?:https://\S+|http://(?:127(?:\.\d{1,3}){3}|\[::1\]|localhost)(?:[:/]\S*)?|(?!https?:)\S.*)?",
         expected="an https URL, an http URL of this machine, or a path",
@@ -513,8 +512,8 @@ class SecurityConfig:
         "off",
         "required",
     )
-    tokens_file: str = text("", "The file with our own tokens, which plainsong token makes; empty: there are none.")
-    grants_file: str = text("", "The file that says what names may; empty: nothing, once names are required.")
+    tokens_file: str = file_name("The file with our own tokens, which plainsong token makes; empty: there are none.")
+    grants_file: str = file_name("The file that says what names may; empty: nothing, once names are required.")
     reload_s: int = whole_seconds(
         1,
         "How often the files of this section are looked at; SIGHUP looks at once. 0: only SIGHUP does.",
@@ -575,14 +574,15 @@ class SecurityConfig:
 class TlsConfig:
     """TLS on all addresses of http.bind, and on links to other instances; Unix sockets stay as they are."""
 
-    certificate: str = text(
-        "",
+    certificate: str = file_name(
         "The file with this daemon's certificate and those that vouch for it, PEM; empty: no TLS. It and the other "
         "files are loaded again when they change, for connections that begin then; see security.reload_s.",
     )
-    key: str = text("", "The file with its key, PEM, without a password, which others may neither read nor write.")
+    key: str = file_name("The file with its key, PEM, without a password, which others may neither read nor write.")
     minimum: str = choice("1.2", "The oldest version of TLS that is spoken.", "1.2", "1.3")
-    client_ca: str = text("", "The file with the authorities whose certificates clients and other instances show, PEM.")
+    client_ca: str = file_name(
+        "The file with the authorities whose certificates clients and other instances show, PEM."
+    )
     client_certificates: str = choice(
         "off",
         "Whether clients are asked for a certificate. optional: one that is shown is checked. required: there is no "
@@ -994,17 +994,15 @@ class ClusterConfig:
         low=1.0,
         high=600.0,
     )
-    zookeeper_auth_file: str = text(
-        "",
+    zookeeper_auth_file: str = file_name(
         "The file with one line, digest USER:PASSWORD, by which ZooKeeper knows this deployment; its nodes are then "
         "nobody else's to read or change. Empty: they are everybody's.",
     )
     zookeeper_tls: bool = switch(False, "Speak TLS to ZooKeeper.")
-    zookeeper_ca: str = text("", "The file with the authorities that sign ZooKeeper's certificates, PEM.")
-    zookeeper_certificate: str = text("", "The file with the certificate to show to ZooKeeper, PEM; empty: none.")
-    zookeeper_key: str = text("", "The file with the key of that certificate, PEM.")
-    secret_file: str = text(
-        "",
+    zookeeper_ca: str = file_name("The file with the authorities that sign ZooKeeper's certificates, PEM.")
+    zookeeper_certificate: str = file_name("The file with the certificate to show to ZooKeeper, PEM; empty: none.")
+    zookeeper_key: str = file_name("The file with the key of that certificate, PEM.")
+    secret_file: str = file_name(
         "The file with the secret that all instances share, 32 bytes or more in one line, by which each proves to "
         "another that it is one of them; empty: none.",
     )

@@ -60,6 +60,8 @@ class Meaning:
     """What all of a text must match; empty: any text without control characters."""
     expected: str = ""
     """That pattern in words."""
+    is_file: bool = False
+    """True if it names a file: in a settings file, a relative one starts at that file's folder."""
 
 
 def switch(default: bool, says: str) -> bool:
@@ -120,6 +122,11 @@ def binds(default: str, says: str) -> str:
 def text(default: str, says: str, *, pattern: str = "", expected: str = "") -> str:
     """A field that is text, empty only where ``pattern`` takes that."""
     return _declare(default, Meaning(Kind.TEXT, says, pattern=pattern, expected=expected))
+
+
+def file_name(says: str, *, pattern: str = "", expected: str = "") -> str:
+    """A field that names a file, empty for none; in a settings file, a relative one starts at that file's folder."""
+    return _declare("", Meaning(Kind.TEXT, says, pattern=pattern, expected=expected, is_file=True))
 
 
 def path(default: str, says: str) -> Path:

@@ -102,6 +102,27 @@ def test_config_check_tells_every_problem(plainsong, tmp_path):
     assert others[0] == f"  file {file}: topic.idle_s: True is not a number of seconds"
 
 
+def test_config_check_refuses_files_that_serve_would_refuse(plainsong, tmp_path):
+    file, tokens, grants = tmp_path / "x.toml", tmp_path / "tokens.json", tmp_path / "grants.toml"
+    file.write_text(
+        '[security]\nauthentication = "required"\ntokens_file = "tokens.json"\ngrants_file = "grants.toml"\n'
+    )
+    code, _, error = plainsong("config", "check", "--config", str(file))
+    assert (code, error.splitlines()[0]) == (Exit.USAGE, "error: 2 files cannot be used")
+    assert str(tokens) in error
+    assert str(grants) in error
+    tokens.write_text('{"format": 1, "tokens": []}')
+    tokens.chmod(0o600)
+    grants.write_text("format = 1\n")
+    grants.chmod(0o664)
+    code, _, error = plainsong("config", "check", "--config", str(file))
+    assert code == Exit.USAGE
+    assert "grants_file" in error
+    assert "tokens_file" not in error
+    grants.chmod(0o644)
+    assert plainsong("config", "check", "--config", str(file))[0] == Exit.OK
+
+
 def test_set_without_a_value_is_refused(plainsong):
     assert plainsong("config", "check", "--set", "http.lane")[0] == Exit.USAGE
 

@@ -220,3 +220,39 @@ def test_a_section_within_another_is_read_from_all_places(tmp_path):
 )
 def test_what_is_wrong_in_a_section_within_another_is_told(tmp_path, text, told):
     assert told in refused(toml(tmp_path, text))[0]
+
+
+def test_files_that_a_settings_file_names_start_at_its_folder(tmp_path):
+    text = """
+[storage]
+data_dir = "data"
+[tls]
+certificate = "tls.pem"
+key = "/etc/tls.key"
+[security]
+tokens_file = "names/tokens.json"
+[security.oidc]
+issuer = "https://login.example"
+audience = "a"
+jwks = "https://login.example/keys"
+"""
+    config = load_config(toml(tmp_path, text), {}, {}).config
+    assert config.tls.certificate == str(tmp_path / "tls.pem")
+    assert config.tls.key == "/etc/tls.key"
+    assert config.security.tokens_file == str(tmp_path / "names/tokens.json")
+    assert config.security.grants_file == ""
+    assert config.security.oidc.jwks == "https://login.example/keys"
+    # A store is not looked for elsewhere than before: an empty one would be made there.
+    assert config.storage.data_dir == Path("data")
+
+
+def test_files_that_the_environment_and_flags_name_start_at_the_working_directory(tmp_path):
+    file = toml(tmp_path, '[security]\ntokens_file = "tokens.json"\n')
+    config = load_config(file, {"PLAINSONG_SECURITY__GRANTS_FILE": "g"}, {"security.tokens_file": "t"}).config
+    assert (config.security.tokens_file, config.security.grants_file) == ("t", "g")
+
+
+def test_every_setting_that_names_a_file_is_one():
+    names = {name for name, setting in every_setting().items() if setting.meaning.is_file}
+    assert {name for name in every_setting() if name.endswith("_file")} <= names
+    assert {"tls.certificate", "tls.key", "tls.client_ca", "security.oidc.jwks", "cluster.zookeeper_ca"} <= names

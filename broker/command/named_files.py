@@ -1,0 +1,64 @@
+"""Reads the files that settings name, as ``plainsong serve`` does before it opens anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker.security.files import read_guarded
+from broker.security.guard import Guard
+from broker.security.reload import SecurityFiles, SecurityFileUnusable
+from broker.tls import FileUnusable, certificates_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from broker.config import Config
+
+
+def problems_of_files(config: Config) -> list[str]:
+    """Why the daemon would not start with the files that the settings name, one for each file that cannot be used."""
+    return [why for read in _reads(config) if (why := _problem_of(read)) is not None]
+
+
+def notes_of_files(config: Config) -> list[str]:
+    """Files that the daemon starts without, but that most likely should be there."""
+    jwks = config.security.oidc.jwks
+    if not jwks or jwks.startswith(("https://", "http://")):
+        return []
+    try:
+        read_guarded(Path(jwks), 1 << 20)
+    except OSError as error:
+        return [f"security.oidc.jwks: {jwks}: {error.strerror or error}: tokens of the provider are answered 503"]
+    return []
+
+
+def _reads(config: Config) -> Iterator[Callable[[], object]]:
+    from broker.api.chain import chain_secrets
+    from broker.link.proof import link_secret
+
+    security = config.security
+    guard = Guard(required=security.authentication == "required")
+    # One at a time, so that the first that cannot be used hides no other.
+    yield SecurityFiles(replace(security, grants_file=""), guard).load
+    yield SecurityFiles(replace(security, tokens_file=""), guard).load
+    yield lambda: certificates_of(config)
+    yield lambda: link_secret(config, "")
+    yield lambda: chain_secrets(config)
+    if config.cluster.zookeeper:
+        from broker.cluster.zookeeper import access_of
+
+        yield lambda: access_of(config.cluster)
+    if config.storage.kind == "hbase":
+        from broker.stores import hbase_options
+
+        yield lambda: hbase_options(config.storage.hbase)
+
+
+def _problem_of(read: Callable[[], object]) -> str | None:
+    try:
+        read()
+    except (FileUnusable, SecurityFileUnusable) as error:
+        return str(error)
+    return None
