@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, generate_latest
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -329,12 +329,45 @@ class Metrics:
         return rendered(self.registry, accept)
 
 
+#: The text format that every scraper reads.
+_PLAIN_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
+#: For caches, since the same URL is answered in more than one form.
+VARY_ACCEPT = ("Vary", "Accept")
+
+
 def rendered(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The text of a registry's metrics, and its content type."""
-    if "openmetrics" not in accept:
-        return generate_latest(registry), CONTENT_TYPE_LATEST
-    encode, content_type = choose_encoder(accept)
+    """The text of a registry's metrics, and its content type: of those that ``accept`` names, the one it likes best."""
+    offer = _best_offer(accept)
+    if offer is None:
+        return generate_latest(registry), _PLAIN_0_0_4
+    encode, content_type = choose_encoder(offer)
     return encode(registry), content_type
+
+
+def _best_offer(accept: str) -> str | None:
+    """The entry of ``Accept`` to answer by, without its weight; None: none is of a version that is answered by name."""
+    best, best_weight = None, 0.0
+    for entry in accept.split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        named = dict(part.lower().split("=", 1) for part in parameters if "=" in part)
+        weight = _weight(named.pop("q", "1"))
+        if kind.lower() not in ("text/plain", "application/openmetrics-text", "text/*", "*/*") or weight <= best_weight:
+            continue
+        is_open = kind.lower() == "application/openmetrics-text"
+        version = named.get("version", "1.0.0" if is_open else "0.0.4")
+        if is_open and version != "1.0.0":
+            continue  # no other is written here
+        is_named = is_open or (kind.lower() == "text/plain" and version == "1.0.0")
+        best_weight = weight
+        best = ";".join([kind.lower(), *(f"{name}={value}" for name, value in named.items())]) if is_named else None
+    return best
+
+
+def _weight(text: str) -> float:
+    try:
+        return min(max(float(text), 0.0), 1.0)
+    except ValueError:
+        return 0.0
 
 
 class Readings(Collector):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.route import json_answer
 from broker.http.messages import Answer, answer_for, status_of
+from broker.metrics import VARY_ACCEPT
 from broker.security.tokens import time_text
 from plainsong.protocol.errors import LowSpace, NoOwner, Overloaded, Recovering, ShuttingDown, TransactionsUnavailable
 
@@ -175,7 +176,7 @@ class Health:
     async def show_metrics(self, request: Request) -> Answer:
         """Everything that is counted, as Prometheus reads it: its own text, or OpenMetrics where that is accepted."""
         body, content_type = self.metrics.render(request.headers.get("accept", ""))
-        return Answer(200, body, content_type)
+        return Answer(200, body, content_type, [VARY_ACCEPT])
 
 
 def _cluster(membership: Membership, links: Links | None) -> dict[str, object]:

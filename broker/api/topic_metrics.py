@@ -9,7 +9,7 @@ import trio
 
 from broker.api.topic_stats import MAX_LOOKS, Counting
 from broker.http.messages import Answer
-from broker.metrics import ReaderSample, TopicSample, render_topics
+from broker.metrics import VARY_ACCEPT, ReaderSample, TopicSample, render_topics
 from broker.security.grants import parse_pattern
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
@@ -56,7 +56,7 @@ class TopicMetrics:
             readers = await self._readers(set(figures))
         topics = [self._sample(name, each) for name, each in figures.items()]
         body, content_type = render_topics(topics, readers, request.headers.get("accept", ""))
-        return Answer(200, body, content_type)
+        return Answer(200, body, content_type, [VARY_ACCEPT])
 
     def _shows(self, name: TopicName, patterns: Sequence[Pattern]) -> bool:
         ownership = self.counting.ownership

@@ -190,15 +190,15 @@ class BoundedH2(H2Protocol):
                 self._refused(why)
                 with suppress(ProtocolError):
                     self.connection.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
-            elif isinstance(event, RequestReceived) and _value(event.headers or (), b":method") == b"CONNECT":
-                self._refused("CONNECT")
-                await self._answer_connect(event.stream_id)
+            elif isinstance(event, RequestReceived) and _is_unknown(_value(event.headers or (), b":method")):
+                self._refused("CONNECT, or a method in lower case")
+                await self._answer_unknown(event.stream_id)
             else:
                 with suppress(ProtocolError):
                     await super()._handle_events([event])
         await self._flush()
 
-    async def _answer_connect(self, stream_id: int) -> None:
+    async def _answer_unknown(self, stream_id: int) -> None:
         headers = [
             (b":status", b"501"),
             (b"content-length", b"0"),
@@ -252,6 +252,11 @@ def fault_of(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
             return "the name of a header is no token"
     is_connect = _value(headers, b":method") == b"CONNECT"
     return None if is_connect or _value(headers, b":path") is not None else "there is no :path"
+
+
+def _is_unknown(method: bytes | None) -> bool:
+    """True for CONNECT, and for a method in lower case, which hypercorn would take for another."""
+    return method is None or method == b"CONNECT" or method != method.upper()
 
 
 def _value(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:

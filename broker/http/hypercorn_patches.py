@@ -19,7 +19,7 @@ from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from broker.http.budgets import FEW_PARTS, BodyBudget, Pace, Reservation, body_deadline, too_large, too_slow
-from broker.http.lane import MAX_LENGTH_DIGITS, WAITED_MS
+from broker.http.lane import MAX_HEAD_BYTES, MAX_LENGTH_DIGITS, WAITED_MS
 from broker.http.messages import (
     EVENT_STREAM,
     answer_for,
@@ -445,12 +445,18 @@ class _Chunks(ChunkedReader):
             raise h11.LocalProtocolError(error.detail) from None
 
 
-class _LastAnswerFirst(h11.Connection):
-    """Drops what a client sends after its last request.
+class _StrictConnection(h11.Connection):
+    """Refuses heads that h11 takes, ignores an empty line before a request, and drops what follows the last request.
 
-    h11 treats that as an error, and hypercorn then closes the connection while the last answer is being sent: a client
+    The bound of h11 is for heads that are not whole yet. It takes any version and any method.
+
+    h11 treats what follows the last request as an error, and hypercorn then closes the connection while the last answer is being sent: a client
     with pipelined requests behind our ``Connection: close`` would lose it.
     """
+
+    def __init__(self, *others: Any, **named: Any) -> None:
+        super().__init__(*others, **named)
+        self._has_skipped = False
 
     def _get_io_object(self, role: Any, event: Any, io_dict: Any) -> Any:
         """What reads or writes in the present state."""
@@ -466,7 +472,29 @@ class _LastAnswerFirst(h11.Connection):
         """The next event; none after the last request."""
         if self.their_state is h11.MUST_CLOSE and self.our_state is not h11.ERROR:
             return h11.NEED_DATA
-        return super().next_event()
+        if self.their_state is h11.IDLE and not self._has_skipped and self.trailing_data[0].startswith(b"\r\n"):
+            self._has_skipped = True  # RFC 9112, section 2.2, asks for patience with one
+            self._receive_buffer.maybe_extract_at_most(2)
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._has_skipped = False
+            self._check_head(event)
+        return event
+
+    def _check_head(self, request: h11.Request) -> None:
+        """Raises h11.RemoteProtocolError for a head that is refused, with its status."""
+        method, version = bytes(request.method), bytes(request.http_version)
+        size = len(method) + len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        if version not in (b"1.0", b"1.1") and (method, version) != (b"PRI", b"2.0"):
+            status = 505
+        elif method != method.upper():  # methods are case-sensitive, and hypercorn would take this one for another
+            status = 501
+        elif size > MAX_HEAD_BYTES:
+            status = 431
+        else:
+            return
+        self._process_error(self.their_role)
+        raise h11.RemoteProtocolError("the head is refused", error_status_hint=status)
 
 
 class RefusingH11(H11Protocol):
@@ -483,7 +511,7 @@ class RefusingH11(H11Protocol):
         super().__init__(app, config, *others)
         self._conversations = conversations
         self._peer = peer
-        self.connection = _LastAnswerFirst(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
+        self.connection = _StrictConnection(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
 
     async def _create_stream(self, request: h11.Request) -> None:
         """Begins a request's stream; a WebSocket is a conversation, if the server has conversations."""
@@ -543,7 +571,7 @@ class RefusingH11(H11Protocol):
             await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Refuses what cannot be parsed: 400, 431 for a head over the bound, or 501 for an unknown coding."""
+        """Refuses what cannot be parsed: 400, 431 for a head over the bound, 501 for an unknown coding or method, or 505."""
         if self.connection.their_state is h11.ERROR and self.stream is not None:
             error: BadRequest = MalformedBody("the body is not framed as its head says")
         else:

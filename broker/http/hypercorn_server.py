@@ -69,7 +69,12 @@ class HypercornConnection(TCPServer):
     """One connection served by hypercorn."""
 
     def __init__(
-        self, hypercorn: HypercornServer, stream: Any, peer: Peer, is_for_the_lane: Callable[[bytes], bool]
+        self,
+        hypercorn: HypercornServer,
+        stream: Any,
+        peer: Peer,
+        is_for_the_lane: Callable[[bytes], bool],
+        head_due_s: float,
     ) -> None:
         super().__init__(hypercorn.app, hypercorn.config, hypercorn.context, hypercorn.state, stream)
         self._settings, self._long_work = hypercorn.settings, hypercorn.long_work
@@ -85,6 +90,8 @@ class HypercornConnection(TCPServer):
         self._conversations = hypercorn.conversations
         self._peer = peer
         self._is_for_the_lane = is_for_the_lane
+        #: When its first head has to be whole: its first bytes came before the connection was given to hypercorn.
+        self._first_head_due_s = head_due_s
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
@@ -262,7 +269,8 @@ class HypercornConnection(TCPServer):
             if self._was_asked or not (self._idle and isinstance(self.protocol.protocol, H11Protocol)):
                 deadline = self._unproven_until_s
             elif deadline == inf:
-                deadline = trio.current_time() + self._header_timeout_s
+                deadline = min(trio.current_time() + self._header_timeout_s, self._first_head_due_s)
+            self._first_head_due_s = inf
         await self.protocol.handle(Closed())
         return None
 
@@ -334,16 +342,18 @@ class HypercornServer:
         already_read: bytes,
         peer: Peer,
         is_for_the_lane: Callable[[bytes], bool],
+        head_due_s: float = inf,
     ) -> bytes | None:
         """Serves one connection, whose first bytes have been read already.
 
         Args:
           is_for_the_lane: whether what has been read begins a request that the lane is to serve.
+          head_due_s: when the head of which something has been read has to be whole.
 
         Returns:
           None: the connection has been closed; or what was read of such a request, with all before it answered.
         """
-        connection = HypercornConnection(self, ResumedStream(stream, already_read), peer, is_for_the_lane)
+        connection = HypercornConnection(self, ResumedStream(stream, already_read), peer, is_for_the_lane, head_due_s)
         self._connections.add(connection)
         try:
             return await connection.serve()

@@ -135,6 +135,7 @@ class Lane:
         "_stopping",
         "_unsent",
         "_waiting",
+        "head_due_s",
         "served",
     )
 
@@ -174,6 +175,8 @@ class Lane:
         self._waiting: trio.CancelScope | None = None
         #: Whether it has answered anything.
         self.served = False
+        #: When the head that is given to hypercorn has to be whole, if its first bytes came a while ago.
+        self.head_due_s = inf
 
     async def run(self) -> bytes | None:
         """Serves until the connection is to be closed (None), or given to hypercorn with these bytes, already read."""
@@ -418,13 +421,14 @@ class Lane:
             await self._rest()
             if self._leaving:
                 return None
-        waiting = False
+        waiting, self.head_due_s = False, inf
         while not 4 <= (end := connection.pending.find(b"\r\n\r\n") + 4) <= MAX_HEAD_BYTES:
             if self._is_foreign(connection.pending):
                 return None
             if not waiting:
                 waiting = True
-                connection.scope.deadline = min(trio.current_time() + settings.header_timeout_s, self._head_due_s)
+                self.head_due_s = min(trio.current_time() + settings.header_timeout_s, self._head_due_s)
+                connection.scope.deadline = self.head_due_s
             connection.pending += await connection.receive()
         self._head_due_s = inf
         head = self._cut_head(connection.pending)

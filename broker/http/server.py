@@ -10,6 +10,7 @@ import sys
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -283,14 +284,14 @@ class _Server:
         is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
         has_lane = not is_http_2 and (self._settings.lane or self._peers is not None)
         already_read: bytes | None = b""
-        is_new = True
+        is_new, head_due_s = True, inf
         while already_read is not None:
             if has_lane:
                 lane = Lane(sock, self._parts, peer, already_read)
                 already_read = await self._in_lane(lane)
                 if already_read is None:
                     return
-                is_new = is_new and not lane.served
+                is_new, head_due_s = is_new and not lane.served, lane.head_due_s
             if isinstance(sock, TlsSocket):
                 stream = TlsStream(sock)
             else:
@@ -301,7 +302,8 @@ class _Server:
             hypercorn = await self._hypercorn.loaded(stream)
             if hypercorn is None:
                 return
-            already_read = await hypercorn.serve(stream, already_read, peer, partial(self._parts.takes, peer=peer))
+            takes = partial(self._parts.takes, peer=peer)
+            already_read = await hypercorn.serve(stream, already_read, peer, takes, head_due_s)
             is_new = False
             if already_read is not None and isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)  # the stream had set it

@@ -29,9 +29,21 @@ async def test_openmetrics_is_answered_where_it_is_accepted_and_says_the_same(da
         assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
         assert answer.text.endswith("# EOF\n")
         assert (await scraped(daemon, accept)).keys() == text.keys()
-    for accept in ("", "*/*", "text/plain", "application/json"):
+    for accept in (
+        "",
+        "*/*",
+        "text/plain",
+        "text/plain;version=0.0.4",
+        "application/json",
+        "application/openmetrics-text;q=0",
+        "application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.3",
+        "application/openmetrics-text;q=0.2,text/plain;version=0.0.4;q=0.9",
+        "application/openmetrics-text;q=x",
+        "=;=,;q,",
+    ):
         answer = await daemon.call("GET", "/metrics", headers={"Accept": accept})
-        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8", accept
+        assert "Accept" in answer.headers.get_list("vary", split_commas=True)
 
 
 async def test_the_process_shows_its_memory_time_and_descriptors(daemon):

@@ -298,6 +298,64 @@ async def test_running_out_of_descriptors_is_waited_out(monkeypatch: pytest.Monk
         assert not failures
 
 
+HEAD = "Host: localhost\r\n"
+
+
+@BOTH_LISTENERS
+@pytest.mark.parametrize("path", ["/ping", "/v1/namespaces/ns/topics/t/store"])
+@pytest.mark.parametrize(
+    ("line", "more", "status"),
+    [
+        ("GET {} HTTP/1.1", "X: " + "x" * (16 << 10), 431),
+        ("GET {}?" + "x" * (16 << 10) + " HTTP/1.1", "", 431),
+        ("get {} HTTP/1.1", "", 501),
+        ("Post {} HTTP/1.1", "Content-Length: 0", 501),
+        ("GET {} HTTP/9.9", "", 505),
+        ("GET {} HTTP/2.0", "", 505),
+    ],
+    ids=["headers", "target", "lower-case", "mixed-case", "version", "version-2"],
+)
+async def test_heads_beyond_the_standard_or_the_bound_are_refused(
+    lane: bool, path: str, line: str, more: str, status: int
+) -> None:
+    async with running(lane=lane) as listener:
+        head = f"{line.format(path)}\r\n{HEAD}{more}{chr(13) + chr(10) if more else ''}\r\n".encode()
+        reply = await ask(listener, head)  # all of it at once
+        assert (reply.status, reply.headers["connection"]) == (status, "close")
+        assert (await ask(listener, post("t/store", b"x"))).status == 200
+
+
+@BOTH_LISTENERS
+async def test_one_empty_line_before_a_request_is_ignored(lane: bool) -> None:
+    cold = f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode()
+    async with running(lane=lane) as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        # As clients of old end a body; also with the next request in the same read.
+        await stream.send_all(b"\r\n" + cold + b"\r\n" + post("t/store", b"x") + b"\r\n" + cold)
+        assert [(await reader.reply()).status for _ in range(3)] == [200] * 3
+        await stream.send_all(post("t/store", b"x"))
+        assert (await reader.reply()).status == 200
+        await stream.send_all(b"\r\n\r\n" + cold)
+        assert (await reader.reply()).status == 400
+
+
+async def test_a_head_that_is_dripped_has_its_time_once_whoever_reads_it(mock_clock: MockClock) -> None:
+    async with running(header_timeout_s=10) as listener:
+        async with await listener.connect() as stream:
+            await stream.send_all(f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode())
+            assert (await Reader(stream).reply()).status == 200  # hypercorn is loaded now
+        async with await listener.connect() as stream:
+            await stream.send_all(b"G")  # of the lane's, as far as it can say
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            mock_clock.jump(6)
+            await stream.send_all(b"ET /ping")  # hypercorn's
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            mock_clock.jump(5)
+            with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    pass
+
+
 async def test_connections_leave_descriptors_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Descriptors, "allowed", 601)
     monkeypatch.setattr(Descriptors, "has_room_for", lambda self, descriptor: True)
