@@ -47,10 +47,12 @@ async def is_served(listener, client, poll):
         {"path": b"/v1/x y"},
         {"method": b"G\xc3\x84T"},
         {"method": b"CONNECT", "path": None, "scheme": None},
-        {"method": b"CONNECT", "protocol": b"websocket"},
+        {"method": b"GET", "protocol": b"websocket"},
+        {"method": b"CONNECT", "protocol": b"websocket", "path": None},
+        {"method": b"get"},
         {"authority": b"h\xc3\xb6st"},
     ],
-    ids=["path", "space", "method", "connect", "extended-connect", "authority"],
+    ids=["path", "space", "method", "connect", "protocol", "no-path", "lower-case", "authority"],
 )
 async def test_a_malformed_request_is_refused_alone_in_one_counted_line(caplog, request_of):
     caplog.set_level(logging.WARNING)
@@ -64,6 +66,28 @@ async def test_a_malformed_request_is_refused_alone_in_one_counted_line(caplog, 
         await is_served(listener, client, poll)
     assert [each.getMessage() for each in caplog.records] == ["malformed requests over HTTP/2 are refused"]
     assert all(each.exc_info is None for each in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"X-Upper", b"1"),
+        (b"connection", b"close"),
+        (b"te", b"gzip"),
+        (b"x-space", b" 1"),
+        (b"x-line", b"1\r\nx: 2"),
+        (b":path", b"/again"),
+        (b"host", b"another"),
+        (b"a b", b"1"),
+        (b"", b"1"),
+    ],
+)
+async def test_a_request_with_a_header_that_is_not_allowed_is_refused_alone(header):
+    async with running() as listener, http2(listener) as client:
+        poll = await parked(listener, client)
+        refused = await client.answer(await client.ask(b"GET", STORE, b"", header))
+        assert refused.reset == ErrorCodes.PROTOCOL_ERROR
+        await is_served(listener, client, poll)
 
 
 async def test_data_of_a_stream_that_was_answered_ends_no_other_stream(mock_clock):
