@@ -40,6 +40,43 @@ def test_a_single_has_these_bytes_in_both_directions():
     assert read(bytes.fromhex(SINGLE)) == ([Singles([7], [b"m0"])], None)
 
 
+def _map(*pairs):
+    """A map of msgpack, in which a key may be there twice."""
+    return bytes([0x80 | len(pairs)]) + b"".join(msgpack.packb(key) + value for key, value in pairs)
+
+
+MESSAGES = "messages", msgpack.packb([b"m"])
+TTL = "ttlSeconds", msgpack.packb(5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        _map(MESSAGES, MESSAGES),
+        _map(MESSAGES, TTL, TTL),
+        _map(MESSAGES, ("attributes", b"\x91" + _map(("a", msgpack.packb("1")), ("a", msgpack.packb("2"))))),
+    ],
+    ids=["messages", "field", "attribute"],
+)
+@pytest.mark.parametrize(
+    "before", [b"", stream.encode_single(1, b"x"), stream.encode_request(1, PublishRequest([b"x"], ttl_s=5))]
+)
+def test_a_key_that_is_there_twice_is_refused_and_what_stood_before_it_is_read(fields, before):
+    parts, fault = read(before + b"\x92\x07" + fields)
+    assert fault.detail == "a key of a map is there twice"
+    assert flat(parts) == ([(1, [b"x"])] if before else [])
+
+
+def test_one_reader_reads_singles_and_larger_requests_in_any_order():
+    single, whole = stream.encode_single(1, b"x"), stream.encode_request(2, PublishRequest([b"y", b"z"], ttl_s=5))
+    reader = RequestReader()
+    for message in (single, single + whole + single, whole, single * 3, whole + single):
+        parts, fault = reader.read(message)
+        assert fault is None
+        assert flat(parts) == flat(read(message)[0])
+        assert len(flat(parts)) == message.count(single) + message.count(whole)
+
+
 def test_a_receipt_has_these_bytes_whichever_way_it_was_made():
     receipt = Receipt(FIRST, FIRST, 1)
     assert stream.encode_receipt(7, receipt).hex() == RECEIPT
