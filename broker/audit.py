@@ -150,7 +150,7 @@ class Audit:
     async def create(self) -> None:
         """Makes the topic, chained, if it is not there, and gives it back the properties it has to have.
 
-        Nobody may change them over HTTP, but a version before this one let anybody do so while authentication was off.
+        HTTP cannot change them, but an earlier version let any client do so while authentication was off.
         Raises PlainsongError.
         """
         with suppress(Conflict):  # it is there, with other properties

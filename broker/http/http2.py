@@ -220,7 +220,7 @@ class BoundedH2(H2Protocol):
             await self.send(RawData(data=data))
 
     async def _send_data(self, stream_id: int) -> None:
-        """Sends a piece of an answer; behind its end, a client that still sends its request is told to stop."""
+        """Sends a piece of an answer. After its end, resets the stream of a client that still sends its request."""
         await super()._send_data(stream_id)
         if stream_id not in self.stream_buffers:
             with suppress(ProtocolError):

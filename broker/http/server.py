@@ -111,7 +111,7 @@ async def serve_http(
       turns: those of the actors that requests are started at without a task; None: there are no such routes.
       bell: that of the store, which the server hears while it serves.
       accounting: counts and logs what the lane answers of quick routes; the application does of the others.
-      descriptors: is told of connections that are refused for want of file descriptors.
+      descriptors: bounds the connections by the limit on open files, and records refusals for want of them.
       task_status: gets the addresses as ``host:port`` or ``unix:/path``.
 
     Raises:

@@ -170,7 +170,7 @@ class OidcProvider:
 
     @property
     def is_stale(self) -> bool:
-        """True if the keys were never had, or are older than they may be: nobody can say whether a token is good."""
+        """True if the keys were never had, or are older than they may be: no token can be checked."""
         return self.age_s > self._config.max_stale_s + self._config.refresh_s
 
     async def run(self) -> None:

@@ -112,7 +112,7 @@ async def test_two_lengths_are_refused_as_malformed():
 
 
 async def test_websockets_over_http_2_are_not_announced():
-    """A browser that hears of them opens its WebSockets that way, in vain."""
+    """A browser opens its WebSockets that way once they are announced, and is refused."""
     async with running() as listener, http2(listener) as client:
         assert client.h2.remote_settings.get(SettingCodes.ENABLE_CONNECT_PROTOCOL, 0) == 0
 
