@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from plainsong.errors import MaxTransactionSizeExceeded, NoTransaction, TransactionTimedOut
-from plainsong.messages import Outgoing, outgoing_request
+from plainsong.messages import Outgoing, attributes_of, outgoing_request
 from plainsong.protocol.errors import InvalidParameter, NoMessages, PlainsongError
 
 if TYPE_CHECKING:
@@ -41,9 +41,10 @@ def check_size(messages: int, size: int) -> None:
 
 
 def check_routing_key(routing_key: object) -> str:
-    """Raises InvalidParameter unless it is a str."""
+    """Raises InvalidParameter unless it is a str that a request can carry."""
     if not isinstance(routing_key, str):
         raise InvalidParameter(f"the routing key is {routing_key!r}", hint="use a str")
+    attributes_of(None, routing_key)
     return routing_key
 
 

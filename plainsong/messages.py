@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import NO_ATTRIBUTES
-from plainsong.protocol.requests import MAX_TTL_S, PublishRequest
+from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, MAX_TTL_S, PublishRequest
 from plainsong.serializers import BYTES, Serializer, Undecodable, V, encoded, serializer_for
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ Bodies: TypeAlias = "Body | Iterable[Body]"
 Strings: TypeAlias = Mapping[str, str] | None
 
 
+#: For text that came from a file name or an environment variable: Python keeps bytes that are not UTF-8 as half surrogates.
+UTF8_HINT = "any text except half a surrogate pair can be written"
+
+
 def check_ttl(ttl_s: object) -> None:
     """Raises InvalidParameter unless ``ttl_s`` is a time to live."""
     if not (isinstance(ttl_s, int) and 0 < ttl_s <= MAX_TTL_S):
@@ -147,19 +151,28 @@ def all_with_attributes(messages: Any, attributes: Mapping[str, str] | None, rou
 
 
 def attributes_of(attributes: Mapping[str, str] | None, routing_key: str | None) -> Mapping[str, str] | None:
-    """The attributes of a message, including its routing key. Raises InvalidParameter."""
-    if routing_key is not None:
-        if attributes and attributes.get("routingKey", routing_key) != routing_key:
-            raise InvalidParameter("there are two routing keys", hint="give it once")
-        attributes = {**(attributes or {}), "routingKey": routing_key}
-    if attributes is None:
+    """A copy of the attributes of a message, including its routing key. Raises InvalidParameter.
+
+    One message that a request cannot carry would fail the whole request, so each is checked before it is queued.
+    """
+    if attributes is None and routing_key is None:
         return None
-    strings = isinstance(attributes, Mapping) and all(
-        isinstance(text, str) for pair in attributes.items() for text in pair
-    )
-    if not strings:
+    if attributes is not None and not isinstance(attributes, Mapping):
         raise InvalidParameter(f"{attributes!r} are no attributes", hint="use a dict of strings")
-    return attributes
+    strings = dict(attributes or {})
+    if routing_key is not None and strings.setdefault("routingKey", routing_key) != routing_key:
+        raise InvalidParameter("there are two routing keys", hint="give it once")
+    try:
+        size = len("".join([text for pair in strings.items() for text in pair]).encode())
+    except TypeError:
+        raise InvalidParameter(f"{strings!r} are no attributes", hint="use a dict of strings") from None
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(f"the attributes {strings!r} cannot be written as UTF-8", hint=UTF8_HINT) from error
+    if size > MAX_ATTRIBUTE_BYTES:
+        raise InvalidParameter(
+            f"the attributes are {size} bytes", hint=f"at most {MAX_ATTRIBUTE_BYTES}; use the payload"
+        )
+    return strings
 
 
 def outgoing_request(

@@ -26,6 +26,7 @@ from plainsong.errors import (
 )
 from plainsong.lightweight import TIMEOUT_S, Lightweight, check_routing_key, check_size
 from plainsong.messages import (
+    UTF8_HINT,
     MessageReceipt,
     Outgoing,
     Receipt,
@@ -233,7 +234,7 @@ def check_name(name: str) -> None:
     except UnicodeEncodeError as error:
         raise InvalidParameter(
             f"the producer's name {name!r} cannot be written as UTF-8",
-            hint="any text but half a surrogate pair will do",
+            hint=UTF8_HINT,
         ) from error
 
 

@@ -50,6 +50,7 @@ EXIT_TIMEOUT_S = 5.0
 
 
 S = TypeVar("S")
+M = TypeVar("M")
 
 
 Mode = Literal["reliable", "best_effort"]
@@ -490,6 +491,22 @@ def client_bug(bug: Exception) -> PlainsongError:
     error = Internal(f"{type(bug).__name__}: {bug}", hint="this is a bug of the client: please report it")
     error.__cause__ = bug
     return error
+
+
+def made(make: Callable[[], M]) -> M:
+    """Calls ``make``, which encodes a request. Raises InvalidParameter if that fails: nothing was sent.
+
+    Every message is checked before it is queued, so this is a bug of the client. As InvalidParameter it fails only the
+    message at fault: the queue sends the others without it.
+    """
+    try:
+        return make()
+    except PlainsongError:
+        raise
+    except Exception as bug:
+        log.exception("a request could not be made")
+        detail = f"the message cannot be written: {type(bug).__name__}: {bug}"
+        raise InvalidParameter(detail, hint="this is a bug of the client: please report it") from bug
 
 
 #: Failed futures kept to see whether the caller retrieves their error; further ones count as not retrieved.

@@ -10,9 +10,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from plainsong.errors import Closed, ConnectionLost, problem_error
-from plainsong.messages import MessageId, Receipt
+from plainsong.messages import UTF8_HINT, MessageId, Receipt
 from plainsong.protocol.codec.stream import decode_answers, encode_request, encode_single
-from plainsong.protocol.errors import BodyTooLarge, MalformedBody, OutcomeUnknown, PlainsongError, ShuttingDown
+from plainsong.protocol.errors import (
+    BodyTooLarge,
+    InvalidParameter,
+    MalformedBody,
+    OutcomeUnknown,
+    PlainsongError,
+    ShuttingDown,
+)
 from plainsong.protocol.requests import PublishResponse
 
 if TYPE_CHECKING:
@@ -98,8 +105,14 @@ class StreamQueue(Generic[T]):
         return self._put(encode_single(self._number, payload), ticket)
 
     def put(self, request: PublishRequest, ticket: T) -> bool:
-        """Takes any request; False when there is no room now."""
-        return self._put(encode_request(self._number, request), ticket)
+        """Takes any request; False when there is no room now. Raises InvalidParameter: it cannot be written."""
+        try:
+            packed = encode_request(self._number, request)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidParameter(
+                f"the request cannot be written: {type(error).__name__}: {error}", hint=UTF8_HINT
+            ) from error
+        return self._put(packed, ticket)
 
     def _put(self, packed: bytes, ticket: T) -> bool:
         size = len(packed) + REQUEST_BYTES

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from plainsong.protocol.trace import TRACEPARENT, TRACESTATE, carry_trace
+from plainsong.protocol.trace import TRACEPARENT, TRACESTATE, carry_trace, with_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -140,7 +140,7 @@ def stamped(attributes: Mapping[str, str] | None) -> Mapping[str, str] | None:
     if not is_on() or (attributes is not None and TRACEPARENT in attributes):
         return attributes
     context = _context()
-    return {**(attributes or {}), **context} if context else attributes
+    return with_trace(attributes or {}, context) if context else attributes
 
 
 # --- receiving ------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from plainsong.protocol.errors import (
     ProducerNotFound,
     TopicNotFound,
 )
+from plainsong.publisher_queue import made
 from plainsong.retry import PAUSES_S, may_repeat, pause_after
 
 if TYPE_CHECKING:
@@ -205,7 +206,10 @@ class Delivery:
         request.producer = session.name
         request.producer_epoch = session.epoch
         request.generation = session.generation or None
-        call = calls.publish_in_session(channel.namespace, session.topic, request)
+        try:
+            call = made(lambda: calls.publish_in_session(channel.namespace, session.topic, request))
+        except PlainsongError as refused:
+            return None, refused
         with tracing.sending(channel.namespace, session.topic, len(request.messages), request.attributes) as span:
             receipt, error = channel.attempt(span.carried(call), max(0.001, self._until_s - channel.now()))
             span.sent(receipt)

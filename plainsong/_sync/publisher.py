@@ -15,7 +15,16 @@ from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import Closed, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
-from plainsong.publisher_queue import Batch, Lost, PublisherQueue, Tally, client_bug, report_drops
+from plainsong.protocol.names import topic_name
+from plainsong.publisher_queue import (
+    Batch,
+    Lost,
+    PublisherQueue,
+    Tally,
+    client_bug,
+    made,
+    report_drops,
+)
 from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
 
 if TYPE_CHECKING:
@@ -239,6 +248,8 @@ class Publisher:
         on_drop: Callable[[DroppedMessage], object] | None,
         exit_timeout_s: float,
     ) -> None:
+        if topic is not None:
+            topic_name(channel.namespace, topic)
         self._channel = channel
         self._bounds = bounds
         self._topic = topic
@@ -282,7 +293,8 @@ class Publisher:
           message: an input of the serializer (bytes, without one), or an ``Outgoing``.
           topic: optional if the publisher has a topic.
         Raises:
-          NotEncodable, BufferFull, Closed, InvalidParameter: nothing happened. In best effort never BufferFull.
+          NotEncodable, BufferFull, Closed, InvalidName, InvalidParameter: nothing happened. In best effort never
+            BufferFull.
         """
         ttl_s = attributes = None
         if type(message) is Outgoing:
@@ -292,6 +304,8 @@ class Publisher:
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
+        if topic is not None:
+            topic_name(self._channel.namespace, topic)
         future = Sent(self._settling)
         queue = self._queue
         with self._lock:
@@ -388,7 +402,7 @@ class Publisher:
     def _attempt(self, batch: Batch[Sent]) -> tuple[Receipt | None, PlainsongError | None]:
         try:
             topic, request = batch.lane.topic, batch.request()
-            call = calls.publish(self._channel.namespace, topic, request)
+            call = made(lambda: calls.publish(self._channel.namespace, topic, request))
             with tracing.sending(self._channel.namespace, topic, len(request.messages), request.attributes) as span:
                 receipt, error = self._channel.attempt(span.carried(call), self._queue.left_s(batch, now()))
                 span.sent(receipt)

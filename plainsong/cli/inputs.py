@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.protocol.errors import nearest
+from plainsong.messages import attributes_of, check_ttl
+from plainsong.protocol.errors import InvalidParameter, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,6 +168,12 @@ def from_json(text: bytes) -> InputMessage:
     attributes = value.get("attributes") or {}
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
         raise ValueError("attributes must be an object of strings")
+    try:
+        if ttl_s is not None:
+            check_ttl(ttl_s)
+        attributes_of(attributes, None)
+    except InvalidParameter as error:
+        raise ValueError(error) from None
     return InputMessage(_payload(value["payload"]), ttl_s, attributes)
 
 

@@ -51,10 +51,11 @@ def carry_trace(request: PublishRequest, headers: Mapping[str, str]) -> None:
     if request.attributes is None:
         request.attributes = [found] * len(request.messages)
     else:
-        request.attributes = [_with_trace(own, found) for own in request.attributes]
+        request.attributes = [with_trace(own, found) for own in request.attributes]
 
 
-def _with_trace(own: Mapping[str, str], found: dict[str, str]) -> Mapping[str, str]:
+def with_trace(own: Mapping[str, str], found: Mapping[str, str]) -> Mapping[str, str]:
+    """A message's attributes with the trace context, if it has none of its own and has room."""
     if TRACEPARENT in own:
         return own
     both = {**{name: text for name, text in own.items() if name != TRACESTATE}, **found}

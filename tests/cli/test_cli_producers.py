@@ -57,6 +57,19 @@ def test_a_line_of_ndjson_has_attributes_of_its_own(cli, numbers, monkeypatch, t
     assert [each["attributes"] for each in seen] == [{"k": "own", "more": "1"}, {"k": "shared", "more": "1"}]
 
 
+@pytest.mark.parametrize(
+    "bad", ['{"payload": "b", "attributes": {"k": "\\ud800"}}', '{"payload": "b", "ttlSeconds": 2147483648}']
+)
+def test_lines_before_one_that_cannot_be_written_are_published_and_counted(cli, numbers, monkeypatch, tmp_path, bad):
+    (tmp_path / "lines").write_text(f'"a"\n{bad}\n"c"\n')
+    with (tmp_path / "lines").open() as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        said = publish(cli, "--ndjson", code=Exit.USAGE)
+    assert "error: line 2: " in said.err
+    assert "1 message published, last id" in said.err
+    assert cli("poll", numbers).lines == ["a"]
+
+
 def test_an_atomic_publish_is_one_batch(cli, numbers):
     said = publish(cli, "--atomic", *map(str, range(20)))
     assert said.out.startswith("published 20 messages in one batch")

@@ -10,8 +10,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import pytest
 
 from plainsong import JSON, Outgoing
+from plainsong.calls import AVRO_2
 from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped, NotEncodable, NotSent
-from plainsong.protocol.errors import InvalidParameter, MessageTooLarge, TopicNotFound
+from plainsong.protocol.errors import InvalidName, InvalidParameter, MessageTooLarge, TopicNotFound
+from plainsong.protocol.requests import PublishRequest
 from plainsong.publisher_queue import ITEM_BYTES
 from tests.client.client_under_test import Client, only_threads
 from tests.client.proxy import Proxy
@@ -331,3 +333,72 @@ def test_an_answer_cut_in_the_middle_is_never_the_end_of_a_topic(client: Client,
         proxy.then = ["cut", "cut", "lose"]
         assert len(list(through.read(topic))) == 1000
         assert proxy.lost == 3
+
+
+# --- messages that cannot be written ---------------------------------------------------------------
+
+#: A file name that is not UTF-8, as Python hands it out.
+NOT_UTF8 = "caf\udce9.txt"
+CANNOT_BE_WRITTEN = {
+    "a value that is not UTF-8": lambda send: send(Outgoing(b"bad", attributes={"file": NOT_UTF8})),
+    "a name that is not UTF-8": lambda send: send(Outgoing(b"bad", attributes={NOT_UTF8: "x"})),
+    "a routing key that is not UTF-8": lambda send: send(Outgoing(b"bad", routing_key=NOT_UTF8)),
+    "attributes beyond the limit": lambda send: send(Outgoing(b"bad", attributes={"file": "x" * 4093})),
+    "a time to live beyond the limit": lambda send: send(Outgoing(b"bad", ttl_s=1 << 31)),
+}
+
+
+@pytest.mark.parametrize("bad", CANNOT_BE_WRITTEN.values(), ids=CANNOT_BE_WRITTEN)
+@pytest.mark.parametrize("kind_of_sender", ["publisher", "producer"])
+def test_a_message_that_cannot_be_written_fails_alone_and_when_it_is_handed_in(
+    client: Client, topic: str, bad, kind_of_sender: str
+):
+    with getattr(client, kind_of_sender)(topic, linger_ms=60_000) as sender:
+        sents = [sender.send(b"before")]
+        with pytest.raises(InvalidParameter) as refused:
+            bad(sender.send)
+        sents.append(sender.send(b"after"))
+        sender.flush(PATIENCE_S)
+        assert all(sent.result(PATIENCE_S) for sent in sents)
+    assert refused.value.outcome == "not-applied"
+    assert payloads(client, topic) == [b"before", b"after"]
+
+
+def test_a_topic_that_cannot_be_one_is_refused_when_the_message_is_handed_in(client: Client, topic: str):
+    with pytest.raises(InvalidName):
+        client.publisher(NOT_UTF8)
+    with client.publisher(topic, linger_ms=60_000) as publisher:
+        publisher.send(b"before")
+        with pytest.raises(InvalidName):
+            publisher.send(b"bad", topic=NOT_UTF8)
+    assert payloads(client, topic) == [b"before"]
+
+
+def test_attributes_that_the_caller_changes_later_are_sent_as_they_were_handed_in(client: Client, topic: str):
+    attributes = {"file": "a.txt"}
+    with client.publisher(topic, linger_ms=60_000) as publisher:
+        publisher.send(Outgoing(b"x", attributes=attributes))
+        attributes["file"] = NOT_UTF8
+    assert [message.attributes for message in client.read(topic)] == [{"file": "a.txt"}]
+
+
+@pytest.mark.parametrize("kind_of_sender", ["publisher", "producer"])
+def test_a_message_that_a_codec_cannot_write_fails_alone(
+    client: Client, topic: str, kind_of_sender: str, monkeypatch: pytest.MonkeyPatch
+):
+    """No known message does that: a codec that fails stands for one that is not known yet."""
+    encode = AVRO_2.encode_publish
+
+    def encode_unless_bad(request: PublishRequest) -> bytes:
+        if b"bad" in request.messages:
+            raise OverflowError("bad")
+        return encode(request)
+
+    monkeypatch.setattr(type(AVRO_2), "encode_publish", lambda _, request: encode_unless_bad(request))
+    with getattr(client, kind_of_sender)(topic, linger_ms=60_000) as sender:
+        sents = [sender.send(Outgoing(each, ttl_s=60)) for each in (b"1", b"2", b"bad", b"3")]
+        with pytest.raises(NotSent, match="1 message not sent: the message cannot be written"):
+            sender.flush(PATIENCE_S)
+        with pytest.raises(InvalidParameter, match="OverflowError: bad"):
+            sents[2].result(PATIENCE_S)
+    assert payloads(client, topic) == [b"1", b"2", b"3"]

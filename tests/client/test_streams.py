@@ -17,7 +17,14 @@ import pytest
 
 from plainsong import TEXT, AsyncClient, Outgoing
 from plainsong.errors import Closed, ConnectFailed, NotSent
-from plainsong.protocol.errors import BadRequest, InvalidName, OutcomeUnknown, PlainsongError, TopicNotFound
+from plainsong.protocol.errors import (
+    BadRequest,
+    InvalidName,
+    InvalidParameter,
+    OutcomeUnknown,
+    PlainsongError,
+    TopicNotFound,
+)
 from plainsong.protocol.requests import PublishRequest, PublishResponse
 from tests.client.client_under_test import Client, only_threads
 from tests.client.conftest import url_of
@@ -47,6 +54,22 @@ def test_what_publish_takes_a_stream_takes(client: Client, topic: str):
     assert many.result().count == 3
     assert [message.payload for message in client.read(topic)] == [b"a", b"b", b"c", b""]
     assert many.result().first_id < many.result().last_id < empty.result().first_id
+
+
+def test_a_request_that_cannot_be_written_is_refused_and_the_others_are_there(client: Client, topic: str):
+    with client.stream(topic) as stream:
+        stream.publish(b"before")
+        with pytest.raises(InvalidParameter, match="cannot be written"):
+            stream.publish(Outgoing(b"bad", attributes={"file": "caf\udce9"}))
+        for bad in (
+            PublishRequest([b"bad"], attributes=[{"file": "caf\udce9"}]),
+            PublishRequest([b"bad"], ttl_s=1 << 64),
+            PublishRequest([b"bad"], routing_key=object()),
+        ):
+            with pytest.raises(InvalidParameter, match="cannot be written"):
+                stream.send(bad)
+        stream.publish(b"after")
+    assert [message.payload for message in client.read(topic)] == [b"before", b"after"]
 
 
 def test_a_producers_requests_are_deduplicated_over_a_stream(client: Client, topic: str):
