@@ -112,8 +112,8 @@ SENTENCES = (
 """,
     ),
     (
-        'raise Closed("the stream is closed, or was never opened", hint="use it in an async with block")',
-        'raise Closed("the stream is closed")',
+        'make_ready("the stream is closed, or was never opened")',
+        'make_ready("the stream is closed")',
     ),
     (
         "A connection that pipelines publishes; use it in an ``async with`` block.",

@@ -176,10 +176,12 @@ class Workers:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a task."""
-        if self._tasks is not None:
-            self._tasks.start_soon(work, name=self._name)
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Starts a task. Returns False if it is not open."""
+        if self._tasks is None:
+            return False
+        self._tasks.start_soon(work, name=self._name)
+        return True
 
     async def join(self, timeout_s: float | None = None) -> None:
         """Nothing to do: the tasks end with the block."""

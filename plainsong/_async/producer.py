@@ -187,6 +187,8 @@ class AsyncProducer:
         future = AsyncProduced(self._settling)
         with self._lock:
             await self._wait_for_room(state, len(made.payload), 1)
+            if not self._sender.ready:
+                self._sender.make_ready("the producer is closed")
             if state.take(made, future, now()):
                 self._sender.wake_worker()
         if not state.waiting.pending % MESSAGES_PER_YIELD:  # async only
@@ -284,6 +286,8 @@ class AsyncProducer:
         state = self._state
         with self._lock:
             await self._wait_for_room(state, sum(map(len, request.messages)), len(request.messages))
+            if not self._sender.ready:
+                self._sender.make_ready("the producer is closed")
             state.take_whole(request, ids, future, now(), limit_s)
             self._sender.wake_worker()
         return future

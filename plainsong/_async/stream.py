@@ -12,7 +12,7 @@ from plainsong._async._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLoc
 from plainsong._async._futures import AsyncTicket, Settling
 from plainsong._async.publisher import AsyncSender
 from plainsong.calls import Failure
-from plainsong.errors import Closed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
+from plainsong.errors import Closed, ConnectFailed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
 from plainsong.messages import as_list, outgoing_request
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError, Unauthenticated
 from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
@@ -72,7 +72,9 @@ class AsyncStream:
     async def _open(self) -> None:
         self._connection, self._frames = await self._connected()
         await self._sender.open()
-        self._sender.workers.start(self._receive)
+        if not self._sender.workers.start(self._receive):
+            await self._connection.aclose()
+            raise ConnectFailed("no thread can be started that would receive the answers")
 
     async def __aenter__(self) -> Self:
         await self._open()  # async only
@@ -275,8 +277,8 @@ class AsyncStream:
         ticket = AsyncTicket(self._settling, 1)
         queue = self._queue
         with self._lock:
-            if self._closing or self._sender.closed:
-                raise Closed("the stream is closed, or was never opened", hint="use it in an async with block")
+            if not self._sender.ready:
+                self._sender.make_ready("the stream is closed, or was never opened")
             if not queue.put_single(messages, ticket):
                 await self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
             if queue.unsent == 1:
@@ -291,8 +293,8 @@ class AsyncStream:
         ticket = AsyncTicket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:
-            if self._closing or self._sender.closed:
-                raise Closed("the stream is closed, or was never opened", hint="use it in an async with block")
+            if not self._sender.ready:
+                self._sender.make_ready("the stream is closed, or was never opened")
             if not queue.put(request, ticket):
                 await self._put_when_there_is_room(lambda: queue.put(request, ticket))
             if queue.unsent == 1:
@@ -329,6 +331,7 @@ class AsyncStream:
         until_s = inf if timeout_s is None else now() + timeout_s
         with self._lock:
             self._closing = True
+            self._sender.refuse()
             self._sender.room.notify_all()
             await self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             is_over = self._queue.ended is not None

@@ -106,12 +106,16 @@ class Workers:
     def open(self) -> None:
         """Nothing to do: threads need no block."""
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Starts a thread. The caller holds the sender's lock."""
+    def start(self, work: Callable[[], None]) -> bool:
+        """Starts a thread. Returns False if the system refuses one. The caller holds the sender's lock."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit on threads; and from 3.12 on the end of the interpreter
+            return False
         self._threads.append(thread)
-        thread.start()
+        return True
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for all threads except the current one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from typing import Protocol
 from weakref import WeakSet
@@ -20,6 +21,8 @@ class Hooked(Protocol):
         ...
 
 
+log = logging.getLogger("plainsong.client")
+
 _hooked: WeakSet[Hooked] = WeakSet()
 
 
@@ -35,7 +38,10 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     for each in list(_hooked):
-        each._at_exit()
+        try:
+            each._at_exit()
+        except Exception:  # the others have messages too
+            log.exception("%r could not be closed at the end of the program", each)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from plainsong import calls, tracing
 from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
 from plainsong._sync._futures import Sent, Settling, settle
-from plainsong.errors import Closed, MessageDropped, NotSent
+from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.protocol.names import topic_name
@@ -43,6 +43,7 @@ G = TypeVar("G")
 
 #: An idle worker ends after this; the next message starts another.
 IDLE_S = 10.0
+NO_THREAD = "no thread can be started that would send this message"
 
 
 class Queue(Protocol[P, G]):
@@ -93,6 +94,8 @@ class Sender(Generic[W, G]):
         #: Notified when work is settled and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
+        #: True while it is open and a worker runs: senders check this alone. If it is False, ``make_ready`` says why.
+        self.ready = False
         self.workers = Workers(name)
         self._work = Condition(self.lock)
         self._queue = queue
@@ -100,6 +103,7 @@ class Sender(Generic[W, G]):
         self._give_up = give_up
         self._most = workers
         self._count = 0
+        self._starting = 0
         self._idle = 0
         self._stopping = False
 
@@ -108,24 +112,49 @@ class Sender(Generic[W, G]):
         self.workers.open()
         self.closed = False
 
-    def wake_worker(self) -> None:
-        """Wakes an idle worker, or starts one. The caller holds the lock."""
+    def make_ready(self, closed: str) -> None:
+        """Starts a worker if none runs. The caller holds the lock.
+
+        Raises:
+          Closed: ``closed`` is its detail. BufferFull: the system refuses a thread. Nothing happened.
+        """
+        if self.closed:
+            raise Closed(closed, hint=BLOCK_HINT)
+        if not self.wake_worker():
+            raise BufferFull(NO_THREAD, hint="try again later: the process is out of threads, or it is ending")
+
+    def wake_worker(self) -> bool:
+        """Wakes an idle worker, or starts one. Returns False if none runs. The caller holds the lock."""
         if self._idle:
             self._work.notify()
-        elif self._count < self._most:
+        elif self._count < self._most and not self._starting and self.workers.start(self._run):
             self._count += 1
-            self.workers.start(self._run)
+            self._starting += 1
+            self.ready = not self.closed
+        return self._count > 0
 
     def _run(self) -> None:
-        while True:
+        with self.lock:
+            self._starting -= 1
+        try:
+            while True:
+                with self.lock:
+                    work, given_up = self._next()
+                if given_up:
+                    self._give_up(given_up)
+                if work is not None:
+                    self._deliver(work)
+                elif not given_up:
+                    return
+        except BaseException:
             with self.lock:
-                work, given_up = self._next()
-            if given_up:
-                self._give_up(given_up)
-            if work is not None:
-                self._deliver(work)
-            elif not given_up:
-                return
+                self._ended()
+            raise
+
+    def _ended(self) -> None:
+        """A worker ended. The caller holds the lock."""
+        self._count -= 1
+        self.ready = self.ready and self._count > 0
 
     def _next(self) -> tuple[W | None, list[G]]:
         """Waits for work or overdue messages; neither: the worker must end. The caller holds the lock."""
@@ -148,7 +177,7 @@ class Sender(Generic[W, G]):
                 finally:
                     self._idle -= 1
             if self._stopping or (until_s is None and not called and queue.next_s() is None):
-                self._count -= 1
+                self._ended()
                 return None, []
 
     def settled(self) -> list[G]:
@@ -165,9 +194,9 @@ class Sender(Generic[W, G]):
     def _drain(self, timeout_s: float | None) -> None:
         queue = self._queue
         queue.flushing = True
-        if queue.pending:
-            self.wake_worker()
         try:
+            if queue.pending and not self.wake_worker():
+                return  # no worker runs, and the system refuses one: waiting is useless
             self.room.wait_for(lambda: not queue.pending, timeout_s)
         finally:
             queue.flushing = self.closed
@@ -177,7 +206,7 @@ class Sender(Generic[W, G]):
         with self.lock:
             if self._stopping:
                 return None
-            self.closed = True
+            self.refuse()
             self.room.notify_all()
             self._drain(timeout_s)
             given_up = self._queue.clear()
@@ -189,9 +218,14 @@ class Sender(Generic[W, G]):
             self.workers.join()
         return under_way
 
+    def refuse(self) -> None:
+        """Takes no more messages."""
+        self.closed, self.ready = True, False
+
     def stop(self) -> None:
         """Takes no more messages and starts no worker."""
-        self.closed = self._stopping = True
+        self.refuse()
+        self._stopping = True
 
     def abandon(self) -> int:
         """Gives up waiting messages at once. Returns how many are under way."""
@@ -309,15 +343,15 @@ class Publisher:
         future = Sent(self._settling)
         queue = self._queue
         with self._lock:
-            if self._sender.closed:
-                raise Closed("the publisher is closed", hint=BLOCK_HINT)
+            if not self._sender.ready and self._is_without_thread(name, payload, future):
+                return future
             lane = queue.put(name, payload, ttl_s, future, now(), attributes)
             if lane is None and self._overflow == "wait":
                 lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
             if lane is not None and queue.wants_sender(lane):
                 self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, future)
+            self._without_room(name, payload, future, queue.full(payload))
         return future
 
     def _put_when_there_is_room(
@@ -333,8 +367,20 @@ class Publisher:
                 return lane
         return None
 
-    def _without_room(self, topic: str, payload: bytes, future: Sent) -> None:
-        full = self._queue.full(payload)
+    def _is_without_thread(self, topic: str, payload: bytes, future: Sent) -> bool:
+        """Starts a worker. True if the system refuses one and the message was dropped for it. The caller holds the lock.
+
+        Raises:
+          Closed; BufferFull unless such messages are dropped: nothing happened.
+        """
+        try:
+            self._sender.make_ready("the publisher is closed")
+        except BufferFull as full:
+            self._without_room(topic, payload, future, full)
+            return True
+        return False
+
+    def _without_room(self, topic: str, payload: bytes, future: Sent, full: BufferFull) -> None:
         if self._overflow != "drop":
             raise full
         dropped = MessageDropped(full.detail, hint=full.hint)

@@ -13,7 +13,7 @@ from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock
 from plainsong._sync._futures import Settling, Ticket
 from plainsong._sync.publisher import Sender
 from plainsong.calls import Failure
-from plainsong.errors import Closed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
+from plainsong.errors import Closed, ConnectFailed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
 from plainsong.messages import as_list, outgoing_request
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError, Unauthenticated
 from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
@@ -70,7 +70,9 @@ class Stream:
     def _open(self) -> None:
         self._connection, self._frames = self._connected()
         self._sender.open()
-        self._sender.workers.start(self._receive)
+        if not self._sender.workers.start(self._receive):
+            self._connection.close()
+            raise ConnectFailed("no thread can be started that would receive the answers")
 
     def __enter__(self) -> Self:
         return self
@@ -272,8 +274,8 @@ class Stream:
         ticket = Ticket(self._settling, 1)
         queue = self._queue
         with self._lock:
-            if self._closing or self._sender.closed:
-                raise Closed("the stream is closed")
+            if not self._sender.ready:
+                self._sender.make_ready("the stream is closed")
             if not queue.put_single(messages, ticket):
                 self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
             if queue.unsent == 1:
@@ -286,8 +288,8 @@ class Stream:
         ticket = Ticket(self._settling, len(request.messages))
         queue = self._queue
         with self._lock:
-            if self._closing or self._sender.closed:
-                raise Closed("the stream is closed")
+            if not self._sender.ready:
+                self._sender.make_ready("the stream is closed")
             if not queue.put(request, ticket):
                 self._put_when_there_is_room(lambda: queue.put(request, ticket))
             if queue.unsent == 1:
@@ -322,6 +324,7 @@ class Stream:
         until_s = inf if timeout_s is None else now() + timeout_s
         with self._lock:
             self._closing = True
+            self._sender.refuse()
             self._sender.room.notify_all()
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)
             is_over = self._queue.ended is not None

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 
 from plainsong import Client, FilePosition
-from plainsong.errors import MessageDropped
+from plainsong.errors import BufferFull, ConnectFailed, MessageDropped
 from plainsong.protocol.errors import PlainsongError
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
@@ -214,3 +215,142 @@ def test_the_file_of_a_position_is_never_half_written(tmp_path: Path, client: Cl
             next(client.read(topic, position=FilePosition(file)), None)
         except PlainsongError as error:
             pytest.fail(str(error))
+
+
+# --- a system that refuses threads -----------------------------------------------------------------
+
+#: A Python from 3.12.0 to 3.12.2 starts no thread once the main thread has ended: the program's last hook, which runs first,
+#: makes this Python do the same.
+REFUSES_THREADS_AT_EXIT = """
+        import atexit, sys, threading
+        from plainsong import Client
+
+        def refuse(*_):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        client = Client(sys.argv[1])
+        topic = sys.argv[2]
+        atexit.register(lambda: setattr(threading.Thread, "start", refuse))
+"""
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        "client.publisher(topic, linger_ms=60_000)",
+        "client.producer(topic, 'p', linger_ms=60_000)",
+        "client.stream(topic)",
+    ],
+)
+def test_a_program_that_ends_without_closing_sends_what_it_has_where_no_thread_starts_at_its_end(
+    client: Client, topic: str, shared_url: str, sender: str
+):
+    text = f"""{REFUSES_THREADS_AT_EXIT}
+        sender = {sender}
+        send = getattr(sender, "send") if hasattr(sender, "counts") else sender.publish
+        for n in range(1000):
+            send(b"%d" % n)
+    """
+    assert result_of(program(text, shared_url, topic)) == (0, "", "")
+    assert [int(message.payload) for message in client.read(topic)] == list(range(1000))
+
+
+def test_one_sender_that_cannot_be_closed_keeps_no_other_from_sending_at_the_end(
+    client: Client, topic: str, shared_url: str
+):
+    text = f"""{REFUSES_THREADS_AT_EXIT}
+        publishers = [client.publisher(topic, linger_ms=60_000) for _ in range(3)]
+        for publisher in publishers:
+            publisher.send(b"x")
+        publishers[1]._at_exit = lambda: 1 / 0
+    """
+    code, _, err = result_of(program(text, shared_url, topic))
+    assert code == 0
+    assert "ZeroDivisionError" in err
+    assert len(client.poll(topic)) == 2
+
+
+class Threads:
+    """Whether the system starts a thread; a limit on processes does not hold for root."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.are_refused = False
+        start = threading.Thread.start
+
+        def start_unless_refused(thread: threading.Thread) -> None:
+            if self.are_refused and thread.name.startswith("plainsong-"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_unless_refused)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    return Threads(monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["publisher", "producer"])
+def test_a_message_is_refused_while_no_thread_can_be_started_and_the_next_one_is_sent(
+    client: Client, topic: str, threads: Threads, kind: str
+):
+    sender = getattr(client, kind)(topic, delivery_timeout_s=PATIENCE_S)
+    threads.are_refused = True
+    for _ in range(3):
+        with pytest.raises(BufferFull, match="no thread can be started") as refused:
+            sender.send(b"refused")
+        assert refused.value.outcome == "not-applied"
+    assert sender.counts.pending == 0
+    sender.flush(PATIENCE_S)
+    threads.are_refused = False
+    assert sender.send(b"sent").result(PATIENCE_S)
+    sender.close(PATIENCE_S)
+    assert [message.payload for message in client.poll(topic)] == [b"sent"]
+
+
+@pytest.mark.parametrize("kind", ["publisher", "producer"])
+def test_a_sender_that_never_got_a_thread_can_be_closed(client: Client, topic: str, threads: Threads, kind: str):
+    threads.are_refused = True
+    sender = getattr(client, kind)(topic)
+    with pytest.raises(BufferFull):
+        sender.send(b"refused")
+    sender.close()
+
+
+def test_best_effort_drops_a_message_while_no_thread_can_be_started(client: Client, topic: str, threads: Threads):
+    dropped = []
+    with client.publisher(topic, mode="best_effort", on_drop=dropped.append) as publisher:
+        threads.are_refused = True
+        assert isinstance(publisher.send(b"dropped").exception(0), MessageDropped)
+        threads.are_refused = False
+        assert publisher.send(b"sent").result(PATIENCE_S)
+    assert [message.payload for message in dropped] == [b"dropped"]
+    assert publisher.counts.dropped == 1
+
+
+def test_a_publisher_with_one_thread_sends_when_no_second_one_can_be_started(
+    client: Client, topic: str, threads: Threads
+):
+    other = client.create_topic(topic + "-other").name
+    with client.publisher(linger_ms=60_000) as publisher:
+        publisher.send(b"a", topic=topic)
+        threads.are_refused = True
+        publisher.send(b"b", topic=other)
+        publisher.flush(PATIENCE_S)
+    assert [len(client.poll(each)) for each in (topic, other)] == [1, 1]
+
+
+def test_a_stream_is_not_opened_where_no_thread_can_be_started_and_the_next_one_is(
+    client: Client, topic: str, threads: Threads
+):
+    threads.are_refused = True
+    with pytest.raises(ConnectFailed, match="no thread can be started"):
+        client.stream(topic)
+    threads.are_refused = False
+    with client.stream(topic) as stream:
+        threads.are_refused = True
+        with pytest.raises(BufferFull, match="no thread can be started"):
+            stream.publish(b"refused")
+        threads.are_refused = False
+        stream.publish(b"sent")
+    assert [message.payload for message in client.poll(topic)] == [b"sent"]
