@@ -537,7 +537,7 @@ class Tally(Generic[A]):
     """Counts delivered, failed and dropped messages. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, for signal handlers and finalizers
         self._delivered = 0
         self._failed = 0
         self._dropped = 0

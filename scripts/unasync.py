@@ -112,8 +112,8 @@ SENTENCES = (
 """,
     ),
     (
-        'make_ready("the stream is closed, or was never opened")',
-        'make_ready("the stream is closed")',
+        'CLOSED = "the stream is closed, or was never opened"',
+        'CLOSED = "the stream is closed"',
     ),
     (
         "A connection that pipelines publishes; use it in an ``async with`` block.",

@@ -52,6 +52,11 @@ let_others_run = anyio.lowlevel.checkpoint
 Lock = threading.Lock  # never blocks: no task holds it over an await, and Condition releases it before waiting
 
 
+def held_here(lock: threading.Lock) -> Callable[[], bool]:
+    """The function that says whether the code that calls it runs inside a ``with`` of the lock, as finalizers can."""
+    return lock.locked
+
+
 class Condition:
     """As ``threading.Condition``, for tasks that share a lock."""
 

@@ -12,10 +12,10 @@ from plainsong._async.delivery import AsyncDelivery, begin
 from plainsong._async.publisher import AsyncSender
 from plainsong._async.transaction import AsyncTransactionContext
 from plainsong._async.transaction_messages import left_s
-from plainsong.errors import Closed, MessageDropped, NotSent
-from plainsong.producer_queue import ProducerState, atomic_request, prepared, whole_request
+from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
+from plainsong.producer_queue import Ended, ProducerState, atomic_request, prepared, whole_request
 from plainsong.protocol.errors import PlainsongError
-from plainsong.publisher_queue import MESSAGES_PER_YIELD, client_bug
+from plainsong.publisher_queue import ITEM_BYTES, MESSAGES_PER_YIELD, client_bug
 from plainsong.serializers import serializer_for
 from plainsong.transactions import block_of, pointer_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plainsong._async.retry import AsyncChannel
     from plainsong.lightweight import Lightweight, LightweightState
     from plainsong.messages import Counts, Receipt
-    from plainsong.producer_queue import Ended, ProducerBatch
+    from plainsong.producer_queue import Prepared, ProducerBatch
     from plainsong.protocol.requests import PublishRequest
     from plainsong.publisher_queue import Bounds, Overflow
     from plainsong.serializers import Serializer, SerializerLike
@@ -185,10 +185,11 @@ class AsyncProducer:
         state = self._begun or self._state
         made = prepared(message, state.serializer, sequence_id, attributes, routing_key)
         future = AsyncProduced(self._settling)
+        if self._sender.is_inside():
+            self._put_late(state, made, future)
+            return future
         with self._lock:
             await self._wait_for_room(state, len(made.payload), 1)
-            if not self._sender.ready:
-                self._sender.make_ready("the producer is closed")
             if state.take(made, future, now()):
                 self._sender.wake_worker()
         if not state.waiting.pending % MESSAGES_PER_YIELD:  # async only
@@ -284,22 +285,49 @@ class AsyncProducer:
     ) -> AsyncProducedWhole:
         future = AsyncProducedWhole(self._settling)
         state = self._state
+        if self._sender.is_inside():
+            raise BufferFull(
+                "a signal handler or a finalizer has interrupted the producer, which this call would wait for",
+                hint="use send there, which does not wait",
+            )
         with self._lock:
             await self._wait_for_room(state, sum(map(len, request.messages)), len(request.messages))
-            if not self._sender.ready:
-                self._sender.make_ready("the producer is closed")
             state.take_whole(request, ids, future, now(), limit_s)
             self._sender.wake_worker()
         return future
 
     async def _wait_for_room(self, state: ProducerState[AsyncSettled[Any]], size: int, messages: int) -> None:
-        """The caller holds the lock. Raises BufferFull, and as ``check_usable``."""
+        """Waits for room, and makes sure that a worker runs. The caller holds the lock.
+
+        Raises:
+          BufferFull, and as ``check_usable``: nothing happened.
+        """
         state.check_usable()
+        if not self._sender.ready and (full := self._sender.make_ready("the producer is closed")) is not None:
+            raise full
         while not state.waiting.has_room(size, messages):
             if self._overflow != "wait":
                 raise state.waiting.full(size)
             await self._sender.room.wait()
             state.check_usable()
+
+    def _put_late(self, state: ProducerState[AsyncSettled[Any]], made: Prepared, future: AsyncProduced) -> None:
+        """``send`` of a signal handler or a finalizer, which has interrupted this producer: never waits for room."""
+
+        def put() -> Ended[AsyncSettled[Any]] | None:
+            try:
+                state.check_usable()
+                if not state.waiting.has_room(len(made.payload)):
+                    raise state.waiting.full(len(made.payload))
+                if state.take(made, future, now()):
+                    self._sender.wake_worker()
+            except PlainsongError as error:
+                return Ended([future], error)
+            return None
+
+        state.check_usable()
+        room = self._bounds.max_pending_bytes - state.waiting.pending_bytes
+        self._sender.put_late("the producer is closed", put, len(made.payload) + ITEM_BYTES, room)
 
     # --- the end -------------------------------------------------------------------------------
 

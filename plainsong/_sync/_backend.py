@@ -33,9 +33,15 @@ BLOCK_HINT = ""
 
 now = monotonic
 sleep = time.sleep
-Lock = threading.Lock
+#: Reentrant: a signal handler or a finalizer runs between two lines of the thread that it interrupts.
+Lock = threading.RLock
 Condition = threading.Condition
 TaskLock = threading.RLock
+
+
+def held_here(lock: threading.RLock) -> Callable[[], bool]:
+    """The function that says whether the calling thread holds the lock."""
+    return lock._is_owned  # type: ignore[attr-defined,no-any-return] # threading.Condition uses it too
 
 
 class SendLock:
@@ -96,20 +102,45 @@ def gives_up_after(kind: type[BaseException]) -> bool:
 # --- threads -------------------------------------------------------------------------------------
 
 
+class _StartedAtOnce(threading.Event):
+    """Lets ``Thread.start`` return before the thread runs.
+
+    ``start`` is called with the lock of a sender. A finalizer can run in the new thread before anything else does, and
+    wait for that lock.
+    """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+
+class _Worker(threading.Thread):
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._started = _StartedAtOnce()
+        self._work = work
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self.ended.set()
+
+
 class Workers:
     """The threads of a publisher, a producer or a stream. They are daemon threads: an exit does not wait for them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Worker] = []
 
     def open(self) -> None:
         """Nothing to do: threads need no block."""
 
     def start(self, work: Callable[[], None]) -> bool:
         """Starts a thread. Returns False if the system refuses one. The caller holds the sender's lock."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._threads = [thread for thread in self._threads if not thread.ended.is_set()]
+        thread = _Worker(work, f"{self._name}-{len(self._threads)}")
         try:
             thread.start()
         except RuntimeError:  # the limit on threads; and from 3.12 on the end of the interpreter
@@ -120,7 +151,7 @@ class Workers:
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for all threads except the current one."""
         for thread in list(self._threads):
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and thread.ended.wait(timeout_s):
                 thread.join(timeout_s)
 
     def close(self, abandon: Callable[[], int]) -> int:

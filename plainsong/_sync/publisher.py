@@ -7,17 +7,28 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from plainsong import calls, tracing
-from plainsong._sync._backend import BLOCK_HINT, Condition, Lock, Workers, gives_up_after, now
+from plainsong._sync._backend import (
+    BLOCK_HINT,
+    Condition,
+    Lock,
+    Workers,
+    gives_up_after,
+    held_here,
+    now,
+)
 from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.protocol.names import topic_name
 from plainsong.publisher_queue import (
+    ITEM_BYTES,
     Batch,
+    Item,
     Lost,
     PublisherQueue,
     Tally,
@@ -44,6 +55,7 @@ G = TypeVar("G")
 #: An idle worker ends after this; the next message starts another.
 IDLE_S = 10.0
 NO_THREAD = "no thread can be started that would send this message"
+NO_THREAD_HINT = "try again later: the process is out of threads, or it is ending"
 
 
 class Queue(Protocol[P, G]):
@@ -91,6 +103,8 @@ class Sender(Generic[W, G]):
         workers: int,
     ) -> None:
         self.lock = Lock()
+        #: True while the lock is held by the code that asks: by what a signal handler or a finalizer has interrupted.
+        self.is_inside = held_here(self.lock)
         #: Notified when work is settled and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
@@ -106,22 +120,70 @@ class Sender(Generic[W, G]):
         self._starting = 0
         self._idle = 0
         self._stopping = False
+        self._late: deque[Callable[[], G | None]] = deque()
+        self._late_bytes = 0
+        self._late_lost: list[G] = []
+        self._is_admitting = False
 
     def open(self) -> None:
         """Opens the worker group."""
         self.workers.open()
         self.closed = False
 
-    def make_ready(self, closed: str) -> None:
-        """Starts a worker if none runs. The caller holds the lock.
+    def make_ready(self, closed: str) -> BufferFull | None:
+        """Takes late messages, and starts a worker if none runs. The caller holds the lock.
 
+        Returns:
+          the error if the system refuses a thread: nothing happened.
         Raises:
-          Closed: ``closed`` is its detail. BufferFull: the system refuses a thread. Nothing happened.
+          Closed: ``closed`` is its detail.
         """
         if self.closed:
             raise Closed(closed, hint=BLOCK_HINT)
-        if not self.wake_worker():
-            raise BufferFull(NO_THREAD, hint="try again later: the process is out of threads, or it is ending")
+        self._admit()
+        if not self._count and not self.wake_worker():
+            return BufferFull(NO_THREAD, hint=NO_THREAD_HINT)
+        self.ready = True
+        return None
+
+    def put_late(self, closed: str, put: Callable[[], G | None], size: int, room: int) -> None:
+        """Takes a message of a signal handler or a finalizer that has interrupted a thread which holds the lock.
+
+        What that thread was changing may be half changed. So another thread takes the message when the lock is free, and
+        every later message is taken after it.
+
+        Args:
+          put: takes the message, and returns it if that fails, with its error; called with the lock.
+          size: of the message; ``room``: of all that may wait.
+        Raises:
+          Closed, BufferFull: nothing happened.
+        """
+        if self.closed:
+            raise Closed(closed, hint=BLOCK_HINT)
+        if self._late_bytes + size > room:
+            raise BufferFull(f"a message of {size} bytes has no room", hint="give a larger max_pending_bytes")
+        if not self._is_admitting and not self.workers.start(self._admit_later):
+            raise BufferFull(NO_THREAD, hint=NO_THREAD_HINT)
+        self._is_admitting = True
+        self._late.append(put)
+        self._late_bytes += size
+        self.ready = False
+
+    def _admit_later(self) -> None:
+        with self.lock:
+            self._is_admitting = False
+            self._admit()
+            lost, self._late_lost = self._late_lost, []
+        if lost:
+            self._give_up(lost)
+
+    def _admit(self) -> None:
+        """Takes late messages. The caller holds the lock."""
+        while self._late:
+            lost = self._late.popleft()()
+            if lost is not None:
+                self._late_lost.append(lost)
+        self._late_bytes = 0
 
     def wake_worker(self) -> bool:
         """Wakes an idle worker, or starts one. Returns False if none runs. The caller holds the lock."""
@@ -130,7 +192,7 @@ class Sender(Generic[W, G]):
         elif self._count < self._most and not self._starting and self.workers.start(self._run):
             self._count += 1
             self._starting += 1
-            self.ready = not self.closed
+            self.ready = not (self.closed or self._late)
         return self._count > 0
 
     def _run(self) -> None:
@@ -194,6 +256,7 @@ class Sender(Generic[W, G]):
     def _drain(self, timeout_s: float | None) -> None:
         queue = self._queue
         queue.flushing = True
+        self._admit()
         try:
             if queue.pending and not self.wake_worker():
                 return  # no worker runs, and the system refuses one: waiting is useless
@@ -231,6 +294,7 @@ class Sender(Generic[W, G]):
         """Gives up waiting messages at once. Returns how many are under way."""
         with self.lock:
             self.stop()
+            self._admit()
             given_up = self._queue.clear()
             under_way = self._queue.pending
         self._give_up(given_up)
@@ -303,6 +367,7 @@ class Publisher:
             "plainsong-publisher", self._queue, self._deliver, self._give_up, self._connections
         )
         self._lock = self._sender.lock
+        self._is_inside = self._sender.is_inside
 
     def _open(self) -> None:
         self._sender.open()
@@ -342,17 +407,42 @@ class Publisher:
             topic_name(self._channel.namespace, topic)
         future = Sent(self._settling)
         queue = self._queue
+        lane = full = None
+        if self._is_inside():
+            self._put_late(name, payload, ttl_s, attributes, future)
+            return future
         with self._lock:
-            if not self._sender.ready and self._is_without_thread(name, payload, future):
-                return future
-            lane = queue.put(name, payload, ttl_s, future, now(), attributes)
-            if lane is None and self._overflow == "wait":
-                lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
-            if lane is not None and queue.wants_sender(lane):
-                self._sender.wake_worker()
+            if not self._sender.ready:
+                full = self._sender.make_ready("the publisher is closed")
+            if full is None:
+                lane = queue.put(name, payload, ttl_s, future, now(), attributes)
+                if lane is None and self._overflow == "wait":
+                    lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
+                if lane is not None and queue.wants_sender(lane):
+                    self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, future, queue.full(payload))
+            self._without_room(name, payload, future, full or queue.full(payload))
         return future
+
+    def _put_late(
+        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
+    ) -> None:
+        """``send`` of a signal handler or a finalizer, which has interrupted this publisher: never waits for room."""
+        queue = self._queue
+
+        def put() -> Lost[Sent] | None:
+            lane = queue.put(topic, payload, ttl_s, future, now(), attributes)
+            if lane is None:
+                return Lost(topic, [Item(payload, ttl_s, future, now(), attributes)], queue.full(payload))
+            if queue.wants_sender(lane):
+                self._sender.wake_worker()
+            return None
+
+        room = self._bounds.max_pending_bytes - queue.pending_bytes
+        try:
+            self._sender.put_late("the publisher is closed", put, len(payload) + ITEM_BYTES, room)
+        except BufferFull as full:
+            self._without_room(topic, payload, future, full)
 
     def _put_when_there_is_room(
         self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
@@ -366,19 +456,6 @@ class Publisher:
             if lane is not None:
                 return lane
         return None
-
-    def _is_without_thread(self, topic: str, payload: bytes, future: Sent) -> bool:
-        """Starts a worker. True if the system refuses one and the message was dropped for it. The caller holds the lock.
-
-        Raises:
-          Closed; BufferFull unless such messages are dropped: nothing happened.
-        """
-        try:
-            self._sender.make_ready("the publisher is closed")
-        except BufferFull as full:
-            self._without_room(topic, payload, future, full)
-            return True
-        return False
 
     def _without_room(self, topic: str, payload: bytes, future: Sent, full: BufferFull) -> None:
         if self._overflow != "drop":

@@ -13,14 +13,22 @@ from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock
 from plainsong._sync._futures import Settling, Ticket
 from plainsong._sync.publisher import Sender
 from plainsong.calls import Failure
-from plainsong.errors import Closed, ConnectFailed, ConnectionLost, DeadlineExceeded, NotSent, UnexpectedAnswer
+from plainsong.errors import (
+    BufferFull,
+    Closed,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    NotSent,
+    UnexpectedAnswer,
+)
 from plainsong.messages import as_list, outgoing_request
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError, Unauthenticated
 from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
 from plainsong.settings import upload_s
-from plainsong.stream_queue import StreamQueue
+from plainsong.stream_queue import REQUEST_BYTES, StreamQueue
 from plainsong.transport.websocket import BROKEN_FRAMES, Frames, Handshake, address_of, connection_lost
 
 if TYPE_CHECKING:
@@ -35,6 +43,9 @@ log = logging.getLogger("plainsong.stream")
 
 #: The least time a daemon has to answer the close frame, whatever the caller's limit.
 CLOSE_S = 0.1
+
+
+CLOSED = "the stream is closed"
 
 
 class Stream:
@@ -273,9 +284,12 @@ class Stream:
             return self.send(outgoing_request(many, self._serializer, ttl_s))
         ticket = Ticket(self._settling, 1)
         queue = self._queue
+        if self._sender.is_inside():
+            self._put_late(lambda: queue.put_single(messages, ticket), ticket, len(messages))
+            return ticket
         with self._lock:
             if not self._sender.ready:
-                self._sender.make_ready("the stream is closed")
+                self._make_ready()
             if not queue.put_single(messages, ticket):
                 self._put_when_there_is_room(lambda: queue.put_single(messages, ticket))
             if queue.unsent == 1:
@@ -287,14 +301,41 @@ class Stream:
         tracing.stamp(request)
         ticket = Ticket(self._settling, len(request.messages))
         queue = self._queue
+        if self._sender.is_inside():
+            self._put_late(lambda: queue.put(request, ticket), ticket, sum(map(len, request.messages)))
+            return ticket
         with self._lock:
             if not self._sender.ready:
-                self._sender.make_ready("the stream is closed")
+                self._make_ready()
             if not queue.put(request, ticket):
                 self._put_when_there_is_room(lambda: queue.put(request, ticket))
             if queue.unsent == 1:
                 self._sender.wake_worker()
         return ticket
+
+    def _make_ready(self) -> None:
+        """The caller holds the lock. Raises Closed, BufferFull: nothing happened."""
+        full = self._sender.make_ready(CLOSED)
+        if full is not None:
+            raise full
+
+    def _put_late(self, put: Callable[[], bool], ticket: Ticket, size: int) -> None:
+        """``publish`` of a signal handler or a finalizer, which has interrupted this stream: never waits for room."""
+        queue = self._queue
+
+        def put_or_fail() -> Ticket | None:
+            try:
+                if not put():
+                    raise BufferFull("the buffer is full", hint="give a larger max_pending_bytes")
+                if queue.unsent == 1:
+                    self._sender.wake_worker()
+            except PlainsongError as error:
+                ticket.failed(error)
+                return ticket
+            return None
+
+        room = queue.max_pending_bytes - queue.pending_bytes
+        self._sender.put_late(CLOSED, put_or_fail, size + REQUEST_BYTES, room)
 
     def _put_when_there_is_room(self, put: Callable[[], bool]) -> None:
         """The caller holds the lock."""
