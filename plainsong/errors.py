@@ -259,6 +259,12 @@ class NotSent(PlainsongError):
         self.__cause__ = first
 
 
+def not_sent_by_all(errors: Sequence[NotSent]) -> NotSent:
+    """The error of several publishers."""
+    causes = [cause for each in errors for cause in each.causes]
+    return NotSent(sum(each.unsent for each in errors), sum(each.unknown for each in errors), causes)
+
+
 def _not_sent(unsent: int, unknown: int) -> str:
     if not unknown:
         return f"{unsent} {_messages(unsent)} not sent"

@@ -51,19 +51,11 @@ SENTENCES = (
     ("Other tasks call it while the loop waits.", "Other threads, and signal handlers, call it while the loop waits."),
     ("from any thread (of the asynchronous client: any task).", "from any thread."),
     (
-        """Closes all connections; requests under way fail. Idempotent. Its publishers end with their own blocks.\"""",
-        """Closes its publishers, each within its ``exit_timeout_s``, then all connections. Idempotent.
-
-        Raises:
-          NotSent: its publishers could not send everything; all is closed nevertheless.
-        \"""",
-    ),
-    (
         """A buffer and the tasks that empty it; made by ``AsyncClient.publisher``, which explains the options.
 
-    Use it in an ``async with`` block, in which its tasks live. The order of ``send`` calls is the order in each topic,
-    also across retries. The end of the block flushes; after an exception, within ``exit_timeout_s``. A cancelled block
-    gives up the waiting messages, and logs it.
+    Use it in an ``async with`` block, which one task may enter and another leave. The order of ``send`` calls is the
+    order in each topic, also across retries. The end of the block flushes; after an exception, within
+    ``exit_timeout_s``. A cancelled block gives up the waiting messages, and logs it.
 """,
         """A buffer and the threads that empty it; made by ``Client.publisher``, which explains the options.
 
@@ -87,8 +79,8 @@ SENTENCES = (
         "called with a ``DroppedMessage``, in a thread of the publisher or in ``send``.",
     ),
     (
-        """    Use it in an ``async with`` block, which opens it and in which its task lives. The order of calls is the order in the
-    topic, and that of automatic sequence ids.
+        """    Use it in an ``async with`` block, which opens it; one task may enter it and another leave it. The order of calls is
+    the order in the topic, and that of automatic sequence ids.
 """,
         """    Thread-safe: the order of calls is the order in the topic, and that of automatic sequence ids. Use it in a ``with``
     block, or close it. In a forked child it is closed: the parent keeps the name.

@@ -5,26 +5,36 @@ Both are written by hand and define the same names; the script generates everyth
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import sys
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
+from plainsong.errors import NotSent, not_sent_by_all
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
-    from anyio.abc import ByteStream, TaskGroup
+    from anyio.abc import ByteStream
 
     from plainsong.messages import Message
 
 T = TypeVar("T")
+
+log = logging.getLogger("plainsong.client")
 
 #: The hint of Closed for use outside an ``async with`` block.
 BLOCK_HINT = "use it within its async with block"
@@ -169,47 +179,113 @@ def gives_up_after(kind: type[BaseException]) -> bool:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
+def _start_task(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    """Starts a task of the event loop itself. Its end, and that of the task which starts it, do not depend on each other."""
+    if (trio := sys.modules.get("trio")) is not None:
+        with suppress(RuntimeError):  # trio does not run here
+            trio.lowlevel.current_task()
+            trio.lowlevel.spawn_system_task(work, name=name, context=copy_context())
+            return
+    task = asyncio.get_running_loop().create_task(work(), name=name)
+    _tasks.add(task)  # the event loop itself has weak references only
+    task.add_done_callback(_tasks.discard)
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
 class Workers:
-    """The tasks of a publisher, a producer or a stream, in a task group that lives in its block."""
+    """The tasks of a publisher, a producer or a stream.
+
+    They belong to no task of the program: one task may enter the block, and another may leave it. Fixtures and exit
+    stacks do that.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: TaskGroup | None = None
+        self._is_open = False
+        self._scopes: set[anyio.CancelScope] = set()
+        self._all_ended: anyio.Event | None = None
 
     async def open(self) -> None:
-        """Enters the task group."""
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        """Allows ``start``."""
+        self._is_open = True
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Starts a task. Returns False if it is not open."""
-        if self._tasks is None:
+        if not self._is_open:
             return False
-        self._tasks.start_soon(work, name=self._name)
+        scope = anyio.CancelScope()
+        self._scopes.add(scope)
+        _start_task(partial(self._run, work, scope), self._name)
         return True
 
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]], scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                await work()
+        except Exception:  # raised here, it would end trio
+            log.exception("a task of a client failed")
+        finally:
+            self._scopes.discard(scope)
+            if self._all_ended is not None and not self._scopes:
+                self._all_ended.set()
+
     async def join(self, timeout_s: float | None = None) -> None:
-        """Nothing to do: the tasks end with the block."""
+        """Nothing to do: ``aclose`` ends the tasks."""
 
     async def aclose(self, abandon: Callable[[], int]) -> int:
         """Abandons waiting messages and ends the tasks. Returns how many messages were under way."""
         under_way = abandon()
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-            # The block's own exception propagates by itself; the task group must not see it.
-            await self._tasks.__aexit__(None, None, None)
+        self._is_open = False
+        for scope in self._scopes:
+            scope.cancel()
+        if self._scopes:
+            self._all_ended = anyio.Event()
+            with shielded():
+                await self._all_ended.wait()
         return under_way
 
 
-class Owned:
-    """Publishers, producers and streams of a client: each is opened and closed by its own block."""
+class Opened(Protocol):
+    """A publisher, a producer or a stream."""
 
-    def add(self, each: T) -> T:
-        """Nothing to do: its block opens it."""
+    exit_timeout_s: float
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether its block was entered and takes messages."""
+        ...
+
+    async def aclose(self, timeout_s: float | None = None) -> None:
+        """Flushes within ``timeout_s``, then closes."""
+        ...
+
+
+E = TypeVar("E", bound=Opened)
+
+
+class Owned:
+    """Publishers, producers and streams of a client: opened by their blocks, and closed with the client at the latest."""
+
+    def __init__(self) -> None:
+        self._each: WeakSet[Opened] = WeakSet()
+
+    def add(self, each: E) -> E:
+        """Registers it."""
+        self._each.add(each)
         return each
 
     async def aclose(self) -> None:
-        """Nothing to do: each block closes its own."""
+        """Closes each that is open within its ``exit_timeout_s``. Raises one NotSent for all, after all are closed."""
+        left: list[NotSent] = []
+        for each in [each for each in self._each if each._is_open]:
+            try:
+                await each.aclose(each.exit_timeout_s)
+            except NotSent as not_sent:
+                left.append(not_sent)
+        if left:
+            raise not_sent_by_all(left)
 
 
 class ReaderStop:

@@ -205,7 +205,11 @@ class AsyncClient:
         return cls(**{**from_environment(), **options})
 
     async def aclose(self) -> None:
-        """Closes all connections; requests under way fail. Idempotent. Its publishers end with their own blocks."""
+        """Closes its publishers, each within its ``exit_timeout_s``, then all connections. Idempotent.
+
+        Raises:
+          NotSent: its publishers could not send everything; all is closed nevertheless.
+        """
         try:
             await self._owned.aclose()
         finally:

@@ -42,8 +42,8 @@ WORKERS = 2
 class AsyncProducer:
     """Sends messages under a name, each stored once; made by ``AsyncClient.producer``, which explains the options.
 
-    Use it in an ``async with`` block, which opens it and in which its task lives. The order of calls is the order in the
-    topic, and that of automatic sequence ids.
+    Use it in an ``async with`` block, which opens it; one task may enter it and another leave it. The order of calls is
+    the order in the topic, and that of automatic sequence ids.
     """
 
     def __init__(
@@ -109,6 +109,11 @@ class AsyncProducer:
         if self._begun is None:
             raise Closed("the producer is not open", hint=BLOCK_HINT)
         return self._begun
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes messages."""
+        return self._begun is not None and not self._begun.closed
 
     async def __aenter__(self) -> Self:
         await self._open()  # async only

@@ -329,9 +329,9 @@ class AsyncSender(Generic[W, G]):
 class AsyncPublisher:
     """A buffer and the tasks that empty it; made by ``AsyncClient.publisher``, which explains the options.
 
-    Use it in an ``async with`` block, in which its tasks live. The order of ``send`` calls is the order in each topic,
-    also across retries. The end of the block flushes; after an exception, within ``exit_timeout_s``. A cancelled block
-    gives up the waiting messages, and logs it.
+    Use it in an ``async with`` block, which one task may enter and another leave. The order of ``send`` calls is the
+    order in each topic, also across retries. The end of the block flushes; after an exception, within
+    ``exit_timeout_s``. A cancelled block gives up the waiting messages, and logs it.
     """
 
     def __init__(
@@ -371,6 +371,11 @@ class AsyncPublisher:
 
     async def _open(self) -> None:
         await self._sender.open()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes messages."""
+        return not self._sender.closed
 
     async def __aenter__(self) -> Self:
         await self._open()  # async only

@@ -87,6 +87,11 @@ class AsyncStream:
             await self._connection.aclose()
             raise ConnectFailed("no thread can be started that would receive the answers")
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes requests."""
+        return not self._sender.closed
+
     async def __aenter__(self) -> Self:
         await self._open()  # async only
         return self

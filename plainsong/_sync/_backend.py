@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from plainsong._sync._hooks import watch
 from plainsong._sync._pool import MIN_TIMEOUT_S
-from plainsong.errors import NotSent
+from plainsong.errors import NotSent, not_sent_by_all
 from plainsong.transport.http import connect_unix
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ class Owned:
             except NotSent as not_sent:
                 left.append(not_sent)
         if left:
-            causes = [cause for each in left for cause in each.causes]
-            raise NotSent(sum(each.unsent for each in left), sum(each.unknown for each in left), causes)
+            raise not_sent_by_all(left)
 
 
 class ReaderStop:

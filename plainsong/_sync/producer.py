@@ -111,6 +111,11 @@ class Producer:
             raise Closed("the producer is not open", hint=BLOCK_HINT)
         return self._begun
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes messages."""
+        return self._begun is not None and not self._begun.closed
+
     def __enter__(self) -> Self:
         return self
 

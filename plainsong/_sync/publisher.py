@@ -372,6 +372,11 @@ class Publisher:
     def _open(self) -> None:
         self._sender.open()
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes messages."""
+        return not self._sender.closed
+
     def __enter__(self) -> Self:
         return self
 

@@ -85,6 +85,11 @@ class Stream:
             self._connection.close()
             raise ConnectFailed("no thread can be started that would receive the answers")
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes requests."""
+        return not self._sender.closed
+
     def __enter__(self) -> Self:
         return self
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import inspect
-from collections.abc import Awaitable, Callable
+import unittest
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 
 from plainsong import JSON, AsyncClient, Client
-from plainsong.errors import BufferFull, ConnectionLost, DeadlineExceeded, MessageDropped
+from plainsong.errors import BufferFull, Closed, ConnectionLost, DeadlineExceeded, MessageDropped
 from plainsong.publisher_queue import ITEM_BYTES
 from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
@@ -166,3 +171,109 @@ def test_a_reader_that_is_cancelled_leaves_the_client_usable(shared_url: str, cl
     for loop in ("asyncio", "trio"):
         anyio.run(main, backend=loop)
     eventually("the daemon has freed what it held", lambda: not client.stats(topic)["parkedPolls"])
+
+
+# --- blocks that one task enters and another leaves ------------------------------------------------
+
+
+async def in_a_task_of_its_own(work: Callable[[], Awaitable[Any]]) -> Any:
+    """What ``work`` returns; fixtures and the methods of a test case run so."""
+    returned = []
+
+    async def run() -> None:
+        returned.append(await work())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+    return returned[0]
+
+
+SENDERS = ["publisher", "producer", "stream"]
+
+
+async def sent_by(sender: Any, payload: bytes) -> Any:
+    return await (sender.send(payload) if hasattr(sender, "counts") else sender.publish(payload))
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+@on_both_loops
+async def test_one_task_enters_a_block_and_another_leaves_it(shared_url: str, topic: str, kind: str):
+    client = AsyncClient(shared_url)
+    await in_a_task_of_its_own(client.__aenter__)
+    sender = await in_a_task_of_its_own(getattr(client, kind)(topic).__aenter__)
+    sent = await in_a_task_of_its_own(partial(sent_by, sender, b"x"))
+    await in_a_task_of_its_own(partial(sender.__aexit__, None, None, None))
+    assert sent.done()
+    assert [message.payload for message in await in_a_task_of_its_own(partial(client.poll, topic))] == [b"x"]
+    await in_a_task_of_its_own(partial(client.__aexit__, None, None, None))
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+@on_both_loops
+async def test_blocks_are_left_in_the_order_in_which_they_were_entered(shared_url: str, topic: str, kind: str):
+    async with AsyncClient(shared_url) as client:
+        senders = [getattr(client, kind)(topic) for _ in range(2)]
+        for sender in senders:
+            await sender.__aenter__()
+            await sent_by(sender, b"x")
+        for sender in senders:
+            await sender.__aexit__(None, None, None)
+        assert len(await client.poll(topic)) == 2
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+@on_both_loops
+async def test_a_client_that_is_left_before_its_senders_sends_what_they_have(shared_url: str, topic: str, kind: str):
+    options = {} if kind == "stream" else {"linger_ms": 60_000}
+    client = AsyncClient(shared_url)
+    sender = getattr(client, kind)(topic, **options)
+    never_entered = getattr(client, kind)(topic)
+    await client.__aenter__()
+    await sender.__aenter__()
+    sent = await sent_by(sender, b"x")
+    await client.__aexit__(None, None, None)
+    assert sent.done()
+    with pytest.raises(Closed):
+        await sent_by(sender, b"y")
+    await sender.__aexit__(None, None, None)
+    del never_entered
+    async with AsyncClient(shared_url) as client:
+        assert [message.payload for message in await client.poll(topic)] == [b"x"]
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+def test_a_test_case_of_unittest_enters_a_block_before_its_test(shared_url: str, topic: str, kind: str):
+    class Case(unittest.IsolatedAsyncioTestCase):
+        async def asyncSetUp(self) -> None:
+            client = await self.enterAsyncContext(AsyncClient(shared_url))
+            self.sender = await self.enterAsyncContext(getattr(client, kind)(topic))
+
+        async def test_send(self) -> None:
+            await (await sent_by(self.sender, b"x"))
+
+    result = unittest.TestResult()
+    Case("test_send").run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+
+
+@pytest.mark.parametrize("kind", SENDERS)
+def test_an_abandoned_generator_with_a_block_does_not_cancel_its_task(shared_url: str, topic: str, kind: str):
+    async def main() -> None:
+        async with AsyncClient(shared_url) as client:
+            left = anyio.Event()
+
+            async def entered() -> AsyncIterator[Any]:
+                try:
+                    async with getattr(client, kind)(topic) as sender:
+                        yield sender
+                finally:
+                    left.set()
+
+            async for sender in entered():
+                await (await sent_by(sender, b"x"))
+                break
+            gc.collect()
+            await left.wait()
+            assert len(await client.poll(topic)) == 1
+
+    asyncio.run(main())
