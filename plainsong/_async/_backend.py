@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable
@@ -23,6 +23,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from plainsong.errors import NotSent, not_sent_by_all
+from plainsong.transport.async_http import first_connected, runs_in_trio
 
 if TYPE_CHECKING:
     import ssl
@@ -181,11 +182,9 @@ def gives_up_after(kind: type[BaseException]) -> bool:
 
 def _start_task(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
     """Starts a task of the event loop itself. Its end, and that of the task which starts it, do not depend on each other."""
-    if (trio := sys.modules.get("trio")) is not None:
-        with suppress(RuntimeError):  # trio does not run here
-            trio.lowlevel.current_task()
-            trio.lowlevel.spawn_system_task(work, name=name, context=copy_context())
-            return
+    if runs_in_trio():
+        sys.modules["trio"].lowlevel.spawn_system_task(work, name=name, context=copy_context())
+        return
     task = asyncio.get_running_loop().create_task(work(), name=name)
     _tasks.add(task)  # the event loop itself has weak references only
     task.add_done_callback(_tasks.discard)
@@ -418,11 +417,21 @@ class Connection:
             await anyio.aclose_forcefully(self._stream)
 
 
-async def connect(host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float) -> Connection:
-    """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM."""
-    with anyio.fail_after(timeout_s):
-        if not port:
+async def connect(
+    host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float, stop: ReaderStop | None = None
+) -> Connection:
+    """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM.
+
+    Args:
+      stop: for threads: ``during`` ends the opening.
+    """
+    if not port:
+        with anyio.fail_after(timeout_s):
             return Connection(await anyio.connect_unix(host))
-        if tls is not None:
-            return Connection(await anyio.connect_tcp(host, port, ssl_context=tls, tls_standard_compatible=False))
-        return Connection(await anyio.connect_tcp(host, port))
+
+    async def connect_to(address: str, _: float) -> ByteStream:
+        if tls is None:
+            return await anyio.connect_tcp(address, port)
+        return await anyio.connect_tcp(address, port, ssl_context=tls, tls_hostname=host, tls_standard_compatible=False)
+
+    return Connection(await first_connected(host, port, timeout_s, connect_to))

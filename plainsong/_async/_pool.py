@@ -9,7 +9,7 @@ import httpcore2
 
 from plainsong.calls import Answer, Failure
 from plainsong.errors import Closed
-from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
+from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, Network, answer_of, failure_of, http_request
 from plainsong.transport.http import KEEP_ALIVE_S, place_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Pool:
                 max_connections=self._max_connections,
                 keepalive_expiry=KEEP_ALIVE_S,
                 ssl_context=self._context if scheme == b"https" else None,
+                network_backend=Network(),
                 uds=kind if scheme == b"unix" else None,
             )
         return pool

@@ -145,7 +145,7 @@ class AsyncClient:
       ca_file: the authorities that are trusted for https, PEM; the system's by default.
       certificate: the files of the client's own certificate and its key, PEM, for daemons that ask for one.
       insecure: send the token unencrypted to another machine; without it, that is an InvalidParameter.
-      connect_timeout_s: for opening a connection.
+      connect_timeout_s: for opening a connection, the resolution of its name included.
       request_timeout_s: for one request and its complete answer; with one daemon a large body has a second more for
         each 16 KiB, and the smallest pages of a reader may take longer.
       deadline_s: for a call with all its retries; methods take their own. A poll's ``wait_ms`` extends

@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 import time
+from _thread import allocate_lock
 from contextlib import contextmanager, suppress
 from inspect import iscoroutine
 from time import monotonic
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from plainsong._sync._hooks import watch
-from plainsong._sync._pool import MIN_TIMEOUT_S
 from plainsong.errors import NotSent, not_sent_by_all
+from plainsong.transport.dialing import MIN_TIMEOUT_S, Dialing, dial
 from plainsong.transport.http import connect_unix
 
 if TYPE_CHECKING:
@@ -215,19 +216,20 @@ class ReaderStop:
     """Ends the waits of one reader. ``set`` is called by any thread, and by signal handlers."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.is_set = False
+        """Whether ``set`` was called."""
+        # Free once it is set. An Event has a lock inside, which a signal handler would wait for.
+        self._ended = allocate_lock()
+        self._ended.acquire()
         # Reentrant: a signal handler runs between two lines of the thread that it interrupts.
         self._lock = threading.RLock()
         self._connection: Closable | None = None
 
-    @property
-    def is_set(self) -> bool:
-        """Whether ``set`` was called."""
-        return self._event.is_set()
-
     def set(self) -> None:
         """Ends the present wait, and every later one at once. Idempotent."""
-        self._event.set()
+        self.is_set = True
+        with suppress(RuntimeError):  # it is free
+            self._ended.release()
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -238,7 +240,8 @@ class ReaderStop:
 
     def sleep(self, seconds: float) -> None:
         """Sleeps until ``set`` at the latest."""
-        self._event.wait(seconds)
+        if self._ended.acquire(timeout=max(0.0, seconds)):
+            self._ended.release()
 
     def watch(self, connection: Closable | None) -> None:
         """The connection that ``set`` closes; None: there is no request under way."""
@@ -415,13 +418,22 @@ class Tls:
         return plain
 
 
-def connect(host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float) -> Connection:
-    """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM."""
+def connect(
+    host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float, stop: ReaderStop | None = None
+) -> Connection:
+    """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM.
+
+    Args:
+      stop: ends the opening too.
+    """
+    dialing = Dialing()
+    if stop is not None:
+        stop.watch(dialing)
     if not port:
         raw = connect_unix(host, timeout_s)
         raw.settimeout(None)
         return Connection(raw, None)
-    raw = socket.create_connection((host, port), timeout_s)
+    raw = dial(host, port, timeout_s, dialing)
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wrapped = Tls(raw, host, tls) if tls is not None else None

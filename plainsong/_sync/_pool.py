@@ -20,6 +20,7 @@ import h11
 
 from plainsong.calls import Answer, Failure
 from plainsong.errors import Closed
+from plainsong.transport.dialing import MIN_TIMEOUT_S, Dialing, NotResolved, dial
 from plainsong.transport.http import KEEP_ALIVE_S, connect_unix, place_of
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ RECEIVE_BYTES = 1 << 18
 MAX_HEAD_BYTES = 100 << 10
 #: A body up to here is joined to its head and sent by one system call.
 SMALL_BODY_BYTES = 1 << 16
-#: The least time-out of a socket; 0 would make it non-blocking.
-MIN_TIMEOUT_S = 0.001
 
 
 class Endpoint(NamedTuple):
@@ -94,8 +93,8 @@ class Connections:
         self._busy: set[Kept] = set()
         self._is_closed = False
 
-    def take(self, origin: Endpoint, connect_timeout_s: float, over_s: float) -> Kept:
-        """An idle connection, or a new one. Raises NotConnected."""
+    def take(self, origin: Endpoint, connect_timeout_s: float, over_s: float, dialing: Dialing) -> Kept:
+        """An idle connection, or a new one, whose opening ``dialing`` can end. Raises NotConnected."""
         if not self._free.acquire(timeout=max(0.0, over_s - monotonic())):
             raise NotConnected(
                 f"all {self._limit} connections of the client are in use; max_connections is their limit"
@@ -103,7 +102,7 @@ class Connections:
         try:
             kept = self._idle_one(origin)
             if kept is None:
-                kept = Kept(origin, _connected(origin, connect_timeout_s, self._credentials))
+                kept = Kept(origin, _connected(origin, connect_timeout_s, self._credentials, dialing))
                 with self._lock:
                     self._busy.add(kept)
             if self._is_closed:
@@ -197,9 +196,12 @@ class Pool:
         if connections is None or connections.pid != os.getpid():
             connections = self._opened()
         over_s = monotonic() + send.timeout_s
+        dialing = Dialing()
+        if send.stop is not None:
+            send.stop.watch(dialing)
         try:
             exchange = Exchange(send, self._credentials.headers(send.url))
-            kept = connections.take(_origin(send.url), send.connect_timeout_s, over_s)
+            kept = connections.take(_origin(send.url), send.connect_timeout_s, over_s, dialing)
         except (NotConnected, h11.LocalProtocolError) as error:
             return Failure("connect", str(error), error)
         is_reusable = False
@@ -341,18 +343,25 @@ def _limit(raw: socket.socket, over_s: float) -> None:
     raw.settimeout(max(left_s, MIN_TIMEOUT_S))
 
 
-def _connected(origin: Endpoint, timeout_s: float, credentials: Credentials) -> socket.socket:
+def _connected(origin: Endpoint, timeout_s: float, credentials: Credentials, dialing: Dialing) -> socket.socket:
     """A new connection. Raises NotConnected."""
     try:
         if not origin.port:
             return connect_unix(origin.host, timeout_s)
-        raw = socket.create_connection((origin.host, origin.port), timeout_s)
+        raw = dial(origin.host, origin.port, timeout_s, dialing)
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return credentials.tls_context().wrap_socket(raw, server_hostname=origin.host) if origin.tls else raw
+            if origin.tls:
+                context = credentials.tls_context()
+                raw = context.wrap_socket(raw, server_hostname=origin.host, do_handshake_on_connect=False)
+                dialing.socket = raw
+                raw.do_handshake()
+            return raw
         except BaseException:
             raw.close()
             raise
+    except NotResolved as error:
+        raise NotConnected(str(error)) from error
     except TimeoutError as error:
         raise NotConnected(f"no connection within {timeout_s:g} s") from error
     except (OSError, UnicodeError) as error:  # a host name that is too long for DNS is a UnicodeError

@@ -154,7 +154,7 @@ class Events:
         host, port, tls = address_of(url)
         try:
             context = settings.credentials.tls_context() if tls else None
-            connection = connect(host, port, tls=context, timeout_s=settings.connect_timeout_s)
+            connection = connect(host, port, tls=context, timeout_s=settings.connect_timeout_s, stop=self._stop)
             self._connection = connection
             self._stop.watch(connection)
             source = EventSource(url, self._path, settings.credentials, self._last_id)

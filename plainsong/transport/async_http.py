@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import httpcore2
 
 from plainsong.calls import Answer, Failure, Send
+from plainsong.transport.dialing import look_up, numeric_addresses
 from plainsong.transport.http import place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+T = TypeVar("T")
+NO_LIMIT_S = 3600.0
 
 #: Raised before a byte of the request left.
 NOTHING_SENT = (
@@ -24,6 +33,91 @@ NOTHING_SENT = (
 TIME_OVER = (httpcore2.ReadTimeout, httpcore2.WriteTimeout)
 #: Raised when the daemon may have executed the request; includes a truncated answer.
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
+
+
+def runs_in_trio() -> bool:
+    """Whether the calling task is one of trio."""
+    if (trio := sys.modules.get("trio")) is None:
+        return False
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+#: Names that may be resolved at the same time.
+MAX_LOOKUPS = 1_000
+_lookups: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("plainsong_lookups")
+
+
+async def first_connected(host: str, port: int, timeout_s: float, connect: Callable[[str, float], Awaitable[T]]) -> T:
+    """A connection to the first address of ``host`` that answers.
+
+    The event loop's own resolver is not used: its threads cannot be ended, and the end of asyncio waits for them.
+
+    Args:
+      connect: to an address, within some seconds.
+    Raises:
+      OSError, which includes TimeoutError; and as ``connect`` for the last address.
+    """
+    until_s = anyio.current_time() + timeout_s
+    addresses = numeric_addresses(host, port)
+    if addresses is None:
+        limiter = _lookups.get(None)
+        if limiter is None:
+            limiter = anyio.CapacityLimiter(MAX_LOOKUPS)
+            _lookups.set(limiter)
+        work = partial(look_up, host, port, timeout_s)
+        addresses = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+    for place, (_, address) in enumerate(addresses):
+        left_s = max(0.0, until_s - anyio.current_time())
+        scope = f"%{address[3]}" if len(address) == 4 and address[3] and "%" not in address[0] else ""
+        limit_s = left_s / (len(addresses) - place)  # one address that does not answer leaves time for the others
+        try:
+            with anyio.fail_after(limit_s):
+                return await connect(address[0] + scope, limit_s)
+        except (OSError, *NOTHING_SENT):
+            if place == len(addresses) - 1:
+                raise
+    raise AssertionError("getaddrinfo returns an address, or raises")
+
+
+class Network(httpcore2.AsyncNetworkBackend):
+    """httpcore's connections, with name resolution within their time limit."""
+
+    def __init__(self) -> None:
+        self._inner = httpcore2.TrioBackend() if runs_in_trio() else httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """As the inner one. Raises ConnectTimeout, ConnectError."""
+
+        async def connect(address: str, limit_s: float) -> httpcore2.AsyncNetworkStream:
+            return await self._inner.connect_tcp(address, port, limit_s, local_address, socket_options)
+
+        try:
+            return await first_connected(host, port, NO_LIMIT_S if timeout is None else timeout, connect)
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Any = None
+    ) -> httpcore2.AsyncNetworkStream:
+        """As the inner one."""
+        return await self._inner.connect_unix_socket(path, timeout, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        """As the inner one."""
+        await self._inner.sleep(seconds)
 
 
 def http_request(send: Send, timeout_s: float, more_headers: Sequence[tuple[bytes, bytes]] = ()) -> httpcore2.Request:

@@ -10,7 +10,7 @@ import httpcore2
 from anyio.from_thread import start_blocking_portal
 
 from plainsong.calls import Answer, Failure, Send
-from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, answer_of, failure_of, http_request
+from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, Network, answer_of, failure_of, http_request
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -51,7 +51,9 @@ class Outward:
 
     async def _carry(self, send: Send) -> Answer | Failure:
         if self._pool is None:
-            self._pool = httpcore2.AsyncConnectionPool(max_connections=1, keepalive_expiry=KEEP_ALIVE_S)
+            self._pool = httpcore2.AsyncConnectionPool(
+                max_connections=1, keepalive_expiry=KEEP_ALIVE_S, network_backend=Network()
+            )
         try:
             with anyio.move_on_after(send.timeout_s):
                 response = await self._pool.handle_async_request(http_request(send, send.timeout_s))

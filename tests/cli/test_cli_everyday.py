@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from plainsong.cli.main import program
 from plainsong.cli.output import counted, show_count
 from tests.cli.conftest import Said, url_of
 from tests.daemon.harness import Daemon
+from tests.patience import PATIENCE_S
 
 Cli = Callable[..., Said]
 
@@ -241,3 +244,21 @@ def test_q_leaves_top(cli: Cli, running: Daemon, client: Client):
     os.write(handle, b"q")
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     os.close(handle)
+
+
+@pytest.mark.parametrize(
+    "verb", [("topic", "list"), ("poll", "t"), ("tail", "t"), ("publish", "t", "x"), ("ping",), ("events",)]
+)
+def test_the_time_limit_holds_while_a_name_is_not_resolved(alone, verb, monkeypatch):
+    resolved = threading.Event()
+
+    def never(*_: object, flags: int = 0, **__: object) -> None:
+        if not flags & socket.AI_NUMERICHOST:
+            resolved.wait(PATIENCE_S)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    said = alone("--timeout", "100ms", *verb, "--url", "http://stuck.test:1", code=Exit.UNAVAILABLE)
+    assert not resolved.is_set()
+    assert "stuck.test" in said.err + said.out
+    resolved.set()

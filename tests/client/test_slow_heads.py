@@ -44,7 +44,7 @@ class Wire:
         self.receive = self._receive_async if is_async else self._receive
         self.aclose, self.close = self._close_async, lambda: None
 
-    def _connect(self, host: str, port: int, *, tls: object, timeout_s: float) -> Wire:
+    def _connect(self, host: str, port: int, *, tls: object, timeout_s: float, stop: Any = None) -> Wire:
         self.limits.append(timeout_s)
         if isinstance(self._script[0], Exception):
             raise self._script.pop(0)  # type: ignore[misc] # just looked
@@ -59,7 +59,7 @@ class Wire:
         assert not isinstance(answer, Exception)
         return answer(self._request) if self._took_s <= timeout_s else b""
 
-    async def _connect_async(self, host: str, port: int, *, tls: object, timeout_s: float) -> Wire:
+    async def _connect_async(self, host: str, port: int, *, tls: object, timeout_s: float, stop: Any = None) -> Wire:
         return self._connect(host, port, tls=tls, timeout_s=timeout_s)
 
     async def _send_async(self, data: bytes, timeout_s: float) -> None:

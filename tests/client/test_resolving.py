@@ -1,0 +1,157 @@
+"""Names that a resolver does not answer: the time limits of the client hold all the same."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from plainsong import AsyncClient
+from plainsong.errors import ConnectFailed, DeadlineExceeded, PlainsongError
+from tests.client.client_under_test import Client, only_threads
+from tests.client.test_async import on_both_loops
+from tests.client.test_interrupted import in_time
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("both_clients")
+
+STUCK = "http://stuck.test:7420"
+#: A limit that a test waits for.
+SHORT_S = 0.2
+
+
+class Resolver:
+    """Answers as always, except for ``stuck.test``: that it answers at the end of the test."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.times = 0
+        self.ends = threading.Event()
+        self._answer = socket.getaddrinfo
+
+    def getaddrinfo(self, host: Any, *arguments: Any, **options: Any) -> Any:
+        if host not in ("stuck.test", b"stuck.test") or options.get("flags", 0) & socket.AI_NUMERICHOST:
+            return self._answer(host, *arguments, **options)
+        self.times += 1
+        self.asked.release()
+        self.ends.wait()
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    made = Resolver()
+    monkeypatch.setattr(socket, "getaddrinfo", made.getaddrinfo)
+    yield made
+    made.ends.set()
+
+
+def test_a_deadline_holds_while_a_name_is_not_resolved(resolver: Resolver):
+    with Client(STUCK, deadline_s=SHORT_S, wait_for_daemon_s=PATIENCE_S) as client:
+        with pytest.raises((DeadlineExceeded, ConnectFailed), match=r"stuck\.test was not resolved within") as error:
+            in_time(lambda: client.publish("t", b"x"))
+        assert error.value.outcome == "not-applied"
+
+
+def test_the_next_url_is_tried_when_a_name_is_not_resolved(resolver: Resolver, shared_url: str, topic: str):
+    with Client([STUCK, shared_url], connect_timeout_s=SHORT_S) as client:
+        in_time(lambda: client.publish(topic, b"x"))
+        assert [message.payload for message in client.poll(topic)] == [b"x"]
+    assert resolver.times == 1
+
+
+def test_a_name_that_is_not_resolved_occupies_one_thread_however_often_it_is_tried(resolver: Resolver):
+    with Client(STUCK, deadline_s=SHORT_S, retry=False) as client:
+        for _ in range(5):
+            with pytest.raises(PlainsongError):
+                in_time(lambda: client.poll("t"))
+    assert resolver.times == 1
+
+
+def test_a_reader_is_stopped_while_a_name_is_not_resolved(resolver: Resolver):
+    with Client(STUCK, connect_timeout_s=PATIENCE_S * 9, request_timeout_s=PATIENCE_S * 9) as client:
+        reader = client.read("t", follow=True)
+        ended = threading.Event()
+
+        def read() -> None:
+            assert list(reader) == []
+            ended.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        assert resolver.asked.acquire(timeout=PATIENCE_S)
+        reader.stop()
+        assert ended.wait(PATIENCE_S)
+
+
+def test_events_are_stopped_while_a_name_is_not_resolved(resolver: Resolver):
+    with Client(STUCK, connect_timeout_s=PATIENCE_S * 9, request_timeout_s=PATIENCE_S * 9) as client:
+        events = client.events()
+        ended = threading.Event()
+
+        def read() -> None:
+            assert list(events) == []
+            ended.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        assert resolver.asked.acquire(timeout=PATIENCE_S)
+        events.stop()
+        assert ended.wait(PATIENCE_S)
+
+
+def test_a_stream_is_not_opened_in_time_where_a_name_is_not_resolved(resolver: Resolver):
+    with Client(STUCK, connect_timeout_s=SHORT_S) as client, pytest.raises(ConnectFailed, match="was not resolved"):
+        in_time(lambda: client.stream("t"))
+
+
+def test_where_no_thread_can_be_started_the_caller_resolves_the_name(
+    shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    only_threads("an event loop needs threads for it")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Client(shared_url.replace("127.0.0.1", "localhost")) as client:
+        client.publish(topic, b"x")
+
+
+@on_both_loops
+async def test_the_end_of_an_event_loop_does_not_wait_for_a_name(resolver: Resolver):
+    async with AsyncClient(STUCK, deadline_s=SHORT_S, retry=False) as client:
+        with pytest.raises(PlainsongError):
+            await client.poll("t")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_call_is_cancelled_while_a_name_is_not_resolved(resolver: Resolver, loop: str):
+    async def main() -> None:
+        limits = {"connect_timeout_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
+        async with AsyncClient(STUCK, **limits) as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(client.poll, "t")
+            await anyio.to_thread.run_sync(partial(resolver.asked.acquire, timeout=PATIENCE_S))
+            tasks.cancel_scope.cancel()
+
+    in_time(partial(anyio.run, main, backend=loop))
+
+
+def test_the_second_address_of_a_name_is_tried_when_the_first_refuses(
+    shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    port = int(shared_url.rpartition(":")[2])
+    answer: Callable[..., Any] = socket.getaddrinfo
+
+    def two(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host != "localhost" or options.get("flags"):
+            return answer(host, *arguments, **options)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.7", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    with Client(f"http://localhost:{port}") as client:
+        client.publish(topic, b"x")
+        assert len(client.poll(topic)) == 1
