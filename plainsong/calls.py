@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 from urllib.parse import quote, urlencode
 
 from plainsong.errors import problem_error
+from plainsong.loading import load
 from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen, TopicOptions, TopicStats
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError, nearest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from plainsong.chains import ChainHead
+    from plainsong.protocol.codec.avro import Avro2Codec, AvroCodec
     from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest
 
 T = TypeVar("T")
@@ -389,7 +391,7 @@ def is_missing_reader(error: NotFound) -> bool:
 
 def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknown: bool = False) -> Call[Receipt]:
     """``POST /{t}/publish``, answered with a receipt. Uses codec version 1 where it suffices: the daemon decodes it faster."""
-    codec = AVRO if is_plain(request) else AVRO_2
+    codec = avro_of(request)
     count = len(request.messages)
 
     def read(answer: Answer) -> Receipt:
@@ -400,6 +402,12 @@ def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknow
     return Call(
         Request("POST", path, headers, codec.encode_publish(request)), read, "harmless" if retry_unknown else "twice"
     )
+
+
+def avro_of(request: PublishRequest) -> AvroCodec | Avro2Codec:
+    """The codec that writes a publish or a store: version 1 where it suffices, since the daemon decodes it faster."""
+    load("fastavro")
+    return AVRO if is_plain(request) else AVRO_2
 
 
 def is_plain(request: PublishRequest) -> bool:
@@ -446,6 +454,7 @@ _ENDS = ("end", "more", "held")
 
 def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page[Any]]:
     """``POST /{t}/poll``, answered with frames."""
+    load("fastavro")
     body = AVRO_2.encode_poll(request)
     path = topic_path(namespace, origin.topic, "/poll")
     if request.as_of_ms is not None:
@@ -674,6 +683,7 @@ def publish_in_session(namespace: str, topic: str, request: PublishRequest) -> C
     def read(answer: Answer) -> Receipt:
         return read_receipt(answer, count) if request.write_pointer is None else _response_receipt(answer, request)
 
+    load("fastavro")
     body = AVRO_2.encode_publish(request)
     return Call(Request("POST", topic_path(namespace, topic, "/publish"), _AVRO, body), read, "twice")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
+from plainsong.loading import load
 from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Credentials:
         return self._context
 
     def _new_context(self) -> ssl.SSLContext:
+        load("ssl")
         import ssl  # here, since most programs connect without TLS
 
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from plainsong.errors import NotEncodable
+from plainsong.loading import load
 from plainsong.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def dataclass_json(kind: type[V]) -> Serializer[V]:
             f"{kind!r} is not a dataclass", hint="decorate it with @dataclass, or give two functions"
         )
     try:
+        load("msgspec")
         import msgspec  # here, since most programs need none
     except ImportError as error:
         raise InvalidParameter(

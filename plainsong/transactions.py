@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-from plainsong.calls import Call, Request, as_json, came_to, is_plain, json_of, nothing, topic_path
+from plainsong.calls import Call, Request, as_json, avro_of, came_to, json_of, nothing, topic_path
 from plainsong.errors import (
     CommittedWithErrors,
     DeadlineExceeded,
@@ -22,7 +22,6 @@ from plainsong.errors import (
 )
 from plainsong.messages import MessageId, Receipt
 from plainsong.protocol.backoff import Backoff
-from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.errors import (
     InvalidParameter,
     MalformedBody,
@@ -402,7 +401,7 @@ def _status(fields: Mapping[str, Any]) -> TransactionStatus:
 
 def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[Receipt]:
     """``POST /{t}/publish`` under a pointer: publishes the messages stored under it, then these."""
-    codec = AVRO if is_plain(request) else AVRO_2
+    codec = avro_of(request)
     count = len(request.messages)
 
     def read(answer: Answer) -> Receipt:
@@ -431,7 +430,7 @@ def earlier(message_id: MessageId, positions: int) -> MessageId:
 
 def store(namespace: str, topic: str, request: PublishRequest) -> Call[None]:
     """``POST /{t}/store``."""
-    codec = AVRO if is_plain(request) else AVRO_2
+    codec = avro_of(request)
     headers = (("Content-Type", codec.content_type),)
     path = topic_path(namespace, topic, "/store")
     return Call(Request("POST", path, headers, codec.encode_publish(request)), nothing, "twice")

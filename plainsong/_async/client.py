@@ -15,6 +15,7 @@ from plainsong._async.retry import AsyncChannel
 from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
 from plainsong._async.transactions import AsyncTransactions
 from plainsong.errors import NotSent
+from plainsong.loading import load
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import (
     DEFAULT_PAGE_MESSAGES,
@@ -549,6 +550,7 @@ class AsyncClient:
         Raises:
           InvalidName: nothing happened. On entering the block: ConnectFailed, ShuttingDown: nothing happened.
         """
+        load("plainsong._async.stream")
         from plainsong._async.stream import (
             AsyncStream,
         )  # imports the WebSocket library, which most programs do not need
@@ -866,6 +868,7 @@ class AsyncClient:
         Raises:
           InvalidName.
         """
+        load("plainsong._async.events")
         from plainsong._async.events import AsyncEvents
 
         return AsyncEvents(self._channel, calls.events_path(self.namespace, topics, kinds))
@@ -983,6 +986,7 @@ class AsyncClient:
           TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
           InvalidParameter: ``known`` is of another topic.
         """
+        load("plainsong.chains")
         from plainsong.chains import Verifying
 
         verifying = Verifying(await self.chain_head(topic), known)

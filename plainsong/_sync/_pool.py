@@ -13,8 +13,10 @@ import threading
 from collections import deque
 from contextlib import suppress
 from functools import lru_cache
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
 import h11
 
@@ -74,8 +76,27 @@ class Kept:
         self.socket.close()
 
 
+class Lease:
+    """A request's right to one connection. It ends with the object at the latest."""
+
+    __slots__ = ("__weakref__", "kept", "ref")
+
+    def __init__(self) -> None:
+        self.kept: Kept | None = None
+        self.ref: ref[Lease] | None = None
+
+
+#: A request that waits for a connection checks this often whether there is one; usually it is told.
+RECHECK_S = 0.05
+
+
 class Connections:
     """The connections of one process.
+
+    A signal handler may raise an exception anywhere, and a request may be interrupted by another one of the same thread.
+    Therefore nothing is counted: a connection is in use while its lease lives. A lease that an exception keeps from being
+    given back ends when the exception has been handled; its connection is closed. And the lock is one of C, reentrant,
+    and is taken by ``with`` alone.
 
     Args:
       limit: of requests at once, and of connections.
@@ -86,88 +107,114 @@ class Connections:
         self._credentials = credentials
         self.pid = os.getpid()
         self._limit = limit
-        self._free = threading.BoundedSemaphore(limit)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._leases: set[ref[Lease]] = set()
+        #: Leases that ended without being given back: a function of C puts them here.
+        self._lost: deque[ref[Lease]] = deque()
+        self._waiting: deque[SimpleQueue[None]] = deque()
         #: The most recently used last.
         self._idle: deque[Kept] = deque()
-        self._busy: set[Kept] = set()
         self._is_closed = False
 
-    def take(self, origin: Endpoint, connect_timeout_s: float, over_s: float, dialing: Dialing) -> Kept:
+    def take(self, lease: Lease, origin: Endpoint, connect_timeout_s: float, over_s: float, dialing: Dialing) -> Kept:
         """An idle connection, or a new one, whose opening ``dialing`` can end. Raises NotConnected."""
-        if not self._free.acquire(timeout=max(0.0, over_s - monotonic())):
-            raise NotConnected(
-                f"all {self._limit} connections of the client are in use; max_connections is their limit"
-            )
-        try:
-            kept = self._idle_one(origin)
-            if kept is None:
-                kept = Kept(origin, _connected(origin, connect_timeout_s, self._credentials, dialing))
-                with self._lock:
-                    self._busy.add(kept)
-            if self._is_closed:
-                self._drop(kept)
-                raise NotConnected("the client was closed")
-        except BaseException:
-            self._free.release()
-            raise
+        lease.ref = ref(lease, self._lost.append)
+        if not self._admit(lease.ref):
+            self._wait(lease.ref, over_s)
+        kept = self._idle_one(origin, lease)
+        if kept is None:
+            kept = lease.kept = Kept(origin, _connected(origin, connect_timeout_s, self._credentials, dialing))
+        if self._is_closed:
+            raise NotConnected("the client was closed")
         return kept
 
-    def give_back(self, kept: Kept, *, is_reusable: bool) -> None:
-        """After a request."""
-        try:
-            if is_reusable and not self._is_closed:
+    def give_back(self, lease: Lease, *, is_reusable: bool) -> None:
+        """After a request, or an attempt to take a connection for it."""
+        kept, lease.kept = lease.kept, None
+        with self._lock:
+            if lease.ref is not None:
+                self._leases.discard(lease.ref)
+            if kept is not None and is_reusable and not self._is_closed:
                 kept.idle_since_s = monotonic()
-                with self._lock:
-                    self._busy.discard(kept)
-                    self._idle.append(kept)
-                if self._is_closed:
-                    self.close()
-            else:
-                self._drop(kept)
-        finally:
-            self._free.release()
+                self._idle.append(kept)
+                kept = None
+        if self._waiting:
+            with suppress(IndexError):  # another thread told it
+                self._waiting.popleft().put(None)
+        if kept is not None:
+            kept.close()
 
     def close(self) -> None:
         """Closes all; requests under way fail."""
         self._is_closed = True
         with self._lock:
-            every = [*self._idle, *self._busy]
+            busy = [lease.kept for each in tuple(self._leases) if (lease := each()) is not None]
+            every = [*self._idle, *busy]
             self._idle.clear()
         for kept in every:
-            kept.close()
+            if kept is not None:
+                kept.close()
 
-    def _idle_one(self, origin: Endpoint) -> Kept | None:
+    def _admit(self, lease: ref[Lease]) -> bool:
+        """Counts the lease as one of the connections, if that is one too many not yet."""
+        with self._lock:
+            while self._lost:
+                self._leases.discard(self._lost.popleft())
+            if len(self._leases) >= self._limit:
+                return False
+            self._leases.add(lease)
+            return True
+
+    def _wait(self, lease: ref[Lease], over_s: float) -> None:
+        """Raises NotConnected: all connections stay in use."""
+        bell: SimpleQueue[None] = SimpleQueue()
+        try:
+            while True:
+                self._waiting.append(bell)
+                if self._admit(lease):
+                    return
+                left_s = over_s - monotonic()
+                if left_s <= 0:
+                    raise NotConnected(
+                        f"all {self._limit} connections of the client are in use; max_connections is their limit"
+                    )
+                with suppress(Empty):
+                    bell.get(timeout=min(left_s, RECHECK_S))
+                self._forget(bell)
+        finally:
+            self._forget(bell)
+
+    def _forget(self, bell: SimpleQueue[None]) -> None:
+        with suppress(ValueError):
+            self._waiting.remove(bell)
+
+    def _idle_one(self, origin: Endpoint, lease: Lease) -> Kept | None:
         """The one used last; also closes what makes room for a new connection, or has ended."""
         ended: list[Kept] = []
         now_s = monotonic()
         try:
             with self._lock:
-                for kept in reversed(self._idle):
+                for kept in reversed(tuple(self._idle)):
                     if kept.origin == origin:
                         break
                 else:
-                    if len(self._idle) + len(self._busy) >= self._limit and self._idle:
+                    if len(self._idle) + len(self._leases) > self._limit and self._idle:
                         ended.append(self._idle.popleft())
                     return None
+                lease.kept = kept
                 self._idle.remove(kept)
                 if kept.is_usable(now_s):
-                    self._busy.add(kept)
                     return kept
+                lease.kept = None
                 # The server restarted, or idle connections have timed out: its others are older still.
                 ended.append(kept)
-                ended += (each for each in self._idle if each.origin == origin and not each.is_usable(now_s))
+                ended += [each for each in self._idle if each.origin == origin and not each.is_usable(now_s)]
                 for each in ended[1:]:
                     self._idle.remove(each)
-            return self._idle_one(origin)
+            return self._idle_one(origin, lease)
         finally:
             for each in ended:
                 each.close()
-
-    def _drop(self, kept: Kept) -> None:
-        with self._lock:
-            self._busy.discard(kept)
-        kept.close()
 
 
 class Pool:
@@ -180,7 +227,7 @@ class Pool:
         self._credentials = settings.credentials
         self._max_connections = settings.max_connections
         self._connections: Connections | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
 
     def carry(self, send: Send) -> Answer | Failure:
@@ -196,29 +243,30 @@ class Pool:
         if connections is None or connections.pid != os.getpid():
             connections = self._opened()
         over_s = monotonic() + send.timeout_s
-        dialing = Dialing()
+        dialing, lease, is_reusable = Dialing(), Lease(), False
         if send.stop is not None:
             send.stop.watch(dialing)
         try:
             exchange = Exchange(send, self._credentials.headers(send.url))
-            kept = connections.take(_origin(send.url), send.connect_timeout_s, over_s, dialing)
-        except (NotConnected, h11.LocalProtocolError) as error:
-            return Failure("connect", str(error), error)
-        is_reusable = False
-        if send.stop is not None:
-            send.stop.watch(kept)
-        try:
+            kept = connections.take(lease, _origin(send.url), send.connect_timeout_s, over_s, dialing)
+            if send.stop is not None:
+                send.stop.watch(kept)
             answer = exchange.run(kept.socket, over_s)
-            is_reusable = exchange.is_reusable
-        except TimeoutError as error:
-            return Failure("timeout", f"no answer within {send.timeout_s:g} s", error)
+            is_reusable = exchange.is_reusable and not kept.is_closed
+        except NotConnected as error:
+            return Failure("connect", str(error), error)
         except (h11.ProtocolError, OSError, EOFError) as error:
-            detail = "the connection was closed here" if kept.is_closed else str(error) or type(error).__name__
+            used = lease.kept
+            if used is None:  # the request is no HTTP
+                return Failure("connect", str(error), error)
+            if isinstance(error, TimeoutError):
+                return Failure("timeout", f"no answer within {send.timeout_s:g} s", error)
+            detail = "the connection was closed here" if used.is_closed else str(error) or type(error).__name__
             return Failure("lost", detail, error)
         finally:
+            connections.give_back(lease, is_reusable=is_reusable)
             if send.stop is not None:
                 send.stop.watch(None)
-            connections.give_back(kept, is_reusable=is_reusable and not kept.is_closed)
         return answer
 
     def close(self) -> None:
@@ -232,7 +280,7 @@ class Pool:
         pid = os.getpid()
         connections = self._connections
         if connections is not None and connections.pid != pid:
-            self._lock = threading.Lock()  # a thread of the parent may hold the old one
+            self._lock = threading.RLock()  # a thread of the parent may hold the old one
         with self._lock:
             if self._closed:
                 raise Closed("the client is closed")

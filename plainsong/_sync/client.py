@@ -16,6 +16,7 @@ from plainsong._sync.retry import Channel
 from plainsong._sync.transaction import TransactionContext, publish_in_one
 from plainsong._sync.transactions import Transactions
 from plainsong.errors import NotSent
+from plainsong.loading import load
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
 from plainsong.positions import (
     DEFAULT_PAGE_MESSAGES,
@@ -547,6 +548,7 @@ class Client:
         Raises:
           ConnectFailed, InvalidName, ShuttingDown: nothing happened.
         """
+        load("plainsong._sync.stream")
         from plainsong._sync.stream import (
             Stream,
         )  # imports the WebSocket library, which most programs do not need
@@ -862,6 +864,7 @@ class Client:
         Raises:
           InvalidName.
         """
+        load("plainsong._sync.events")
         from plainsong._sync.events import Events
 
         return Events(self._channel, calls.events_path(self.namespace, topics, kinds))
@@ -977,6 +980,7 @@ class Client:
           TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
           InvalidParameter: ``known`` is of another topic.
         """
+        load("plainsong.chains")
         from plainsong.chains import Verifying
 
         verifying = Verifying(self.chain_head(topic), known)
