@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plainsong.cli.main import main
+from plainsong.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -101,7 +101,10 @@ def checked_name(name: str) -> str:
 
 def contexts_path(environ: Mapping[str, str] = os.environ) -> Path:
     home = environ.get("XDG_CONFIG_HOME", "")
-    base = Path(home) if home.startswith("/") else Path.home() / ".config"
+    try:
+        base = Path(home) if home.startswith("/") else Path.home() / ".config"
+    except RuntimeError:  # neither HOME nor the list of users has one: there is no such file
+        base = Path("/nonexistent/.config")
     return base / "plainsong" / "contexts.toml"
 
 

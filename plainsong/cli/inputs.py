@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def from_lines(source: Source, parse: Callable[[bytes], InputMessage]) -> Iterat
       CommandFailed: a line is malformed; the lines before it have been yielded.
     """
     rest, number, read = b"", 1, 0
-    while chunk := source.read1(PIECE_BYTES):
+    while chunk := _read(source):
         read += len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > MAX_MESSAGE_BYTES:
@@ -112,6 +113,14 @@ def from_lines(source: Source, parse: Callable[[bytes], InputMessage]) -> Iterat
         number += len(lines)
     if rest:
         yield from _lines([rest], parse, number, read)
+
+
+def _read(source: Source) -> bytes:
+    try:
+        return source.read1(PIECE_BYTES)
+    except OSError as error:
+        why = "it is closed" if error.errno == errno.EBADF else error.strerror
+        raise CommandFailed(f"standard input cannot be read: {why}", code=Exit.USAGE) from error
 
 
 def _lines(lines: list[bytes], parse: Callable[[bytes], InputMessage], first: int, read: int) -> Iterator[InputPiece]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from io import TextIOWrapper
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +20,7 @@ import click
 
 from plainsong import __version__
 from plainsong.cli.command import CommandFailed, Exit, one_line, resolved, shared_options
+from plainsong.cli.quitting import quit_at_once
 from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:
@@ -251,6 +257,7 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     """
     try:
         code = command.main(list(arguments), prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
     except CommandFailed as error:
         failed = error
     except click.exceptions.NoArgsIsHelpError as error:
@@ -263,6 +270,18 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         failed = CommandFailed(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
+    except UnicodeEncodeError as error:  # arguments, variables and names of files can have any bytes
+        said = f"{error.object[:80]!a} is not UTF-8"
+        failed = CommandFailed(said, hint="give it as UTF-8", code=Exit.USAGE)
+    except OSError as error:
+        if _is_of_output(error):
+            _drop_output()
+            if error.errno == errno.EPIPE:  # who reads it has enough
+                return Exit.FAILED
+            why = "it is closed" if error.errno == errno.EBADF else error.strerror
+            failed = CommandFailed(f"standard output cannot be written: {why}")
+        else:
+            failed = CommandFailed(_said(error))
     else:
         return code if isinstance(code, int) else Exit.OK
     # A command line that cannot be parsed has no parameters to ask.
@@ -270,22 +289,78 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     return _report(failed)
 
 
+def _is_of_output(error: OSError) -> bool:
+    """Whether standard output cannot be written: the functions that write it raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    if code is click.echo.__code__:
+        return not trace.tb_frame.f_locals.get("err")
+    return code is run.__code__ or code.co_qualname == "Printer.write"
+
+
+def _drop_output() -> None:
+    """Drops what waits to be written, which the interpreter would try again at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _said(error: OSError) -> str:
+    if error.filename is not None:
+        return one_line(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except OSError:
+            return "the current directory was deleted"
+    return one_line(error.strerror or str(error))
+
+
+def _open_streams() -> None:
+    """Makes the streams that a shell has closed fail when they are used, and writes what an encoding lacks as escapes."""
+    for number, (name, flags, mode) in enumerate(
+        [("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")]
+    ):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, flags)
+            if opened != number:
+                os.dup2(opened, number)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+    if isinstance(sys.stdout, TextIOWrapper):
+        with suppress(OSError):  # a stream that was set up in some way of its own
+            sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
+    """Runs the program and ends the process."""
     # The thousands of objects that modules are made of are no garbage: looking for it while they are loaded and, several
     # times over, at the exit took a third of the processor time of a daemon's start and stop.
     gc.disable()
+    _open_streams()
+    if signal.getsignal(signal.SIGINT) is quit_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     code = run(program, sys.argv[1:], "plainsong")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, quit_at_once)
     gc.freeze()
     sys.exit(code)
 
 
 def _report(error: CommandFailed) -> int:
+    with suppress(OSError):  # standard error is full or closed
+        _write_report(error)
+    return error.code
+
+
+def _write_report(error: CommandFailed) -> None:
     if error.as_json:
         fields = {"error": error.message, "hint": error.hint, "code": error.word, "outcome": error.outcome}
         said = json.dumps({**fields, "exit": int(error.code), **error.more}, ensure_ascii=False)
         click.echo(masked(said), err=True)
-        return error.code
+        return
     click.echo(masked(f"error: {error.message}"), err=True)
     if error.hint:
         click.echo(masked(f"hint: {one_line(error.hint)}"), err=True)
-    return error.code

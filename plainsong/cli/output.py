@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def echo_json(value: Any) -> None:
     """Prints one JSON document on one line of standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    encoding = sys.stdout.encoding or ""
+    # What the encoding lacks is written in the way of JSON.
+    click.echo(json.dumps(value, ensure_ascii=encoding.lower() not in ("utf-8", "utf8"), separators=(",", ":")))
 
 
 def note(text: str) -> None:

@@ -19,8 +19,8 @@ from plainsong.cli.options import Length
 from plainsong.cli.output import Progress, echo_json, note, show_messages
 from plainsong.errors import CommittedWithErrors
 from plainsong.lightweight import MAX_BYTES, MAX_MESSAGES
-from plainsong.messages import check_ttl, own_ttls
-from plainsong.protocol.errors import PlainsongError
+from plainsong.messages import attributes_of, check_ttl, own_ttls
+from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.protocol.requests import PublishRequest
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def publish(
     failure: messages already stored are not stored twice.
     """
     extras = Extras(producer, sequence_id, parse_attributes(attributes), routing_key, atomic)
+    check_extras(extras)
     if extras.sequence_id is not None and producer is None:
         raise click.UsageError("--sequence-id needs --producer")
     if tx and extras.given:
@@ -187,6 +188,14 @@ def parse_attributes(texts: Iterable[str]) -> dict[str, str]:
             raise click.UsageError(f"--attribute {text!r} is not NAME=VALUE")
         found[name] = value
     return found
+
+
+def check_extras(extras: Extras) -> None:
+    """Raises click.UsageError: no message can have these attributes."""
+    try:
+        attributes_of(extras.attributes, extras.routing_key)
+    except InvalidParameter as error:
+        raise click.UsageError(str(error)) from error
 
 
 # --- runs of publish -------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
         found[kind] = {
             section: dict(points[section]) for section in ("console_scripts", "plainsong.commands") if section in points
         }
-    main = "plainsong.cli.main:main"
+    main = "plainsong.cli.start:main"
     assert found["client"] == {"console_scripts": {"plainsong": main}}
     assert found["server"]["console_scripts"] == {"plainsong-server": main}
     verbs = {"serve", "config", "store", "copy", "backup", "maintain", "token", "grants"}

@@ -1,0 +1,16 @@
+"""Where the program begins: says what Ctrl-C does while its modules load, and loads them."""
+
+from __future__ import annotations
+
+from signal import SIGINT, default_int_handler, getsignal, signal
+
+from plainsong.cli.quitting import quit_at_once
+
+
+def main() -> None:
+    """Runs the program and ends the process."""
+    if getsignal(SIGINT) is default_int_handler:  # where it is ignored, it stays so
+        signal(SIGINT, quit_at_once)
+    from plainsong.cli.main import main as program
+
+    program()
