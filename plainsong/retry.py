@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,6 +132,8 @@ def exchanged(send: Send, answer: Answer | Failure) -> str:
 
 
 _MAX_RETRY_AFTER_S = 3600
+CERTIFICATE_HINT = "name the authority that issued it: --ca-file, or ca_file= of the client"
+MAX_CAUSES = 16
 
 
 def error_of(answer: Answer | Failure, url: str) -> PlainsongError | None:
@@ -158,7 +161,10 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
         hint = "plainsong serve starts one; or give another url"
         if any(sign in failure.detail.lower() for sign in _NOT_TLS):
             hint = "that port does not speak TLS: use http://"
-        error = ConnectFailed(f"no daemon answers at {detail}", hint=hint)
+        said = f"no daemon answers at {detail}"
+        if (why := _distrust(failure.cause)) is not None:
+            said, hint = f"{url}: its certificate is not trusted: {why}", CERTIFICATE_HINT
+        error = ConnectFailed(said, hint=hint)
         error.retry_after_s = 0  # no daemon answered, so none asked for a pause
     elif failure.kind == "timeout":
         error = DeadlineExceeded(detail, outcome="unknown", hint="request_timeout_s is its limit")
@@ -166,6 +172,17 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
         error = ConnectionLost(detail)
     error.__cause__ = failure.cause
     return error
+
+
+def _distrust(cause: BaseException | None) -> str | None:
+    """Why the certificate of a server was refused here; None if it was not."""
+    ssl = sys.modules.get("ssl")  # loaded by the first connection with TLS
+    seen = 0
+    while ssl is not None and cause is not None and seen < MAX_CAUSES:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return str(cause.verify_message)
+        cause, seen = cause.__cause__ or cause.__context__, seen + 1
+    return None
 
 
 def _problem_of(answer: Answer) -> PlainsongError | None:

@@ -61,3 +61,11 @@ def test_a_token_goes_in_plain_to_another_machine_only_when_told(alone, tmp_path
     assert (said.code, "--insecure" in said.err, "psg_secret" in said.err) == (Exit.USAGE, True, False)
     said = alone("topic", "list", *where, "--insecure")
     assert said.code == Exit.UNAVAILABLE
+
+
+def test_a_certificate_that_is_not_trusted_is_named(alone, guarded):
+    url, files = guarded
+    said = alone("topic", "list", "--url", url, "--certificate", files["certificate"], "--key", files["key"])
+    assert said.code == Exit.UNAVAILABLE
+    assert "its certificate is not trusted: " in said.err
+    assert "--ca-file" in said.err

@@ -275,6 +275,31 @@ def test_a_daemon_that_demands_certificates_is_shown_one(demanding, topics):
     assert caught.value.outcome != "applied"
 
 
+def test_a_certificate_that_is_not_trusted_is_named_with_what_to_give(demanding, topics):
+    daemon, authority = demanding
+    with pytest.raises(ConnectFailed, match="its certificate is not trusted: ") as caught:
+        topics(f"https://127.0.0.1:{daemon.address[1]}", certificate=tuple(authority.issue("client")))
+    assert "--ca-file" in caught.value.hint
+    assert "ca_file=" in caught.value.hint
+    assert "plainsong serve" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loop", [None, "asyncio", "trio"])
+def test_a_stream_names_a_certificate_that_is_not_trusted(demanding, loop):
+    url = f"https://127.0.0.1:{demanding[0].address[1]}"
+
+    def by_threads() -> None:
+        with ThreadsClient(url) as client:
+            client.stream("t")
+
+    async def by_loop() -> None:
+        async with AsyncClient(url) as client, client.stream("t"):
+            pass
+
+    with pytest.raises(ConnectFailed, match="its certificate is not trusted: "):
+        by_threads() if loop is None else anyio.run(by_loop, backend=loop)
+
+
 def test_publishers_streams_and_readers_go_by_tls_and_by_unix_sockets(demanding):
     daemon, authority = demanding
     tls = {"ca_file": authority.file, "certificate": tuple(authority.issue("client"))}
