@@ -145,6 +145,13 @@ class AsyncTicket:
         if self._event is not None:
             self._event.set()
 
+    def _failure(self) -> PlainsongError:
+        """The error of a request that failed. Does not count as retrieving it."""
+        if isinstance(self._answer, tuple):
+            status, fields = self._answer
+            self._answer = receipt_of(status, fields, self.messages)
+        return cast("PlainsongError", self._answer)
+
     def failed(self, error: PlainsongError) -> None:
         """The request will get no answer."""
         self._answer = error

@@ -244,7 +244,7 @@ class AsyncStream:
             self._sender.room.notify_all()
         self._settling.wake_all()
         if wrong:
-            self._tally.failed(wrong, PlainsongError())
+            self._count_as_failed(wrong)
 
     def _answer_s(self) -> float:
         """How long the next answer may take, with its request if that is large and still on its way."""
@@ -263,9 +263,12 @@ class AsyncStream:
         await self._connection.aclose()
 
     def _lose(self, lost: list[AsyncTicket]) -> None:
-        if lost:
-            self._tally.failed(lost, OutcomeUnknown())
+        self._count_as_failed(lost)
         self._settling.wake_all()
+
+    def _count_as_failed(self, tickets: list[AsyncTicket]) -> None:
+        for ticket in tickets:
+            self._tally.failed([ticket], ticket._failure())
 
     def _abandon(self) -> int:
         """Ends without waiting: an exception left the block."""

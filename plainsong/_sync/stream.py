@@ -241,7 +241,7 @@ class Stream:
             self._sender.room.notify_all()
         self._settling.wake_all()
         if wrong:
-            self._tally.failed(wrong, PlainsongError())
+            self._count_as_failed(wrong)
 
     def _answer_s(self) -> float:
         """How long the next answer may take, with its request if that is large and still on its way."""
@@ -260,9 +260,12 @@ class Stream:
         self._connection.close()
 
     def _lose(self, lost: list[Ticket]) -> None:
-        if lost:
-            self._tally.failed(lost, OutcomeUnknown())
+        self._count_as_failed(lost)
         self._settling.wake_all()
+
+    def _count_as_failed(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            self._tally.failed([ticket], ticket._failure())
 
     def _abandon(self) -> int:
         """Ends without waiting: an exception left the block."""

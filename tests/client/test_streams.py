@@ -23,6 +23,7 @@ from plainsong.protocol.errors import (
     InvalidParameter,
     OutcomeUnknown,
     PlainsongError,
+    TooLarge,
     TopicNotFound,
 )
 from plainsong.protocol.requests import PublishRequest, PublishResponse
@@ -385,3 +386,20 @@ def test_a_block_left_by_an_error_leaves_the_stream_at_once(shared_url: str, top
                 await ticket
 
     anyio.run(main, backend=backend)
+
+
+def test_the_error_of_a_stream_says_why_its_requests_failed(client: Client, topic: str):
+    with pytest.raises(NotSent, match=r"1 message not sent: .*nowhere") as caught, client.stream("nowhere") as stream:
+        stream.publish(b"x")
+    assert isinstance(caught.value.__cause__, TopicNotFound)
+    assert (caught.value.unsent, caught.value.unknown) == (1, 0)
+    with pytest.raises(NotSent) as caught, client.stream(topic) as stream:
+        stream.publish(bytes(9 << 20))
+    assert isinstance(caught.value.__cause__, TooLarge)
+    assert str(caught.value).startswith("1 message not sent: ")
+    assert caught.value.causes[0].detail in str(caught.value)
+
+
+def test_a_request_whose_error_was_retrieved_is_not_reported_again(client: Client, topic: str):
+    with client.stream("nowhere") as stream:
+        assert isinstance(stream.publish(b"x").exception(PATIENCE_S), TopicNotFound)
