@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, overload
 
+from plainsong.errors import UnexpectedAnswer
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import NO_ATTRIBUTES
@@ -284,11 +285,16 @@ class Counts(NamedTuple):
     """Given up in best effort, or for lack of room."""
 
 
-def id_in(receipt: Receipt, index: int) -> MessageId | None:
-    """The id of message ``index`` of a publish."""
-    if receipt.first_id is None or receipt.last_id is None:
-        return None
-    return nth_id(receipt.first_id, receipt.last_id, index, receipt.count)
+def id_in(receipt: Receipt, index: int) -> MessageId:
+    """The id of message ``index`` of a publish without a producer. Raises UnexpectedAnswer, applied: no daemon answers so."""
+    found = None
+    if receipt.first_id is not None and receipt.last_id is not None:
+        found = nth_id(receipt.first_id, receipt.last_id, index, receipt.count)
+    if found is None:
+        unknown = UnexpectedAnswer("the answer does not say the ids of the messages, which are stored")
+        unknown.outcome = "applied"
+        raise unknown
+    return found
 
 
 # --- reading -------------------------------------------------------------------------------------

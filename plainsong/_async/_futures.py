@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from plainsong.messages import MessageId, MessageReceipt, Receipt
     from plainsong.producer_queue import Delivered
-    from plainsong.protocol.requests import PublishResponse
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Settling:
@@ -69,8 +69,8 @@ class AsyncSettled(Generic[T]):
         raise NotImplementedError
 
 
-class AsyncSent(AsyncSettled["MessageId | None"]):
-    """The future of a message: its id, once durable (None if the daemon does not answer it).
+class AsyncSent(AsyncSettled["MessageId"]):
+    """The future of a message: its id, once durable.
 
     Awaiting it raises the error of a failure, whose ``outcome`` says whether the message is in the topic. Several tasks
     may await it, several times, or not at all.
@@ -78,7 +78,7 @@ class AsyncSent(AsyncSettled["MessageId | None"]):
 
     __slots__ = ()
 
-    def _result_at(self, receipt: Receipt, index: int) -> MessageId | None:
+    def _result_at(self, receipt: Receipt, index: int) -> MessageId:
         return id_in(receipt, index)
 
 
@@ -113,7 +113,7 @@ def settle(
             future._event.set()
 
 
-class AsyncTicket:
+class AsyncTicket(Generic[R]):
     """The future of a stream's request: its receipt, once durable.
 
     Awaiting it raises the error of a failure, whose ``outcome`` says whether the request happened. Several tasks may
@@ -158,10 +158,10 @@ class AsyncTicket:
         if self._event is not None:
             self._event.set()
 
-    def __await__(self) -> Generator[Any, Any, Receipt | PublishResponse]:
+    def __await__(self) -> Generator[Any, Any, R]:
         return self._wait().__await__()
 
-    async def _wait(self) -> Receipt | PublishResponse:
+    async def _wait(self) -> R:
         self.retrieved = True
         if self._answer is None:
             if self._event is None:
@@ -172,4 +172,4 @@ class AsyncTicket:
             self._answer = receipt_of(status, fields, self.messages)
         if isinstance(self._answer, PlainsongError):
             raise self._answer
-        return cast("Receipt | PublishResponse", self._answer)
+        return cast("R", self._answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from plainsong import calls, tracing
 from plainsong._async._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock, connect, let_others_run, now
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from plainsong._async._backend import Connection
     from plainsong._async.retry import AsyncChannel
-    from plainsong.protocol.requests import PublishRequest
+    from plainsong.messages import Receipt
+    from plainsong.protocol.requests import PublishRequest, PublishResponse
 
 log = logging.getLogger("plainsong.stream")
 
@@ -63,8 +64,8 @@ class AsyncStream:
         self.exit_timeout_s = EXIT_TIMEOUT_S
         self._serializer = serializer_for(serializer)
         self._as_it_is = self._serializer is BYTES
-        self._queue: StreamQueue[AsyncTicket] = StreamQueue(max_pending_bytes)
-        self._tally: Tally[AsyncTicket] = Tally()
+        self._queue: StreamQueue[AsyncTicket[Any]] = StreamQueue(max_pending_bytes)
+        self._tally: Tally[AsyncTicket[Any]] = Tally()
         self._settling = Settling()
         self._sending = SendLock()
         #: Pongs and the answer to a close frame, sent by the holder of ``_sending``. The receiver never waits for that
@@ -75,7 +76,7 @@ class AsyncStream:
         self._make_sender()
 
     def _make_sender(self) -> None:
-        self._sender: AsyncSender[bytes, AsyncTicket] = AsyncSender(
+        self._sender: AsyncSender[bytes, AsyncTicket[Any]] = AsyncSender(
             "plainsong-stream", self._queue, self._deliver, self._lose, 1
         )
         self._lock = self._sender.lock
@@ -262,11 +263,11 @@ class AsyncStream:
         self._lose(lost)
         await self._connection.aclose()
 
-    def _lose(self, lost: list[AsyncTicket]) -> None:
+    def _lose(self, lost: list[AsyncTicket[Any]]) -> None:
         self._count_as_failed(lost)
         self._settling.wake_all()
 
-    def _count_as_failed(self, tickets: list[AsyncTicket]) -> None:
+    def _count_as_failed(self, tickets: list[AsyncTicket[Any]]) -> None:
         for ticket in tickets:
             self._tally.failed([ticket], ticket._failure())
 
@@ -281,7 +282,7 @@ class AsyncStream:
 
     # --- sending -------------------------------------------------------------------------------
 
-    async def publish(self, messages: Any, *, ttl_s: int | None = None) -> AsyncTicket:
+    async def publish(self, messages: Any, *, ttl_s: int | None = None) -> AsyncTicket[Receipt]:
         """Takes a request and returns its ticket; waits only while the buffer is full.
 
         Args:
@@ -292,8 +293,10 @@ class AsyncStream:
         """
         if type(messages) is not bytes or not self._as_it_is or ttl_s is not None or tracing.is_on():
             many = as_list(messages)
-            return await self.send(outgoing_request(many, self._serializer, ttl_s))
-        ticket = AsyncTicket(self._settling, 1)
+            # It has no write pointer, so its answer is a receipt.
+            sent = await self.send(outgoing_request(many, self._serializer, ttl_s))
+            return cast("AsyncTicket[Receipt]", sent)
+        ticket: AsyncTicket[Receipt] = AsyncTicket(self._settling, 1)
         queue = self._queue
         if self._sender.is_inside():
             self._put_late(lambda: queue.put_single(messages, ticket), ticket, len(messages))
@@ -309,10 +312,10 @@ class AsyncStream:
             await let_others_run()  # else a caller's loop that never waits would starve the sender
         return ticket
 
-    async def send(self, request: PublishRequest) -> AsyncTicket:
-        """As ``publish``, for a request with any of its fields."""
+    async def send(self, request: PublishRequest) -> AsyncTicket[Receipt | PublishResponse]:
+        """As ``publish``, for a request with any of its fields; under a write pointer its answer is a ``PublishResponse``."""
         tracing.stamp(request)
-        ticket = AsyncTicket(self._settling, len(request.messages))
+        ticket: AsyncTicket[Receipt | PublishResponse] = AsyncTicket(self._settling, len(request.messages))
         queue = self._queue
         if self._sender.is_inside():
             self._put_late(lambda: queue.put(request, ticket), ticket, sum(map(len, request.messages)))
@@ -334,11 +337,11 @@ class AsyncStream:
         if full is not None:
             raise full
 
-    def _put_late(self, put: Callable[[], bool], ticket: AsyncTicket, size: int) -> None:
+    def _put_late(self, put: Callable[[], bool], ticket: AsyncTicket[Any], size: int) -> None:
         """``publish`` of a signal handler or a finalizer, which has interrupted this stream: never waits for room."""
         queue = self._queue
 
-        def put_or_fail() -> AsyncTicket | None:
+        def put_or_fail() -> AsyncTicket[Any] | None:
             try:
                 if not put():
                     raise BufferFull("the buffer is full", hint="give a larger max_pending_bytes")

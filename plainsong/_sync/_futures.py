@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from threading import Condition, RLock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from plainsong.messages import MessageId, MessageReceipt, Receipt, id_in
 from plainsong.protocol.errors import PlainsongError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishResponse
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Settling(Condition):
@@ -112,14 +113,14 @@ class Settled(Future[T]):
                 raise TimeoutError
 
 
-class Sent(Settled[MessageId | None]):
+class Sent(Settled[MessageId]):
     """The future of a message.
 
-    ``result(timeout)`` is its id once durable; None if the daemon does not answer it. It raises the error of a failure,
+    ``result(timeout)`` is its id once durable. It raises the error of a failure,
     whose ``outcome`` says whether the message is in the topic; ``TimeoutError`` if it is not settled in time. Works with ``concurrent.futures.wait`` and ``asyncio.wrap_future``. Cannot be cancelled.
     """
 
-    def _result_at(self, receipt: Receipt, index: int) -> MessageId | None:
+    def _result_at(self, receipt: Receipt, index: int) -> MessageId:
         return id_in(receipt, index)
 
 
@@ -161,7 +162,7 @@ def settle(condition: Settling, futures: Iterable[Settled[Any]], outcome: Receip
             future._invoke_callbacks()  # type: ignore[attr-defined]
 
 
-class Ticket:
+class Ticket(Generic[R]):
     """The future of a stream's request.
 
     ``result(timeout)`` is its receipt, once it is durable (its ``PublishResponse``, under a write pointer). It raises
@@ -187,12 +188,12 @@ class Ticket:
         """Whether its outcome is known."""
         return self._answer is not None
 
-    def result(self, timeout: float | None = None) -> Receipt | PublishResponse:
+    def result(self, timeout: float | None = None) -> R:
         """The receipt, once there is one."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, PlainsongError):
             raise outcome
-        return outcome
+        return cast("R", outcome)
 
     def exception(self, timeout: float | None = None) -> PlainsongError | None:
         """The error, once the outcome is known; None after a success."""

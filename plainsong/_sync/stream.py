@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from plainsong import calls, tracing
 from plainsong._sync._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLock, connect, now
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from plainsong._sync._backend import Connection
     from plainsong._sync.retry import Channel
-    from plainsong.protocol.requests import PublishRequest
+    from plainsong.messages import Receipt
+    from plainsong.protocol.requests import PublishRequest, PublishResponse
 
 log = logging.getLogger("plainsong.stream")
 
@@ -63,8 +64,8 @@ class Stream:
         self.exit_timeout_s = EXIT_TIMEOUT_S
         self._serializer = serializer_for(serializer)
         self._as_it_is = self._serializer is BYTES
-        self._queue: StreamQueue[Ticket] = StreamQueue(max_pending_bytes)
-        self._tally: Tally[Ticket] = Tally()
+        self._queue: StreamQueue[Ticket[Any]] = StreamQueue(max_pending_bytes)
+        self._tally: Tally[Ticket[Any]] = Tally()
         self._settling = Settling()
         self._sending = SendLock()
         #: Pongs and the answer to a close frame, sent by the holder of ``_sending``. The receiver never waits for that
@@ -75,7 +76,7 @@ class Stream:
         self._make_sender()
 
     def _make_sender(self) -> None:
-        self._sender: Sender[bytes, Ticket] = Sender("plainsong-stream", self._queue, self._deliver, self._lose, 1)
+        self._sender: Sender[bytes, Ticket[Any]] = Sender("plainsong-stream", self._queue, self._deliver, self._lose, 1)
         self._lock = self._sender.lock
 
     def _open(self) -> None:
@@ -259,11 +260,11 @@ class Stream:
         self._lose(lost)
         self._connection.close()
 
-    def _lose(self, lost: list[Ticket]) -> None:
+    def _lose(self, lost: list[Ticket[Any]]) -> None:
         self._count_as_failed(lost)
         self._settling.wake_all()
 
-    def _count_as_failed(self, tickets: list[Ticket]) -> None:
+    def _count_as_failed(self, tickets: list[Ticket[Any]]) -> None:
         for ticket in tickets:
             self._tally.failed([ticket], ticket._failure())
 
@@ -278,7 +279,7 @@ class Stream:
 
     # --- sending -------------------------------------------------------------------------------
 
-    def publish(self, messages: Any, *, ttl_s: int | None = None) -> Ticket:
+    def publish(self, messages: Any, *, ttl_s: int | None = None) -> Ticket[Receipt]:
         """Takes a request and returns its ticket; waits only while the buffer is full.
 
         Args:
@@ -289,8 +290,10 @@ class Stream:
         """
         if type(messages) is not bytes or not self._as_it_is or ttl_s is not None or tracing.is_on():
             many = as_list(messages)
-            return self.send(outgoing_request(many, self._serializer, ttl_s))
-        ticket = Ticket(self._settling, 1)
+            # It has no write pointer, so its answer is a receipt.
+            sent = self.send(outgoing_request(many, self._serializer, ttl_s))
+            return cast("Ticket[Receipt]", sent)
+        ticket: Ticket[Receipt] = Ticket(self._settling, 1)
         queue = self._queue
         if self._sender.is_inside():
             self._put_late(lambda: queue.put_single(messages, ticket), ticket, len(messages))
@@ -304,10 +307,10 @@ class Stream:
                 self._sender.wake_worker()
         return ticket
 
-    def send(self, request: PublishRequest) -> Ticket:
-        """As ``publish``, for a request with any of its fields."""
+    def send(self, request: PublishRequest) -> Ticket[Receipt | PublishResponse]:
+        """As ``publish``, for a request with any of its fields; under a write pointer its answer is a ``PublishResponse``."""
         tracing.stamp(request)
-        ticket = Ticket(self._settling, len(request.messages))
+        ticket: Ticket[Receipt | PublishResponse] = Ticket(self._settling, len(request.messages))
         queue = self._queue
         if self._sender.is_inside():
             self._put_late(lambda: queue.put(request, ticket), ticket, sum(map(len, request.messages)))
@@ -327,11 +330,11 @@ class Stream:
         if full is not None:
             raise full
 
-    def _put_late(self, put: Callable[[], bool], ticket: Ticket, size: int) -> None:
+    def _put_late(self, put: Callable[[], bool], ticket: Ticket[Any], size: int) -> None:
         """``publish`` of a signal handler or a finalizer, which has interrupted this stream: never waits for room."""
         queue = self._queue
 
-        def put_or_fail() -> Ticket | None:
+        def put_or_fail() -> Ticket[Any] | None:
             try:
                 if not put():
                     raise BufferFull("the buffer is full", hint="give a larger max_pending_bytes")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Lines that end in ``# refused`` are errors, and no others; ``# is T`` says the type of the line's expression.
@@ -41,6 +45,8 @@ def program(client: Client) -> None:
     reveal_type(client.poll("t", serializer=str)[0].value)  # is str
     reveal_type(client.topic("t").poll(serializer=(bytes, float))[0].value)  # is float
     reveal_type(client.stats("t")["messages"])  # is int
+    reveal_type(client.stream("t").publish(b"x").result())  # is Receipt
+    reveal_type(client.publisher("t").send(b"x").result())  # is MessageId
     client.stats("t")["mesages"]  # refused
     with client.transaction() as tx:
         tx.publish("t", 17)  # refused
@@ -77,3 +83,41 @@ def test_a_type_checker_refuses_what_the_client_would_and_knows_the_values(tmp_p
     expected = {number: line.rpartition("# is ")[2] for number, line in lines if "# is " in line}
     shown = {number: re.sub(r'.*"(?:\w+\.)*(\w+)".*', r"\1", text) for number, text in types.items()}
     assert shown == expected, done.stdout
+
+
+#: Programs that stand alone; their own functions need no annotations.
+GUIDES = ("docs/client.md", "docs/howto/read-committed.md")
+PROGRAMS = {
+    f"{guide.rpartition('/')[2].removesuffix('.md').replace('-', '_')}_{number}.py": program
+    for guide in GUIDES
+    for number, program in enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(encoding="utf-8"), re.DOTALL)
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("programs")
+    for name, program in PROGRAMS.items():
+        (directory / name).write_text(program)
+    return directory
+
+
+def test_mypy_has_nothing_against_the_programs_of_the_guides(programs):
+    options = ["--strict", "--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--config-file="]
+    files = [str(programs / name) for name in PROGRAMS]
+    words = [sys.executable, "-m", "mypy", *options, "--no-pretty", "--no-color-output", *files]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_pyright_has_nothing_against_the_programs_of_the_guides(programs):
+    found = shutil.which("basedpyright") or shutil.which("pyright")
+    if found is None:
+        pytest.skip("NOT TESTED: there is no pyright or basedpyright here")
+    settings = {"include": [str(programs)], "typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}
+    (programs / "pyrightconfig.json").write_text(json.dumps(settings))
+    words = [found, "--project", str(programs), "--pythonpath", sys.executable]
+    done = subprocess.run(words, cwd=programs, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
