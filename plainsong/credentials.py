@@ -158,7 +158,7 @@ def _is_private(url: str) -> bool:
 
 def _read_token(file: File) -> str:
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter(f"the token file cannot be read: {error}") from error
     return _checked_token(text, str(file)) or ""

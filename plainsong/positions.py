@@ -348,6 +348,16 @@ class Position(Protocol):
         ...
 
 
+def checked_keeper(position: object) -> None:
+    """Raises InvalidParameter unless it is None or can load and save positions."""
+    if position is None or (callable(getattr(position, "load", None)) and callable(getattr(position, "save", None))):
+        return
+    raise InvalidParameter(
+        f"position is {position!r}",
+        hint="use FilePosition(path), ServerPosition(name), or an object with load and save",
+    )
+
+
 class FilePosition:
     """Positions in a JSON file, which each save replaces atomically and syncs.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.names import namespace_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Self
 
     from plainsong.credentials import File
@@ -77,7 +78,10 @@ class Settings:
         Raises:
           InvalidName: the namespace. InvalidParameter: another argument, named by the detail.
         """
-        urls = [part for text in ([url] if isinstance(url, str) else url) for part in text.split(",")]
+        given = [url] if isinstance(url, str) else url
+        if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+            raise InvalidParameter(f"url is {url!r}", hint=f"use a text or a list of texts, for example {DEFAULT_URL}")
+        urls = [part for text in given for part in text.split(",")]
         if not urls:
             raise InvalidParameter("no URL is given", hint=f"for example {DEFAULT_URL}")
         for name, seconds in (

@@ -384,6 +384,11 @@ class Messages:
         self._page = iter(())
 
 
+def is_running(messages: Messages) -> bool:
+    """Whether a task waits within the loop. False: it can be closed all the same."""
+    return False
+
+
 # --- connections ---------------------------------------------------------------------------------
 
 RECEIVE_BYTES = 1 << 16

@@ -9,7 +9,16 @@ import httpcore2
 
 from plainsong.calls import Answer, Failure
 from plainsong.errors import Closed
-from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, Network, answer_of, failure_of, http_request
+from plainsong.transport.async_http import (
+    BROKEN,
+    NOTHING_SENT,
+    TIME_OVER,
+    Network,
+    answer_of,
+    failure_of,
+    http_request,
+    running_loop,
+)
 from plainsong.transport.http import KEEP_ALIVE_S, place_of
 
 if TYPE_CHECKING:
@@ -34,6 +43,8 @@ class Pool:
         self._context: ssl.SSLContext | None = None
         self._replaced: list[httpcore2.AsyncConnectionPool] = []
         self._closed = False
+        #: The event loop of the connections.
+        self._loop: object = None
 
     async def carry(self, send: Send) -> Answer | Failure:
         """Sends a request and returns its answer; again, once, with a token that has been replaced. Raises Closed."""
@@ -46,6 +57,9 @@ class Pool:
     def _pool_for(self, url: str) -> httpcore2.AsyncConnectionPool:
         if self._closed:
             raise Closed("the client is closed")
+        if self._loop is not (loop := running_loop()):
+            # The loop of the connections has ended, and they with it: nothing can be closed there any more.
+            self._loop, self._pools, self._replaced = loop, {}, []
         scheme, path, *_ = place_of(url)
         # TLS's context takes a moment to make, and plain connections do without.
         kind = path.decode() if scheme == b"unix" else scheme.decode()
@@ -65,7 +79,7 @@ class Pool:
         return pool
 
     async def _carry(self, send: Send) -> Answer | Failure:
-        if self._replaced:
+        if self._replaced and self._loop is running_loop():
             await self._close_replaced()
         # Used at once: one that was replaced meanwhile would be closed.
         pool = self._pool_for(send.url)
@@ -96,5 +110,6 @@ class Pool:
         """Close all connections. Idempotent."""
         self._closed = True
         pools, self._pools, self._replaced = [*self._pools.values(), *self._replaced], {}, []
-        for pool in pools:
-            await pool.aclose()
+        if self._loop is running_loop():
+            for pool in pools:
+                await pool.aclose()

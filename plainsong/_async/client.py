@@ -22,10 +22,12 @@ from plainsong.positions import (
     OLDEST,
     checked_as_of,
     checked_isolation,
+    checked_keeper,
     is_inclusive,
     read_plan,
 )
 from plainsong.producer_queue import TRANSACTION_TIMEOUT_S, producer_bounds, unnumbered_atomic_request
+from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter, NoMessages, PreconditionFailed, TransactionConflict
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import MAX_WAIT_MS, PollRequest
@@ -711,6 +713,7 @@ class AsyncClient:
             following only lasting errors, such as TopicNotFound), PositionNotSaved, and PositionChanged.
         """
         checked_isolation(isolation)
+        checked_keeper(position)
         as_of_ms, isolation = checked_as_of(as_of, isolation, self._channel.wall_ms())
         plan = read_plan(
             topics,
@@ -1068,10 +1071,17 @@ class AsyncClient:
         """The saved position of one reader. Raises NotFound, TopicNotFound."""
         return await self._channel.call(calls.show_reader(self.namespace, topic, name))
 
-    async def set_reader(self, topic: str, name: str, position: bytes | str) -> None:
-        """Sets a reader's position unconditionally. Raises TopicNotFound, InvalidMessageId."""
-        call = calls.set_reader(self.namespace, topic, name, calls.checked_position(position))
-        await self._channel.call(call)
+    async def set_reader(self, topic: str, name: str, position: Start) -> None:
+        """Sets a reader's position unconditionally: it continues after that id, or as ``read`` starts at that place.
+
+        Raises TopicNotFound, InvalidMessageId, InvalidParameter.
+        """
+        if isinstance(position, bytes):
+            calls.checked_position(position)
+        place = await self._channel.resolve(topic, position)
+        if not isinstance(place, bytes):  # a time, or None for the oldest: the position is before its first message
+            place = ids.before(ids.bound_at(place or 0)) or ids.FIRST_BOUND
+        await self._channel.call(calls.set_reader(self.namespace, topic, name, place))
 
     async def delete_reader(self, topic: str, name: str) -> None:
         """Deletes a reader's position. Raises NotFound, TopicNotFound: nothing happened."""

@@ -11,7 +11,7 @@ import threading
 import time
 from _thread import allocate_lock
 from contextlib import contextmanager, suppress
-from inspect import iscoroutine
+from inspect import GEN_RUNNING, getgeneratorstate, iscoroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
@@ -323,6 +323,11 @@ def _all_inside(reading: Pages) -> Generator[Message[Any], None, None]:
             reading.at_hand = message
             yield message
             reading.done_with_message_at_hand(monotonic())
+
+
+def is_running(messages: Generator[Message[Any], None, None]) -> bool:
+    """Whether a thread is within the generator, so that it cannot be closed."""
+    return getgeneratorstate(messages) == GEN_RUNNING
 
 
 # --- connections ---------------------------------------------------------------------------------

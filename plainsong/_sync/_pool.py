@@ -155,6 +155,13 @@ class Connections:
             if kept is not None:
                 kept.close()
 
+    def forget(self) -> None:
+        """For a forked child: closes its copies of the parent's sockets; the parent's connections stay open."""
+        busy = [lease.kept for each in tuple(self._leases) if (lease := each()) is not None]
+        for kept in [*self._idle, *busy]:
+            if kept is not None:
+                kept.socket.close()
+
     def _admit(self, lease: ref[Lease]) -> bool:
         """Counts the lease as one of the connections, if that is one too many not yet."""
         with self._lock:
@@ -285,7 +292,8 @@ class Pool:
             if self._closed:
                 raise Closed("the client is closed")
             if self._connections is None or self._connections.pid != pid:
-                # Dropping the parent's closes only this process's copies of its sockets.
+                if self._connections is not None:
+                    self._connections.forget()
                 self._connections = Connections(self._max_connections, self._credentials)
             return self._connections
 

@@ -15,7 +15,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from plainsong import calls, tracing
-from plainsong._sync._backend import Messages, ReaderStop, now, run_blocking, run_from_worker, shielded
+from plainsong._sync._backend import Messages, ReaderStop, is_running, now, run_blocking, run_from_worker, shielded
 from plainsong.errors import Closed, DeadlineExceeded
 from plainsong.messages import Origin, passed_rows
 from plainsong.positions import WILD, PageBytes, Plan, Track, is_inclusive
@@ -621,11 +621,18 @@ class Reader(Generic[V]):
         self._reading.save()
 
     def close(self) -> None:
-        """Saves the position of the finished messages, and ends. Idempotent. Raises as ``save`` does."""
-        if not self._reading.closed:
-            self._reading.closed = True
-            self._messages.close()
-            self._reading.save()
+        """Saves the position of the finished messages, and ends. Idempotent. Raises as ``save`` does.
+
+        While the loop waits elsewhere this is ``stop``: the loop ends, and saves.
+        """
+        if self._reading.closed:
+            return
+        if is_running(self._messages):
+            self._reading.end()
+            return
+        self._reading.closed = True
+        self._messages.close()
+        self._reading.save()
 
     def __enter__(self) -> Self:
         if self._reading.closed:

@@ -112,7 +112,7 @@ def load_contexts(path: Path | None = None) -> Contexts:
     """Reads the file; empty when there is none. Raises CommandFailed when the file is malformed."""
     path = path or contexts_path()
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return _parsed(path, document)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts(path)

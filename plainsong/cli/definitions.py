@@ -101,10 +101,11 @@ def _put(client: Client, given: Mapping[str, Any], *, prune: bool, dry_run: bool
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} cannot be read: {error}", code=Exit.USAGE) from error
     try:
+        text = text.removeprefix("\ufeff")  # some editors begin a file with a mark
         return dict(json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text))
     except ValueError as error:
         raise CommandFailed(f"{file} is neither TOML nor JSON: {error}", code=Exit.USAGE) from error

@@ -617,7 +617,7 @@ def _carry_out(client: Client, changes: Sequence[Change]) -> None:
 def load_declarations(file: str) -> dict[str, dict[str, str]]:
     """Returns the checked properties of each topic. Raises CommandFailed, InvalidProperty, InvalidName."""
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = (sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")).removeprefix("\ufeff")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} cannot be read: {error}", code=Exit.USAGE) from error
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +45,11 @@ def runs_in_trio() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def running_loop() -> object:
+    """The event loop of the calling task."""
+    return sys.modules["trio"].lowlevel.current_trio_token() if runs_in_trio() else asyncio.get_running_loop()
 
 
 #: Names that may be resolved at the same time.

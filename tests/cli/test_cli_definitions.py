@@ -91,3 +91,9 @@ def test_topics_of_the_system_are_in_no_file(alone, tmp_path):
         alone("definitions", "export", str(file), *where, code=0)
         assert list(tomllib.loads(file.read_text())["topics"]) == ["default:orders"]
         alone("definitions", "import", str(file), *where, code=0)
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(cli, tmp_path):
+    (tmp_path / "topics.toml").write_bytes(b"\xef\xbb\xbf[topics.marked]\nttl = 60\n")
+    cli("topic", "apply", "--file", str(tmp_path / "topics.toml"))
+    assert "marked" in cli("topic", "list").out

@@ -277,3 +277,22 @@ def test_an_abandoned_generator_with_a_block_does_not_cancel_its_task(shared_url
             assert len(await client.poll(topic)) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore")  # each loop ends with connections open
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_client_serves_one_event_loop_after_another(shared_url: str, topic: str, loop: str):
+    client = AsyncClient(shared_url)
+
+    async def publish() -> None:
+        await client.publish(topic, b"x")
+
+    for _ in range(4):
+        anyio.run(publish, backend=loop)
+
+    async def count() -> int:
+        async with client:
+            return len(await client.poll(topic))
+
+    assert anyio.run(count, backend=loop) == 4
+    gc.collect()

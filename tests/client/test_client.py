@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from plainsong import JSON, MessageId, Outgoing
+from plainsong import JSON, MessageId, Outgoing, ServerPosition
 from plainsong.errors import Closed, ConnectFailed, DeadlineExceeded, NotSent
 from plainsong.protocol.errors import (
     InvalidName,
@@ -252,3 +252,23 @@ def test_a_closed_client_says_so(shared_url: str):
     client.close()
     with pytest.raises(Closed):
         client.topics()
+
+
+@pytest.mark.parametrize("url", [5, None, [5], b"http://one"], ids=repr)
+def test_a_url_that_is_none_is_refused_in_words(url):
+    with pytest.raises(InvalidParameter, match="url is "):
+        Client(url)
+
+
+def test_a_position_that_keeps_nothing_is_refused_in_words(client: Client, topic: str):
+    with pytest.raises(InvalidParameter, match="position is 'one'"):
+        client.read(topic, position="one")
+
+
+def test_a_reader_is_set_to_any_place_where_reading_can_start(client: Client, topic: str):
+    first = client.publish(topic, [b"a", b"b"]).first_id
+    for place, rest in (("oldest", 2), (first, 1), (str(first), 1), ("newest", 0), ("-1h", 2), (0, 2)):
+        client.set_reader(topic, "r", place)
+        assert len(list(client.read(topic, position=ServerPosition("r")))) == rest, place
+    with pytest.raises(InvalidParameter):
+        client.set_reader(topic, "r", "somewhere")

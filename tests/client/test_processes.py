@@ -354,3 +354,26 @@ def test_a_stream_is_not_opened_where_no_thread_can_be_started_and_the_next_one_
         threads.are_refused = False
         stream.publish(b"sent")
     assert [message.payload for message in client.poll(topic)] == [b"sent"]
+
+
+def test_a_forked_child_closes_the_sockets_of_its_parent_without_a_warning(client: Client, topic: str, shared_url: str):
+    text = """
+        import gc, os, sys, warnings
+        from plainsong import Client
+        with Client(sys.argv[1]) as client:
+            client.poll(sys.argv[2])
+            pid = os.fork()
+            client.publish(sys.argv[2], b"x")
+            gc.collect()
+            if not pid:
+                client.close()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            client.publish(sys.argv[2], b"x")
+    """
+    options = [sys.executable, "-X", "dev", "-c", textwrap.dedent(text), shared_url, topic]
+    done = subprocess.run(
+        options, capture_output=True, text=True, timeout=PATIENCE_S, cwd=Path(__file__).parents[2], check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(client.poll(topic)) == 3

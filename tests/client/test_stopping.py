@@ -12,7 +12,8 @@ import pytest
 import plainsong
 from plainsong import AsyncClient, FilePosition
 from plainsong.protocol.errors import InvalidParameter
-from tests.client.client_under_test import Client
+from tests.client.client_under_test import Client, only_threads
+from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -133,3 +134,26 @@ def test_another_task_stops_a_reader_of_the_asynchronous_client(shared_url, topi
             return seen
 
     assert anyio.run(main) == [b"1"]
+
+
+def test_a_reader_that_another_thread_closes_ends_its_loop_and_saves(client, topic, tmp_path):
+    only_threads("a task that closes a reader is not within its loop")
+    client.publish(topic, [b"a", b"b"])
+    position = FilePosition(tmp_path / "position")
+    reader = client.read(topic, follow=True, position=position)
+    found, waits = [], threading.Event()
+
+    def read() -> None:
+        for message in reader:
+            found.append(message.payload)
+            if len(found) == 2:
+                waits.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert waits.wait(PATIENCE_S)
+    eventually("it waits for more", lambda: client.stats(topic)["parkedPolls"] == 1)
+    reader.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert list(client.read(topic, position=position)) == []
