@@ -22,10 +22,10 @@ def tree(tmp_path):
     return tmp_path
 
 
-def venv(tree: Path, profile: str, python: str) -> tuple[int, str, str]:
+def venv(tree: Path, profile: str, python: str, **variables: str) -> tuple[int, str, str]:
     done = subprocess.run(
         ["bash", tree / "etc/venv", profile],
-        env={"PATH": "/usr/bin:/bin", "PYTHON": python},
+        env={"PATH": "/usr/bin:/bin", "PYTHON": python, **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -52,6 +52,17 @@ def test_a_python_that_cannot_install_anything_says_which_package_is_missing(tre
     code, out, error = venv(tree, "run", interpreter(tree, "ensurepip", "pip"))
     assert (code, out) == (1, "")
     assert "hint: Debian and Ubuntu: apt-get install python3-venv" in error
+    assert not (tree / ".venv").exists()
+
+
+def test_a_python_for_which_plyvel_is_compiled_says_what_that_needs_before_anything_is_made(tree):
+    path = tree / "python-later"
+    path.write_text(f'#!/bin/bash\ncase "$*" in *"(3, 13)"*) exit 0;; esac\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    code, out, error = venv(tree, "run", str(path), CXX="false")
+    assert (code, out) == (1, "")
+    assert error.startswith("error: plyvel has no wheel for Python 3.")
+    assert "hint: Debian and Ubuntu: apt-get install g++ libleveldb-dev python3-dev" in error
     assert not (tree / ".venv").exists()
 
 
