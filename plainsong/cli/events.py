@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from plainsong.cli import output
-from plainsong.cli.command import Verb, json_option, one_line
+from plainsong.cli.command import Exit, Verb, json_option, one_line
 from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import now_ms, show_time
 from plainsong.cli.output import echo_json, note
@@ -52,15 +52,19 @@ def events(topics: tuple[str, ...], kinds: tuple[str, ...], limit: int | None, a
         client.events(*topics, kinds=cast("tuple[EventKind, ...]", kinds)) as found,
     ):
         note("following the service; Ctrl-C stops")
-        for event in found:
-            if as_json:
-                echo_json({"timeMs": now_ms(), "event": event.kind, "data": event.data})
-            else:
-                at = show_time(now_ms())
-                output.echo_lines([f"{at}  {event.kind:<12}  {line}" for line in changes.lines(event.kind, event.data)])
-            count += 1
-            if count == limit:
-                return
+        reader = output.Reader()
+        with reader.watched(found.stop):
+            for event in found:
+                if as_json:
+                    echo_json({"timeMs": now_ms(), "event": event.kind, "data": event.data})
+                else:
+                    at, lines = show_time(now_ms()), changes.lines(event.kind, event.data)
+                    output.echo_lines([f"{at}  {event.kind:<12}  {line}" for line in lines])
+                count += 1
+                if count == limit:
+                    return
+        if reader.has_left:
+            raise click.exceptions.Exit(Exit.FAILED)
 
 
 class Changes:

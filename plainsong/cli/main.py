@@ -342,6 +342,9 @@ def main() -> None:
     _open_streams()
     if signal.getsignal(signal.SIGINT) is quit_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # The kernel ignores it for the first process of a container, unless that has a handler.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(program, sys.argv[1:], "plainsong")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, quit_at_once)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import shutil
+import stat
 import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +18,7 @@ import click
 from plainsong.cli.command import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 def echo_json(value: Any) -> None:
@@ -54,6 +59,33 @@ def named(names: Sequence[str]) -> str:
     if len(names) > 6:
         return ", ".join(names[:5]) + f" and {len(names) - 5} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+class Reader:
+    """The program that reads standard output, if it is a pipe: a verb that waits for news ends when that program does."""
+
+    def __init__(self) -> None:
+        self.has_left = False
+
+    @contextmanager
+    def watched(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Calls ``stop`` as soon as the reader leaves, from another thread."""
+        try:
+            number = sys.stdout.fileno()
+            is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
+        except (OSError, ValueError):
+            is_pipe = False
+        if is_pipe:
+            with suppress(RuntimeError):  # the system refuses a thread: the next line that is printed tells
+                threading.Thread(target=self._watch, args=(number, stop), daemon=True).start()
+        yield
+
+    def _watch(self, number: int, stop: Callable[[], object]) -> None:
+        poll = select.poll()
+        poll.register(number, 0)  # what is always reported: that the other end is closed
+        poll.poll()
+        self.has_left = True
+        stop()
 
 
 # --- tables and numbers ----------------------------------------------------------------------------

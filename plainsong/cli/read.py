@@ -252,10 +252,14 @@ def tail(
         messages = client.read(
             topics, begin, follow=follow, limit=reading, isolation=isolation, as_of=as_of_ms, position=position
         )
-        for message in messages:
-            printer.write([message])
-            if limit is not None and printer.count >= limit:
-                return
+        reader = output.Reader()
+        with reader.watched(messages.stop):
+            for message in messages:
+                printer.write([message])
+                if limit is not None and printer.count >= limit:
+                    return
+    if reader.has_left:
+        raise click.exceptions.Exit(Exit.FAILED)
     if limit is None and follow:
         raise CommandFailed("no topic left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -348,3 +349,27 @@ def test_verbs_options_and_topics_are_completed(cli, spawn, numbers, monkeypatch
     )
     assert [line.split(",")[1] for line in done.stdout.splitlines()] == completed
     assert done.stderr == ""
+
+
+# --- readers that leave, and containers ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
+def test_a_verb_that_waits_for_news_ends_when_its_reader_leaves(cli, spawn, numbers, verb):
+    cli("publish", numbers, "a")
+    process = spawn(*verb)
+    assert process.stdout.readline()
+    process.stdout.close()  # and nothing more comes that would be printed
+    assert (process.wait(PATIENCE_S), process.stderr.read()) == (Exit.FAILED, b"")
+
+
+@pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
+def test_the_first_process_of_a_container_ends_by_sigterm(cli, numbers, verb):
+    """The kernel ignores a signal without a handler there: the program has one if it takes itself for that process."""
+    cli("publish", numbers, "a")
+    program = "import os, signal; os.getpid = lambda: 1; from plainsong.cli.start import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program, *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finished(process)
+    assert (code, err.strip()) == (Exit.INTERRUPTED, "")
