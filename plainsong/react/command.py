@@ -190,6 +190,18 @@ MAX_REST = 1 << 20
 LOOK_S = 0.02
 
 
+def reap_orphans() -> None:
+    """As the first process of a container: takes the exit codes of processes that commands have left behind.
+
+    Called while no process of one's own runs, whose exit code it would take.
+    """
+    if os.getpid() != 1:
+        return
+    with suppress(ChildProcessError):  # there are no more
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 class Pump:
     """Feeds a process, reads its output, and ends it with its process group on a time-out or a stop.
 
@@ -233,6 +245,7 @@ class Pump:
         if self._process.returncode is None:
             self._signal_group(signal.SIGKILL)  # the leader has not been waited for, so the group id is still its own
             self._process.wait()
+        reap_orphans()
         self._selector.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

@@ -240,3 +240,30 @@ def test_a_command_dies_with_the_program(tmp_path):
         program.kill()
         program.wait()
         eventually("its command is gone", lambda: is_gone(child))
+
+
+def test_as_the_first_process_of_a_container_it_leaves_no_zombies(tmp_path):
+    """The process takes itself for the first one, and gets the orphans, as that does."""
+    program = f"""
+import ctypes, os, pathlib, time
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+own = os.getpid()
+os.getpid = lambda: 1
+from plainsong.messages import Message, Origin
+from plainsong.react.command import reap_orphans
+import subprocess
+
+subprocess.run(["sh", "-c", "sh -c 'exit 3' & echo $!"], stdout=open({str(tmp_path / "pid")!r}, "w"), check=True)
+orphan = int(pathlib.Path({str(tmp_path / "pid")!r}).read_text())
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
+reap_orphans()
+assert not pathlib.Path(f"/proc/{{orphan}}").exists()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
+
+
+def test_a_command_that_has_ended_is_followed_by_a_look_for_orphans(shell, monkeypatch):
+    looked = []
+    monkeypatch.setattr("plainsong.react.command.reap_orphans", lambda: looked.append(True))
+    assert isinstance(shell("exit 0"), Done)
+    assert looked == [True]
