@@ -78,7 +78,7 @@ class _Loading:
     def take_file(self, file: Path) -> None:
         origin = f"file {file}"
         try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             self.problems.append(Problem(origin, "there is no such file"))
         except OSError as error:

@@ -174,7 +174,7 @@ def _text_of(data: bytes) -> str:
     if len(data) > MAX_FILE_BYTES or data.count(b"\n") > MAX_LINES:
         raise BadGrantsFile(f"it has more than {MAX_LINES} lines", MAX_LINES + 1, 1)
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadGrantsFile("this is not UTF-8", line, error.start - data.rfind(b"\n", 0, error.start)) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client
+from plainsong.cli.command import Exit
 from tests.cli.conftest import url_of
 from tests.daemon.harness import Daemon
 
@@ -97,3 +98,11 @@ def test_a_file_that_begins_with_a_byte_order_mark_is_read(cli, tmp_path):
     (tmp_path / "topics.toml").write_bytes(b"\xef\xbb\xbf[topics.marked]\nttl = 60\n")
     cli("topic", "apply", "--file", str(tmp_path / "topics.toml"))
     assert "marked" in cli("topic", "list").out
+
+
+def test_settings_that_begin_with_a_byte_order_mark_are_read(alone, tmp_path):
+    (tmp_path / "plainsong.toml").write_bytes(b'\xef\xbb\xbf[http]\nbind = "127.0.0.1:7421"\n')
+    alone("config", "check", "--config", str(tmp_path / "plainsong.toml"), code=0)
+    (tmp_path / "token").write_bytes(b"\xef\xbb\xbfpsg_token\n")
+    said = alone("topic", "list", "--url", "http://127.0.0.1:1", "--token-file", str(tmp_path / "token"))
+    assert said.code == Exit.UNAVAILABLE  # and not: the token is not one line of printable ASCII
