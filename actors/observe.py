@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.transactions.asks import State
@@ -135,6 +135,21 @@ class SystemClock:
             self.regressions += 1
         self._last_ms = now_ms
         return now_ms
+
+
+#: Seconds between checks of the clock.
+CLOCK_CHECK_INTERVAL_S = 1.0
+#: A clock that gains more than this between two checks has jumped: a slow loop and a clock that is slewed gain less.
+CLOCK_JUMP_MS = 500
+
+
+async def watch_jumps(clock: Clock, on_jump: Callable[[], None]) -> None:
+    """Call ``on_jump`` whenever the clock has jumped ahead: what was to expire later may have expired."""
+    while True:
+        before_ms, before_s = clock.now_ms(), trio.current_time()
+        await trio.sleep(CLOCK_CHECK_INTERVAL_S)
+        if clock.now_ms() - before_ms > (trio.current_time() - before_s) * 1000 + CLOCK_JUMP_MS:
+            on_jump()
 
 
 # --- disk space: LevelDB needs room to delete, so publishes stop while some is left ----------------

@@ -46,11 +46,12 @@ class PointerIndex:
         self._writing: dict[int, int] = {}
         #: Topics that may have rows about pointers that were decided since they were last asked.
         self.decided_topics: dict[TopicName, list[int]] = {}
-        self._waiting: dict[int, tuple[trio.Event, int]] = {}
+        #: By pointer, and by topic.
+        self._waiting: dict[int | TopicName, set[trio.Event]] = {}
         self._waiters = 0
         self._max_waiting = max_waiting
         self._mark = 0
-        self._woken: OrderedDict[int, int] = OrderedDict()
+        self._woken: OrderedDict[int | TopicName, int] = OrderedDict()
         self._forgotten = 0
         self._quiet = trio.Event()
         self._closed = False
@@ -63,7 +64,7 @@ class PointerIndex:
 
     @property
     def mark(self) -> int:
-        """The number of the latest decision; a reader takes it before it reads, and passes it to ``wait``."""
+        """The number of the latest wake-up; a reader takes it before it reads, and passes it to ``wait``."""
         return self._mark
 
     @property
@@ -151,7 +152,7 @@ class PointerIndex:
 
     def watched(self) -> list[int]:
         """The undecided pointers, and those that polls wait for."""
-        return [*self._topics, *self._waiting]
+        return [*self._topics, *(each for each in self._waiting if isinstance(each, int))]
 
     def oldest_by_topic(self) -> dict[TopicName, int]:
         """The oldest pointer of each topic that has any."""
@@ -180,53 +181,67 @@ class PointerIndex:
 
     # --- polls that an undecided pointer blocks ---------------------------------------------------
 
-    def wake(self, pointer: int) -> None:
-        """Let the polls go on that wait for this pointer: it was decided, became invalid, or was rolled back."""
+    def wake(self, what: int | TopicName) -> None:
+        """Have the polls look again that wait at this pointer, or in this topic.
+
+        A pointer was decided, became invalid, or was rolled back. A topic was changed, deleted, created or restored,
+        lost rows, or is no longer open here.
+        """
         self._mark += 1
-        self._woken[pointer] = self._mark
-        self._woken.move_to_end(pointer)
+        self._woken[what] = self._mark
+        self._woken.move_to_end(what)
         if len(self._woken) > REMEMBERED_WAKES:
             self._forgotten = self._woken.popitem(last=False)[1]
-        waiting = self._waiting.pop(pointer, None)
-        if waiting is not None:
-            waiting[0].set()
+        for event in self._waiting.get(what, ()):
+            event.set()
 
-    async def wait(self, pointer: int, since: int | None = None) -> None:
+    def wake_all(self) -> None:
+        """Have all waiting polls look again."""
+        self._mark += 1
+        self._woken.clear()
+        self._forgotten = self._mark
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
+
+    async def wait(self, pointer: int, since: int | None = None, name: TopicName | None = None) -> None:
         """Wait until ``pointer`` is woken; the caller looks again, and may find it still undecided.
 
         Args:
           since: the ``mark`` from before the caller read that the pointer is undecided: no later wake-up is missed.
+          name: the topic that the caller reads; its wake-ups count too.
         Raises:
           Overloaded: too many polls wait already.
         """
-        if self._closed or (since is not None and max(self._woken.get(pointer, 0), self._forgotten) > since):
+        keys: tuple[int | TopicName, ...] = (pointer,) if name is None else (pointer, name)
+        woken = max(self._woken.get(each, 0) for each in keys)
+        if self._closed or (since is not None and max(woken, self._forgotten) > since):
             await trio.lowlevel.checkpoint()
             return
         if self._waiters >= self._max_waiting:
             raise Overloaded(f"{self._waiters} polls wait for transactions to be decided")
-        event, count = self._waiting.get(pointer, (trio.Event(), 0))
-        self._waiting[pointer] = (event, count + 1)
+        event = trio.Event()
+        for each in keys:
+            self._waiting.setdefault(each, set()).add(event)
         self._waiters += 1
         try:
             await event.wait()
         finally:
             self._waiters -= 1
-            current = self._waiting.get(pointer)
-            if current is not None and current[0] is event:
-                if current[1] == 1:
-                    del self._waiting[pointer]
-                else:
-                    self._waiting[pointer] = (event, current[1] - 1)
+            for each in keys:
+                events = self._waiting[each]
+                events.discard(event)
+                if not events:
+                    del self._waiting[each]
 
-    def waiting(self, pointer: int) -> int:
-        """Polls of this instance that wait for a pointer to be decided."""
-        return self._waiting[pointer][1] if pointer in self._waiting else 0
+    def waiting(self, what: int | TopicName) -> int:
+        """Polls of this instance that wait at a pointer, or in a topic."""
+        return len(self._waiting.get(what, ()))
 
     def close(self) -> None:
         """Let all polls go on, now and later: the daemon shuts down."""
         self._closed = True
-        for pointer in list(self._waiting):
-            self.wake(pointer)
+        self.wake_all()
 
 
 # --- pointer locations: where undecided transactions have rows, over the topics of all instances ---

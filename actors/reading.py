@@ -137,8 +137,10 @@ def feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
         if verdict is Verdict.SKIP:
             paging.passed = True
             continue
-        if verdict is Verdict.HOLD and paging.held_by is None and not paging.hold(pointer, chunk.id_at(living)):
-            return False
+        if verdict is Verdict.HOLD and paging.held_by is None:
+            expires_ms = chunk.expiries.get(living, 0)
+            if not paging.hold(pointer, chunk.id_at(living), expires_ms):
+                return False
         if paging.held_by is not None:
             if not paging.hide(last - first - len(gone)):
                 return False

@@ -132,7 +132,9 @@ class TopicActor(Actor[TopicCore, Step]):
     @property
     def is_idle(self) -> bool:
         """Whether no caller would notice if the topic were closed now."""
-        return not (self._in_turn or len(self._mailbox) or (self.core and len(self.core.parking)))
+        if self._in_turn or len(self._mailbox) or (self.core and len(self.core.parking)):
+            return False
+        return not self._environment.pointers.waiting(self.name)
 
     def look_now(self, look: Look) -> Span | None:
         """The answer to a look that the next step would give, while there is none to come; None: ask the mailbox."""
@@ -194,6 +196,7 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _end(self, core: TopicCore, error: Callable[[], PlainsongError]) -> None:
         self._cache.clear()
+        self._environment.pointers.wake(self.name)
         if self._shared:
             self._environment.pointers.leave(self.name)
         if self._environment.enlistments is not None and self._term is not None:
@@ -236,6 +239,8 @@ class TopicActor(Actor[TopicCore, Step]):
         self._update_cache(core, step)
         for pointer in {pointer for pointer, _, _ in step.rolled_back}:
             pointers.wake(pointer)
+        if step.frees_readers:
+            pointers.wake(self.name)
         if step.looks:
             # A caller that left during the commit was not parked yet, so its leaving took nothing out of the parking.
             step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]

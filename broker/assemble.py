@@ -16,7 +16,7 @@ from actors.invalid_list import InvalidPass
 from actors.janitor import Janitor, JanitorSettings
 from actors.mailbox import Turns
 from actors.namespaces import Namespaces
-from actors.observe import SpaceGuard, SystemClock
+from actors.observe import SpaceGuard, SystemClock, watch_jumps
 from actors.ownership import Alone
 from actors.pages import Pages
 from actors.pointers import PointerIndex
@@ -38,6 +38,7 @@ from broker.api.contact import Contact
 from broker.api.definitions import Definitions
 from broker.api.events import EventStreams, MessageEvents
 from broker.api.health import Health
+from broker.api.holding import Holds
 from broker.api.messages import Messages
 from broker.api.openapi import description
 from broker.api.overview import Overview
@@ -161,6 +162,7 @@ class Daemon:
         actors.start_soon(janitor.run)
         actors.start_soon(self.scrub.run)
         actors.start_soon(_watch_loop, self.metrics)
+        actors.start_soon(watch_jumps, self.clock, self.pointers.wake_all)
         if self.security.guard.required:
             actors.start_soon(self.security.run)
             actors.start_soon(self.audit.run)
@@ -288,7 +290,8 @@ async def assemble(
     pages = Pages(store, directory)
     policies = Policies(namespaces, config.deduplication.default)
     topics = LocalTopics(directory, pages)
-    polling_many = PollingMany(topics, transactions, pointers, rates, config.poll, stopping)
+    holds = Holds(directory, transactions, pointers, clock)
+    polling_many = PollingMany(topics, transactions, holds, rates, config.poll, stopping)
     publishing = Publishing(
         directory,
         environment.enlistments,
@@ -304,7 +307,7 @@ async def assemble(
         directory,
         pages,
         transactions,
-        pointers,
+        holds,
         rates,
         metrics.held,
         ask_owner,
@@ -358,7 +361,7 @@ async def assemble(
         store=store,
         pages=pages,
         transactions=transactions,
-        pointers=pointers,
+        holds=holds,
         rates=rates,
         named_readers=named_readers,
         stopping=stopping,

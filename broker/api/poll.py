@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from actors.pages import Pages
-    from actors.pointers import PointerIndex
+    from broker.api.holding import Holds
     from broker.api.kept_answers import Question
     from broker.api.readers import NamedReaders
     from broker.api.route import Limit
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.codec import Codec
     from plainsong.protocol.codec.media import FramesOptions
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.page import Held
     from plainsong.protocol.records import SetAside
     from plainsong.protocol.requests import Isolation, PollRequest
     from plainsong.protocol.topic.asks import Span
@@ -124,7 +122,7 @@ class Polling:
     directory: Directory
     pages: Pages
     transactions: Transactions
-    pointers: PointerIndex
+    holds: Holds
     rates: Rates
     blocked: Callable[[], None]
     """Counts a poll that found an undecided message first."""
@@ -354,7 +352,7 @@ class Polling:
             looks += 1
             # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
             look = Look(since, body.end_before, deadline_s if reader is None else None)
-            mark = self.pointers.mark
+            mark = self.holds.mark
             if reader is None:
                 span = await self.directory.ask(name, look)
                 found = Found(span, brought, await self._page_of(name, span, brought, reading))
@@ -372,7 +370,7 @@ class Polling:
                     return found
                 if brought is not None:
                     return found  # the snapshot never learns what becomes of the pointer
-                await wait_for_decision(self.transactions, self.pointers, page.held, mark, deadline_s)
+                await self.holds.wait(name, page.held, page.held_until_ms, mark, deadline_s)
                 if self.stopping.is_set():
                     return found
                 since = behind(found)
@@ -608,11 +606,7 @@ def view_for(transactions: Transactions, isolation: Isolation | None, transactio
     return transactions.view() if isolation == "committed" else None
 
 
-# --- blocked by an undecided transaction -----------------------------------------------------------
-
-
-#: For a pointer that the authority does not know no wake-up comes: it becomes visible once the read pointer passed it.
-UNKNOWN_PATIENCE_S = 1.0
+# --- headers ---------------------------------------------------------------------------------------
 
 
 def headers_of(found: Found) -> list[tuple[str, str]]:
@@ -630,23 +624,6 @@ def position_headers(page: Page) -> list[tuple[str, str]]:
         headers.append(("Plainsong-Held-Since", str(page.held.since_ms)))
         headers.append(("Plainsong-Hidden-Messages", page.held.hidden_text))
     return headers
-
-
-async def wait_for_decision(
-    transactions: Transactions, pointers: PointerIndex, held: Held, mark: int, deadline_s: float
-) -> None:
-    """Wait until something may have become of what holds the page, or the deadline has come; then look again.
-
-    Args:
-      mark: ``pointers.mark``, taken before the view and the page.
-      deadline_s: on trio's clock.
-    Raises:
-      Overloaded: too many wait already.
-    """
-    unknown = transactions.standing(held.write_pointer) == "unknown"
-    patience_s = trio.current_time() + UNKNOWN_PATIENCE_S if unknown else inf
-    with trio.move_on_at(min(deadline_s, patience_s)):
-        await pointers.wait(held.write_pointer, mark)
 
 
 def page_bytes(*bounds: int | None) -> int:

@@ -15,7 +15,6 @@ from broker.api.poll import (
     bytes_within,
     hold_gathered,
     page_bytes,
-    wait_for_decision,
 )
 from broker.api.route import in_steps
 from broker.api.set_aside import rows_of
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.pages import Pages
-    from actors.pointers import PointerIndex
+    from broker.api.holding import Holds
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.messages import Request
@@ -123,7 +122,7 @@ class PollingMany:
 
     topics: LocalTopics
     transactions: Transactions
-    pointers: PointerIndex
+    holds: Holds
     rates: Rates
     bounds: PollConfig
     stopping: trio.Event
@@ -164,19 +163,23 @@ class PollingMany:
             wait_ms = min(body.wait_ms, self.bounds.max_wait_ms) - request.waited_ms
             deadline_s = trio.current_time() + wait_ms / 1000
         reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
+        failed: int | None = None
         while True:
             # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
-            mark = self.pointers.mark
+            mark = self.holds.mark
             view = None if reader is None else await reader.view()
             isolated = _Isolated(reader, view)
             await _look(access, wanted, EVERY_POINTER if isolated.by_itself else 0)
             if any(one.span is not None and one.span.start < one.span.until for one in wanted):
                 await self._read_in_turn(access, wanted, body, isolated, request)
             waiting = [one for one in wanted if one.error is None]
+            if failed is not None and len(wanted) - len(waiting) > failed:
+                return  # a topic was deleted, for example, while it held the reader
+            failed = len(wanted) - len(waiting)
             nothing_yet = not any(one.page.count for one in wanted) and not self.stopping.is_set()
             if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
                 return
-            if not await self._wait_for_any(access, waiting, mark, deadline_s):
+            if not await self._wait_for_any(access, waiting, mark, deadline_s) or self.stopping.is_set():
                 return
 
     async def _wait_for_any(self, access: TopicsAccess, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
@@ -189,7 +192,7 @@ class PollingMany:
         async def wait_for_decision_in(one: _Wanted, held: Held) -> None:
             nonlocal new
             try:
-                await wait_for_decision(self.transactions, self.pointers, held, mark, deadline_s)
+                await self.holds.wait(one.name, held, one.page.held_until_ms, mark, deadline_s)
                 new = True
             except PlainsongError as error:
                 one.error = error
@@ -266,6 +269,7 @@ class PollingMany:
             end=page.end,
             held=page.held,
         )
+        one.page.held_until_ms = page.held_until_ms
         self.rates.delivered(one.name, page.count, trio.current_time())
         if one.room is not None:
             one.room -= page.count

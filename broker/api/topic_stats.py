@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.reading import walk_rows
-from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for, wait_for_decision
+from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for
 from broker.api.readers import NamedReader
 from broker.api.route import json_answer
 from broker.api.transactions import longs
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.ownership import Ownership
     from actors.pages import Pages
-    from actors.pointers import PointerIndex
+    from broker.api.holding import Holds
     from broker.api.readers import NamedReaders
     from broker.authority import Transactions
     from broker.http.messages import Answer, Request
@@ -84,7 +84,7 @@ class Counting:
     store: Store
     pages: Pages
     transactions: Transactions
-    pointers: PointerIndex
+    holds: Holds
     rates: Rates
     named_readers: NamedReaders
     stopping: trio.Event
@@ -295,7 +295,7 @@ class Counting:
         reader = None if parks else CommittedReader(self.transactions)
         while True:
             # In this order, as for a poll: of what the view shows nothing stands behind the span.
-            mark = self.pointers.mark
+            mark = self.holds.mark
             view = view_for(self.transactions, None, read.transaction) if reader is None else await reader.view()
             alone = reader is not None and view is None
             look = Look(since, read.end_before, deadline_s if parks else None, EVERY_POINTER if alone else 0)
@@ -310,7 +310,9 @@ class Counting:
             if extent.held is not None:
                 if read.transaction is not None:
                     return span, extent, expired  # the snapshot never learns what becomes of the pointer
-                await wait_for_decision(self.transactions, self.pointers, extent.held, mark, deadline_s)
+                await self.holds.wait(name, extent.held, extent.held_until_ms, mark, deadline_s)
+                if self.stopping.is_set():
+                    return span, extent, expired
             elif parks and span.since >= span.until:
                 return span, extent, expired  # the topic had nothing for as long
             elif not parks:

@@ -127,6 +127,10 @@ class Page:
     pointers: Mapping[int, int] = field(default_factory=dict)
     held: Held | None = None
     """Set when ``end`` is ``held``."""
+    held_until_ms: int = field(default=0, init=False)
+    """When the message that holds the reader expires by a time to live of its own; 0: it has none.
+
+    Other instances do not get it."""
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
         """Each message's id (20 bytes) and payload."""

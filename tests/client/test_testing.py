@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unittest
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from plainsong.cli.command import Exit
 from plainsong.errors import OutcomeUnknown, Overloaded
 from plainsong.testing import DaemonFailed, DaemonNotInstalled, broker, command
 from plainsong.testing.plugin import plainsong_broker, plainsong_client
-from tests.daemon.harness import PLAINSONG
+from tests.daemon.harness import PLAINSONG, eventually
+from tests.patience import PATIENCE_S
 
 __all__ = ["plainsong_broker", "plainsong_client"]
 
@@ -56,6 +58,27 @@ def test_time_moves_forward_when_told_and_messages_expire(b, client):
     b.clock.advance(3600)
     client.publish("orders", b"new")
     assert payloads(client) == [b"new"]
+
+
+def test_a_held_reader_gets_what_comes_next_once_time_has_moved_past_the_expiry_of_what_held_it(b, client):
+    undecided = client.transactions.begin()
+    body = {"messages": ["undecided"], "transactionWritePointer": undecided.write_pointer, "ttlSeconds": 60}
+    url = f"{b.url}/v1/namespaces/{client.namespace}/topics/orders/publish"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    urllib.request.urlopen(request).close()
+    client.publish("orders", b"after")
+    with ThreadPoolExecutor(1) as threads:
+        polled = threads.submit(client.poll, "orders", isolation="committed", wait_ms=60_000)
+        eventually("the poll is held", lambda: held_polls(b) == 1)
+        b.clock.advance(61)
+        assert [message.payload for message in polled.result(PATIENCE_S)] == [b"after"]
+    client.transactions.abort(undecided)
+
+
+def held_polls(b) -> float:
+    with urllib.request.urlopen(b.url + "/metrics") as answer:
+        (line,) = [each for each in answer.read().decode().splitlines() if each.startswith("plainsong_held_polls ")]
+    return float(line.split()[1])
 
 
 def test_a_publish_whose_answer_is_unknown_has_happened_and_a_refused_one_has_not(b, client):

@@ -328,7 +328,7 @@ class Paging(Walk):
         elif self._read_to is not None:
             page.end, page.last_id = "more", self._read_to
         elif self.held_by is not None:
-            page.end, page.held = "held", self.held
+            page.end, page.held, page.held_until_ms = "held", self.held, self.held_until_ms
             page.last_id = before(self.held_at)
         elif self._last_id is None or self.passed:
             # Skipped messages will never be visible: the reader need not read them again.

@@ -61,6 +61,7 @@ class Step:
         "_row_batch",
         "answers",
         "dropped",
+        "frees_readers",
         "looks",
         "messages",
         "open_entry",
@@ -84,6 +85,8 @@ class Step:
         self.row_batches: list[tuple[bytes, RowBatch]] = []
         #: The topic was created, deleted or restored: everything cached before is stale.
         self.renewed = False
+        #: Readers that wait at an undecided message may pass now: the topic is another, or has fewer messages.
+        self.frees_readers = False
         #: Write pointers that this commit writes rows under, or about.
         self.pointers: set[int] = set()
         #: Ranges that it rolls back: pointer, first and last position (10 bytes each).

@@ -222,6 +222,7 @@ def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool =
     write_mark(state, step)
     step.write(put_one(Table.METADATA, metadata_key(state.name), metadata.encode()))
     step.renewed |= renewed
+    step.frees_readers = True
     return Description(metadata, state.time_ms)
 
 
@@ -306,6 +307,7 @@ def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
     del now
     if state.metadata is None or state.metadata.deleted_ms is not None or state.prefix != ask.prefix:
         return
+    step.frees_readers = True
     for done in ask.slices:
         state.usage.cleaned(done.first_ms, done.last_ms, done.messages, done.bytes, done.own_expiry_ms)
     forget_orphans(state, ask.orphans)

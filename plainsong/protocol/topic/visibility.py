@@ -62,6 +62,8 @@ class Delivery:
         #: The write pointer that holds the reader, and the bound before its first undecided message.
         self.held_by: int | None = None
         self.held_at = b""
+        #: When that message expires by a time to live of its own; 0: it has none.
+        self.held_until_ms = 0
         #: Messages counted from there on, which the reader would get next.
         self.hidden = 0
         #: Messages skipped because their own time to live is over.
@@ -102,9 +104,12 @@ class Delivery:
 
     # --- holding and delivering -----------------------------------------------------------------
 
-    def hold(self, pointer: int, bound: bytes) -> bool:
-        """Stop the reader before ``bound``. Returns False when no message behind it is to be counted."""
-        self.held_by, self.held_at = pointer, bound
+    def hold(self, pointer: int, bound: bytes, expires_ms: int = 0) -> bool:
+        """Stop the reader before ``bound``. Returns False when no message after it is to be counted.
+
+        ``expires_ms``: when the message there expires by a time to live of its own; 0: it has none.
+        """
+        self.held_by, self.held_at, self.held_until_ms = pointer, bound, expires_ms
         self.done = self._hidden_limit == 0
         return not self.done
 
@@ -286,8 +291,10 @@ class StoredDelivery(Delivery):
         """Deliver messages of the reference; the first of them may hold the reader."""
         assert self.reference is not None  # while payload rows are read
         held_at = self.reference.held_at
-        if items and held_at is not None and self.held_by is None and not self.hold(self.reference.pointer, held_at):
-            return False
+        if items and held_at is not None and self.held_by is None:
+            expires_ms = expiries[0] if expiries else 0
+            if not self.hold(self.reference.pointer, held_at, expires_ms):
+                return False
         return self._deliver(items, pointers if self.with_pointers else None, expiries)
 
 
@@ -434,7 +441,7 @@ class InlineDelivery(StoredDelivery):
                 continue
             verdict = self._verdict(row.pointer)
             if verdict is Verdict.HOLD and self.held_by is None:
-                if not self._deliver_found(found) or not self.hold(row.pointer or 0, message_id):
+                if not self._deliver_found(found) or not self.hold(row.pointer or 0, message_id, expires_ms):
                     return False
                 found = VisibleMessages()
             self.passed = verdict is Verdict.SKIP

@@ -12,6 +12,7 @@ import actors.replica
 import broker.cluster.owners
 from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
+from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 from tests.daemon.harness import PLAINSONG, clean_environ
@@ -86,6 +87,26 @@ async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_anot
             nursery.start_soon(poll)
             await until(lambda: nodes["b"].service.pointers.waiters == 1)
             await commit(nodes["b"], pointer)
+    assert polled == ["one"]
+
+
+async def test_a_poll_that_is_held_goes_with_its_topic_to_the_next_owner(nodes):
+    name = TopicName("ns", "t")
+    pointer = await begin(nodes["c"])
+    await publish_under(nodes["c"], "t", pointer, "one")
+    polled = []
+
+    async def poll():
+        answer = await nodes["a"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms=60000", json={})
+        polled.extend(message["payload"] for message in answer.json())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poll)
+        await until(lambda: nodes["b"].service.pointers.waiting(name))
+        nodes.move("ns:t", "c")
+        await until(lambda: nodes["c"].service.pointers.waiting(name))
+        assert not nodes["b"].service.pointers.waiting(name)
+        await commit(nodes["b"], pointer)
     assert polled == ["one"]
 
 
