@@ -28,6 +28,7 @@ from broker.config.values import (
     text,
     whole_seconds,
 )
+from plainsong.protocol.requests import MAX_TTL_S
 
 if TYPE_CHECKING:
     from broker.config.values import Bind
@@ -193,7 +194,7 @@ class TopicConfig:
         small="messages expire before slow consumers read them",
         large="the disk fills with messages that no consumer reads any more",
         low=1,
-        high=_CENTURY_S,
+        high=MAX_TTL_S,
     )
     max_message_bytes: int = size(
         8 * MIB,

@@ -99,6 +99,20 @@ def parse_properties(given: object, *, default_ttl_s: int = DEFAULT_TTL_S) -> To
     )
 
 
+def stored_properties(stored: object) -> TopicProperties:
+    """The properties in a metadata row.
+
+    Earlier versions wrote a time to live that they did not read, where ``topic.default_ttl_s`` was longer than any
+    topic may ask for: it counts as the longest.
+
+    Raises:
+      InvalidProperty: as ``parse_properties``.
+    """
+    if isinstance(stored, Mapping) and isinstance(ttl_s := stored.get("ttl"), int) and ttl_s > MAX_TTL_S:
+        stored = {**stored, "ttl": MAX_TTL_S}
+    return parse_properties(stored)
+
+
 def _number(values: Mapping[str, object], key: str, default: T, low: int, high: int) -> int | T:
     value = values.get(key)
     if value is None and key not in values:

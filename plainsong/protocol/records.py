@@ -24,7 +24,7 @@ import msgpack
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, POSITION_BYTES, SEQUENCES_PER_MS, checked_id, pack_position
 from plainsong.protocol.keys import DamagedRow
-from plainsong.protocol.properties import Deduplication, TopicProperties, parse_properties
+from plainsong.protocol.properties import Deduplication, TopicProperties, parse_properties, stored_properties
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -122,7 +122,7 @@ class Metadata:
             deleted = "d" in record
             return cls(
                 generation=checked_number(-record["g"] if deleted else record["g"], 1, _MAX_GENERATION),
-                properties=parse_properties(record["p"]),
+                properties=stored_properties(record["p"]),
                 created_ms=checked_number(record["c"]),
                 updated_ms=checked_number(record["u"]),
                 deleted_ms=checked_number(record["d"]) if deleted else None,
