@@ -14,6 +14,8 @@ from broker.api import topic_stats
 from plainsong.protocol.ids import after
 from plainsong.protocol.tephra.state import encode_transaction
 from plainsong.protocol.transactions.transaction import Transaction
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
 
 MANY = "/v1/namespaces/ns/poll"
 
@@ -102,6 +104,33 @@ async def test_each_message_is_shown_with_the_state_of_its_transaction():
         assert {each["expiresMs"] - each["publishTimeMs"] for each in shown} == {604_800_000}
         as_strings = (await harness.look(longs="string")).json()
         assert as_strings[1]["writePointer"] == str(pointers["done"])
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_what_was_stored_in_a_topic_is_never_half_published_in_the_next_one_of_its_name(restart):
+    store = FaultyStore(MemoryStore())
+    async with in_process(store=store) as daemon:
+        transacting = Transacting(daemon)
+        await daemon.create()
+        begun = await transacting.begin()
+        await transacting.post("store", "first half", pointer=begun["writePointer"])
+        await daemon.call("DELETE", f"{TOPICS}/t")
+        await daemon.create()
+        if not restart:
+            await _refused(daemon, begun)
+    if restart:
+        async with in_process(store=store) as daemon:
+            await _refused(daemon, begun)
+
+
+async def _refused(daemon, begun):
+    for verb, messages in (("publish", []), ("publish", ["second half"]), ("store", ["second half"])):
+        body = {"transactionWritePointer": begun["writePointer"], "messages": messages}
+        await daemon.call("POST", f"{TOPICS}/t/{verb}", json=body, status=409, code="generation_changed")
+    await daemon.call("POST", f"/v1/transactions/{begun['id']}/abort")
+    assert await daemon.poll(isolation="committed") == []
+    await daemon.publish("plain")
+    assert len(await daemon.poll(isolation="committed")) == 1
 
 
 async def test_looking_page_by_page_goes_through_stored_messages():

@@ -22,6 +22,7 @@ from plainsong.errors import (
 )
 from plainsong.protocol.errors import (
     AlreadyPublished,
+    GenerationChanged,
     InvalidParameter,
     MessageTooLarge,
     NoMessages,
@@ -231,6 +232,15 @@ def test_more_than_fits_is_stored_and_appears_at_once(client: Client, topic: str
     assert committed(client, topic) == [b"%d" % n for n in range(4_000)]
     (receipt,) = tx.receipts[topic]
     assert (receipt.count, receipt.first_id, receipt.last_id) == (4_000, None, None)
+
+
+def test_a_transaction_is_undone_whose_topic_is_created_again_after_a_part_was_stored(client: Client, topic: str):
+    with pytest.raises(GenerationChanged), client.transaction(buffer_messages=10) as tx:
+        for number in range(25):
+            tx.publish(topic, b"%d" % number)
+        client.delete_topic(topic)
+        client.create_topic(topic)
+    assert client.poll(topic, isolation="committed").messages == []
 
 
 def test_what_was_stored_never_shows_after_an_abort(client: Client, topic: str):

@@ -41,7 +41,7 @@ HOUR_MS = 3_600_000
 LIFETIME_MS = 25 * HOUR_MS
 LIMITS = TopicLimits(checkpoint_rows=5, max_pending=4, max_segments=2, max_lifetime_ms=LIFETIME_MS)
 FOR_EVER = TopicProperties(ttl_s=10**9)
-REFUSALS = (errors.RolledBack, errors.TransactionNotInProgress, errors.TransactionExpired)
+REFUSALS = (errors.RolledBack, errors.GenerationChanged, errors.TransactionNotInProgress, errors.TransactionExpired)
 #: Which of the last pointers, the newest first.
 PICKS = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3])
 SEGMENTS = st.sampled_from([None, None, "a", "b", "c"])
@@ -330,9 +330,12 @@ class PointerMachine(RuleBasedStateMachine):
         if self.alive:
             self.ask(Create(FOR_EVER), errors.TopicExists)
         else:
+            pending = self.core.state.pending.values()
+            carried = [each.pointer for each in pending if not each.decided and each.pointer not in self.decided]
             self.ask(Create(FOR_EVER))
             self.generation, self.alive = self.generation + 1, True
-            self.messages, self.pointers, self.ranges = [], {}, []
+            self.messages, self.ranges = [], []
+            self.pointers = {number: Pointer(rolled_back=True) for number in carried}
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def delete(self, really):

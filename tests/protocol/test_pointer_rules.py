@@ -13,7 +13,7 @@ from plainsong.protocol.keys import pointer_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
-from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.requests import PublishRequest, PublishResponse
 from plainsong.protocol.rows import MessageRow, Stored, decode_row, encode_row
 from plainsong.protocol.topic.asks import (
     Cleaned,
@@ -257,14 +257,34 @@ def test_the_service_rolls_back_in_a_deleted_topic_and_a_client_does_not():
     assert topic.view().rolled_back
 
 
-def test_a_re_created_topic_knows_nothing_of_the_pointers_before():
+@pytest.mark.parametrize("wrote", ["publish", "keep"])
+def test_a_transaction_that_wrote_into_an_earlier_generation_writes_no_more_into_the_topic(wrote):
     topic = Topic()
-    topic.publish(P, b"x")
+    getattr(topic, wrote)(P, b"x")
     topic.ask(Remove())
     topic.ask(Create(TopicProperties()))
-    assert topic.step.dropped == [P]
     assert topic.step.operations[-1] == Delete(Table.METADATA, [pointer_key(NAME, 1, P)])
-    assert topic.ask(ListPointers()) == []
+    nothing, more = PublishRequest([], write_pointer=P), PublishRequest([b"y"], write_pointer=P)
+    for ask in (PublishUnder(nothing, 0), PublishUnder(more, 0), StoreUnder(more, 0)):
+        topic.refuses(errors.GenerationChanged, topic.ask(ask), "created again")
+        assert not topic.step.operations
+    assert isinstance(topic.ask(PublishUnder(PublishRequest([b"z"], write_pointer=Q), 0)), PublishResponse)
+    (view,) = [view for view in topic.ask(ListPointers()) if view.pointer == P]
+    assert (view.messages, view.stored, view.hidden) == (0, 0, 0)
+    topic.ask(ListPointers(), decided=(P,))
+    topic.plain(b"z")
+    assert Delete(Table.METADATA, [pointer_key(NAME, 2, P)]) in topic.step.operations
+    assert topic.step.dropped == [P]
+
+
+def test_a_generation_that_an_open_transaction_wrote_into_is_kept_until_that_is_decided():
+    topic = Topic()
+    topic.standings[P] = "in_progress"
+    topic.keep(P, b"x")
+    topic.ask(Remove())
+    assert topic.ask(PlanCleaning(0)).purge is None
+    topic.standings[P] = "aborted"
+    assert topic.ask(PlanCleaning(0)).purge == (1, 1)
 
 
 def test_a_decided_pointer_is_forgotten_with_the_next_commit():

@@ -113,6 +113,28 @@ def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
     return pointer_removals(state, step)
 
 
+def carry_pointers(state: TopicState, step: Step, generation: int, created_ms: int) -> list[Delete]:
+    """Replace the pointers of a generation that is gone by entries in the next one, under which nothing is written.
+
+    Otherwise a transaction whose first messages are gone could publish the rest of them in the next generation, and
+    commit half of what it wrote. Returns the operations that remove the rows of the old generation; the new rows are
+    written by this step, and must stand before the metadata row.
+    """
+    undecided = [each for each in state.pending.values() if each.pointer > 0 and not each.decided]
+    removals = forget_all_pointers(state, step)
+    rows = []
+    for each in undecided:
+        since_ms = min(each.since_ms, created_ms - 1)  # by which ``admit_pointer`` recognizes it
+        carried = state.pending[each.pointer] = Pending(each.pointer, since_ms, each.used_ms, rolled_back=True)
+        rows.append((pointer_suffix(each.pointer), carried.encode()))
+        step.pointers.add(each.pointer)
+    if rows:
+        rows.sort()
+        prefix = system_key(POINTER, state.name, generation)
+        step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
+    return removals
+
+
 # --- producers -------------------------------------------------------------------------------------
 
 

@@ -312,7 +312,8 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
 
     Raises:
       TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
-      TransactionNotInProgress, DamagedRow: nothing happened.
+      TransactionNotInProgress, DamagedRow, GenerationChanged (an earlier one has messages of the pointer): nothing
+      happened.
     """
     if pointer is None:
         raise TransactionRequired("there is no write pointer")
@@ -326,6 +327,11 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
             hint=f"a transaction may live for {state.limits.max_lifetime_ms // 1000} s (transactions.max_lifetime_s)",
         )
     if pending is not None and pending.rolled_back:
+        if pending.since_ms < metadata.created_ms:
+            raise GenerationChanged(
+                f"topic {state.name} was created again since messages were written under write pointer {pointer}",
+                hint="abort the transaction: those messages are gone; then begin a new one",
+            )
         raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
     standing = standing_to_write(state, pointer)
     if standing not in ("in_progress", "unknown"):

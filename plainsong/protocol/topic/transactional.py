@@ -375,6 +375,11 @@ def apply_known_decisions(state: TopicState) -> None:
             _forget_decided(state, pending)
 
 
+def has_open_pointers(state: TopicState) -> bool:
+    """True if the topic has messages of a transaction in progress, which may still write more."""
+    return any(each > 0 and _standing(state, each) == "in_progress" for each in state.pending)
+
+
 def _standing(state: TopicState, pointer: int) -> Standing:
     """The authority's word; while it is unavailable, pointers count as in progress, and nothing waits."""
     try:

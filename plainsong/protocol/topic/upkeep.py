@@ -29,10 +29,10 @@ from plainsong.protocol.records import MAX_SET_ASIDE, Metadata, SetAside
 from plainsong.protocol.topic.asks import CleaningPlan, Description, Slice, Span, TopicChange, TopicStats
 from plainsong.protocol.topic.chain import SET_ASIDE
 from plainsong.protocol.topic.chain_rules import add_entry, begin_chain, chain_prefix, end_chain, say_restored
-from plainsong.protocol.topic.checkpoint import forget_all_pointers, write_mark, write_pointers
+from plainsong.protocol.topic.checkpoint import carry_pointers, forget_all_pointers, write_mark, write_pointers
 from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers, renew_producers
 from plainsong.protocol.topic.readers import drop_expired_readers
-from plainsong.protocol.topic.transactional import forget_orphans, plan_pointers
+from plainsong.protocol.topic.transactional import forget_orphans, has_open_pointers, plan_pointers
 from plainsong.protocol.topic.usage import Usage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
     if ask.dry_run:
         return Description(Metadata(generation, ask.properties, state.time_ms, state.time_ms), state.time_ms)
     step.flush()
-    removals = [] if old is None else forget_all_pointers(state, step)
+    removals = [] if old is None else carry_pointers(state, step, generation, state.time_ms)
     state.usage = Usage()
     state.appended = 0
     state.readers.clear()
@@ -274,6 +274,9 @@ def _expired_entries(state: TopicState, metadata: Metadata) -> tuple[bytes, byte
 def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPlan:
     metadata = state.living_or_last()
     if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
+        return CleaningPlan(purge=older_generations(metadata.generation))
+    if not metadata.partly_cleaned and has_open_pointers(state):
+        # Created again it has to refuse them: see ``carry_pointers``.
         return CleaningPlan(purge=older_generations(metadata.generation))
     if not metadata.partly_cleaned:
         state.producers.clear()
